@@ -130,6 +130,39 @@ def test_image_without_a_header_is_made_anew(engine: RbdProvisioning, guest: Any
     assert engine.image_bytes(A) == SIZE
 
 
+@pytest.mark.parametrize("is_deleted_again", [True, False])
+def test_name_whose_image_was_being_removed_is_made_anew(
+    engine: RbdProvisioning, guest: Any, *, is_deleted_again: bool
+) -> None:
+    """librbd removes the object of the name before its entry in the directory, and was killed in between."""
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    guest.remove_object(f"rbd_id.{A}")
+    assert A in rbd.RBD().list(guest)
+    if is_deleted_again:
+        engine.delete(A)
+        assert A not in rbd.RBD().list(guest)
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+    assert A in rbd.RBD().list(guest)
+    engine.delete(A)
+    assert A not in rbd.RBD().list(guest)
+
+
+def test_clone_takes_the_name_of_an_image_that_was_being_removed(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    import rbd
+
+    source = _source(engine)
+    rbd.RBD().create(guest, A, SIZE)
+    guest.remove_object(f"rbd_id.{A}")
+    engine.copies.clone(A, source, source_bytes=SIZE, size_bytes=SIZE)
+    assert engine.image_bytes(A) == SIZE
+    assert A in rbd.RBD().list(guest)
+
+
 def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
     engine.create(A, SIZE)
     engine.grow(A, 2 * SIZE)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageBeingMade, ImageMissing, SnapshotMissing
-from crust.blockdriver.engines.rbd import image_use, omap
+from crust.blockdriver.engines.rbd import directory, image_use, omap
 from crust.blockdriver.engines.rbd.images import VolumeImages, features, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.snapshots import RbdSnapshots
@@ -129,6 +129,7 @@ class RbdCopies:
             raise CloneDepthReached(volume_id, depth - 1)
         if self.place.has_image(ioctx, volume_id):
             self.images.clear_begun(ioctx, volume_id)
+        directory.forget_removed(ioctx, volume_id)
         if depth > SOFT_DEPTH:
             self._put_flatten(ioctx, volume_id)
         try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ImageBeingMade, ImageMissing
-from crust.blockdriver.engines.rbd import image_use
+from crust.blockdriver.engines.rbd import directory, image_use
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding, claim_object, failures
 from crust.ceph.binding import Image, Ioctx
@@ -59,6 +59,7 @@ class VolumeImages:
                 return
             if self.place.has_image(ioctx, volume_id):
                 self.clear_begun(ioctx, volume_id, size_bytes)
+            directory.forget_removed(ioctx, volume_id)
             with ignoring(errno.EEXIST):  # of a begun one that was completed
                 self.place.images.create(
                     ioctx, volume_id, size_bytes, old_format=False, features=features()
@@ -137,6 +138,7 @@ class VolumeImages:
         """Move the image to the trash; or aside, as long as it has snapshots. Raises `StillAttached`."""
         with self.place.ioctx(f"cannot delete the image of {volume_id}") as ioctx:
             if not self.place.has_image(ioctx, volume_id):
+                directory.forget_removed(ioctx, volume_id)
                 return
             try:
                 image_use.check_unused(self.place, ioctx, volume_id)
