@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,8 @@ import click
 import grpc
 import pytest
 
-from crust.conformance import capabilities, cases, catalogue, connection, report_files, selection
+from crust.conformance import capabilities, catalogue, connection, report_files, selection
+from crust.conformance.case import of
 from crust.conformance.host_view import HostView, LinuxHost
 from crust.conformance.options import Options
 from crust.conformance.plugin import Driver, Plugin
@@ -76,9 +77,11 @@ def run(options: Options, host: HostView | None = None, *, quiet: bool = False) 
             click.echo(f"the driver at {options.where} does not answer: {error}", err=True)
             return Outcome(_NO_DRIVER)
         plugin = Plugin(driver, host or LinuxHost(), numbers, report.result, report.remark)
-        _forget_cases()
+        files = _forgotten(numbers) or [
+            str(CASES)
+        ]  # without any, pytest would look in this directory
         with _no_settings_of_others():
-            ended = pytest.main(_ARGUMENTS, plugins=[plugin])
+            ended = pytest.main([*files, *_ARGUMENTS], plugins=[plugin])
     report.summary(plugin.results, strict=options.strict)
     failing = _FAILING_STRICT if options.strict else _FAILING
     code = _exit_code(int(ended), plugin, failing)
@@ -97,11 +100,10 @@ def _exit_code(ended: int, plugin: Plugin, failing: frozenset[CaseOutcome]) -> i
     return int(bool(plugin.results.numbers(*failing)))
 
 
-def _forget_cases() -> None:
-    """The catalogue imports the cases as they are; pytest explains only assertions of what it imports itself."""
-    prefix = f"{cases.__name__}."
-    for name in [each for each in sys.modules if each.startswith(prefix)]:
-        del sys.modules[name]
+def _forgotten(numbers: Collection[str]) -> list[str]:
+    """The files of these cases, for pytest to import again: it explains only assertions of what it imports itself."""
+    names = {each.__module__ for each in catalogue.case_functions() if of(each).number in numbers}
+    return sorted(str(sys.modules.pop(name).__file__) for name in names)
 
 
 @contextmanager
@@ -115,7 +117,6 @@ def _no_settings_of_others() -> Iterator[None]:
 
 
 _ARGUMENTS = [
-    str(CASES),
     f"--rootdir={CASES}",
     f"--config-file={os.devnull}",
     f"--override-ini=python_files={FILES}",
@@ -125,4 +126,7 @@ _ARGUMENTS = [
     "--capture=no",
     "-pno:cacheprovider",
     "-pno:terminal",
+    # they would warn, on a terminal that is not there, and look through all objects for it
+    "-pno:unraisableexception",
+    "-pno:threadexception",
 ]
