@@ -17,6 +17,7 @@ from crust.operations import KeyedOperations, OperationInProgress, OperationOver
 from crust.rpc.health import Health
 
 CHECK_S = 5.0
+"""Between two checks of a part, in seconds."""
 _SHOWN = 3
 
 _log = logging.getLogger(__name__)
