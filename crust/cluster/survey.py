@@ -28,6 +28,7 @@ from crust.wire.csi.v1 import csi_pb2
 
 PAGE = 500
 AT_ONCE = 32
+POOLS_AT_ONCE = 16
 SURVEY_EVERY_S = 1.0
 COLLECT_EVERY_S = 3600.0
 _RECORDS = 1000
@@ -44,6 +45,7 @@ class Survey:
         self._router = router
         self._names = names
         self._running = running
+        self._places = asyncio.Semaphore(POOLS_AT_ONCE)
         self._collect_at_s: dict[str, float] = {}
 
     async def keep(self) -> None:
@@ -52,8 +54,9 @@ class Survey:
         while True:
             if time.monotonic() >= settles_s and self._router.connected():
                 await self._names.settle()
-            for pool_id in self._served():
-                await self._tried(self._survey(pool_id), "a pool cannot be surveyed")
+            async with asyncio.TaskGroup() as surveys:
+                for pool_id in self._served():
+                    surveys.create_task(self._surveyed(pool_id))
             await self._tried(self._collect(), "old records cannot be looked for")
             await asyncio.sleep(SURVEY_EVERY_S)
 
@@ -68,6 +71,10 @@ class Survey:
 
         # one operation per name: a creation records the name before it is sent, and that record must stay
         await self._running.run(key, "collection", b"", work)
+
+    async def _surveyed(self, pool_id: str) -> None:
+        async with self._places:  # a node that hangs must not delay the others' surveys
+            await self._tried(self._survey(pool_id), "a pool cannot be surveyed")
 
     def _served(self) -> list[str]:
         return [each.pool_id for each in self._router.connected() if each.is_ready]

@@ -183,3 +183,14 @@ async def _delete(sidecar: Sidecar, group: csi_pb2.VolumeGroupSnapshot) -> None:
         snapshot_ids=[each.snapshot_id for each in group.snapshots],
     )
     await sidecar.groups.DeleteVolumeGroupSnapshot(request)
+
+
+async def test_node_that_hangs_does_not_keep_the_others_from_being_surveyed(
+    cluster: SimulatedCluster,
+) -> None:
+    cluster.pools["n1"].list_gate.clear()
+    async with leading(cluster.store.controller("c")):
+        others = {f"surveyed-{cluster.pools[each].pool_id()}" for each in ("n2", "n3")}
+        await eventually(lambda: others <= set(cluster.store.kept.placements))
+        cluster.pools["n1"].list_gate.set()
+        await cluster.surveyed()
