@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from crust import volumes
 from crust.ceph import caps, claim_object, fencing
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
 from tests.support import capabilities
 from tests.support.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
@@ -194,6 +196,42 @@ async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_
             """It is given back when the proxy is there, which has the key."""
     async with image_node("node-b", storage) as other:
         assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.spec("H-55", "H-56")
+@pytest.mark.parametrize("stopped", ["osd", "mon"])
+async def test_cluster_that_stops_answering_stops_neither_the_runtime_nor_another_hypervisor(
+    node: ImageNode, storage: Storage, stopped: str
+) -> None:
+    """A hot-plug and an expansion fail in time, and succeed afterwards; meanwhile runtime and QEMU answer."""
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    async with image_node("node-b", storage) as other:
+        there = await other.publish()
+        await other.runtime.run(_nothing("two"))
+        storage.grow(2 * SIZE)
+        with storage.ceph.daemons[stopped].frozen():
+            plugging = asyncio.create_task(other.run("two", there, "true"))
+            growing = asyncio.create_task(node.node.co.expand(IMAGE, target, 2 * SIZE))
+            while not (plugging.done() and growing.done()):
+                for each, sandbox in ((node, "one"), (other, "two")):
+                    async with asyncio.timeout(30):
+                        await each.runtime.run(_nothing(sandbox))
+                await node.node.co.stats(IMAGE, target)
+            failed = await asyncio.gather(plugging, growing, return_exceptions=True)
+        assert isinstance(failed[0], RuntimeRefused), failed
+        assert isinstance(failed[1], grpc.aio.AioRpcError), failed
+        # or it goes on, and the retry joins it
+        assert failed[1].code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED}
+    await node.node.co.expand(IMAGE, target, 2 * SIZE)
+    assert await node.output("one", target, "cat /data/f") == "kept"
+    assert storage.size() == 2 * SIZE
+
+
+def _nothing(sandbox: str) -> messages.Run:
+    """A command that needs no volume; its answer goes through QEMU's main loop."""
+    return messages.Run(sandbox=sandbox, argv=("true",), keep=True)
 
 
 async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> None:

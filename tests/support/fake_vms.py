@@ -18,7 +18,7 @@ from crust.handoff.claims import State
 from crust.handoff.record import Record
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
-from examples.kata.vm import disks, faults, values, vm_directory
+from examples.kata.vm import block_nodes, faults, values, vm_directory
 from tests.support.fake_driver import Gate
 
 USAGE = values.Usage(
@@ -396,11 +396,11 @@ class FakeVm:
     async def plugged(self) -> Sequence[str]:
         return sorted(self.body.plugged)
 
-    async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
+    async def attach(self, serial: str, source: Path, *, read_only: bool) -> block_nodes.Disk:
         await self._control("attach")
         assert len(self.body.nodes.get(serial, [])) == 2, "plugged without claim lock and device"
         self.body.plugged.add(serial)
-        return disks.Disk(serial, source, 64 * MIB, read_only, direct_io=True)
+        return block_nodes.Disk(serial, source, 64 * MIB, read_only, direct_io=True)
 
     async def attach_image(
         self,
@@ -410,14 +410,14 @@ class FakeVm:
         record: Callable[[], Awaitable[None]],
         *,
         read_only: bool,
-    ) -> disks.Disk:
+    ) -> block_nodes.Disk:
         await self._control("attach")
         assert self.body.nodes.get(serial), "plugged without claim lock"
         assert self.world.images.get(str(image)) == self.identity.uuid, "opened without its claim"
         if serial not in self.body.plugged:
             await record()
         self.body.plugged.add(serial)
-        return disks.Disk(serial, Path(str(image)), 64 * MIB, read_only, direct_io=True)
+        return block_nodes.Disk(serial, Path(str(image)), 64 * MIB, read_only, direct_io=True)
 
     async def has_open(self, serial: str) -> bool:
         return serial in self.body.plugged

@@ -13,7 +13,7 @@ from crust import volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, Resolved
 from examples.kata.runtime.taken_images import Taken
-from examples.kata.vm import disks, values, vm_directory
+from examples.kata.vm import block_nodes, values, vm_directory
 
 
 class Container(Protocol):
@@ -120,7 +120,7 @@ class Vm(Protocol):
     async def plugged(self) -> Sequence[str]:
         """The disks that it has."""
 
-    async def attach(self, serial: str, source: Path, *, read_only: bool) -> disks.Disk:
+    async def attach(self, serial: str, source: Path, *, read_only: bool) -> block_nodes.Disk:
         """Plug a disk; the same again succeeds."""
 
     async def attach_image(
@@ -131,7 +131,7 @@ class Vm(Protocol):
         record: Callable[[], Awaitable[None]],
         *,
         read_only: bool,
-    ) -> disks.Disk:
+    ) -> block_nodes.Disk:
         """Plug an image, and call `record` before the guest has it; the same again succeeds."""
 
     async def has_open(self, serial: str) -> bool:

@@ -27,7 +27,7 @@ from crust.handoff.record import Record
 from crust.runtime_handler import of_publish
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
-from examples.kata.vm import disks, faults, values
+from examples.kata.vm import block_nodes, faults, values
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.
     _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
 
 
-async def _attach(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> disks.Disk:
+async def _attach(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff) -> block_nodes.Disk:
     record, serial = volume.record, volume.serial
     if record.image is None:
         return await vm.attach(serial, Path(record.device), read_only=record.readonly)

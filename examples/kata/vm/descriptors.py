@@ -14,7 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Sequence
 
-from examples.kata.vm import qmp
+from examples.kata.vm import block_nodes, qmp
 
 _PREFIX = "hold."
 
@@ -43,7 +43,7 @@ class HeldDescriptors:
     async def release(self, name: str) -> None:
         """Close what QEMU holds under `name`; absent is success. Raises QemuCommandFailed, QmpDisconnected."""
         prefix = f"{_PREFIX}{name}."
-        for node in await self._nodes():
+        for node in await block_nodes.names(self._control):
             if node.startswith(prefix):
                 await self._control.execute("blockdev-del", {"node-name": node})
         command = "query-fdsets"
@@ -54,7 +54,9 @@ class HeldDescriptors:
 
     async def held(self) -> dict[str, int]:
         """The number of descriptors that QEMU holds, by name. Raises QemuCommandFailed, QmpDisconnected."""
-        nodes = (node for node in await self._nodes() if node.startswith(_PREFIX))
+        nodes = (
+            node for node in await block_nodes.names(self._control) if node.startswith(_PREFIX)
+        )
         return Counter(node.removeprefix(_PREFIX).rpartition(".")[0] for node in nodes)
 
     async def holder(self) -> int:
@@ -77,8 +79,3 @@ class HeldDescriptors:
             "locking": "off",
         }
         await self._control.execute("blockdev-add", arguments)
-
-    async def _nodes(self) -> list[str]:
-        command = "query-named-block-nodes"
-        rows = qmp.rows(await self._control.execute(command, {"flat": True}), command)
-        return [str(row.get("node-name")) for row in rows]

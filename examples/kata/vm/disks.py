@@ -14,30 +14,18 @@ import os
 import re
 import stat
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from crust import errors, volumes
-from examples.kata.vm import faults, images, qmp
+from examples.kata.vm import block_nodes, faults, images, qmp
+from examples.kata.vm.block_nodes import Disk
 
 _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}\Z")
 _DEVICE = re.compile(r"disk(?P<slot>\d+)\.(?P<serial>.+)\Z")
 # THROTTLE_VALUE_MAX: QEMU refuses larger values, and no disk is as fast.
 _NO_THROTTLE = 10**15
 _LOCKED = ("Failed to get", "lock")
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """A disk as QEMU has it."""
-
-    serial: str
-    source: Path
-    size_bytes: int
-    read_only: bool
-    direct_io: bool
-    driver: str = "host_device"
-    """QEMU's name of what opens it."""
 
 
 class Disks:
@@ -47,6 +35,8 @@ class Disks:
         self._control = control
         self._slots = slots
         self._emulated = emulated
+        self._nodes = block_nodes.DiskNodes(control)
+        self._limits: dict[str, volumes.IoLimits] = {}
         self._lock = asyncio.Lock()
 
     async def attach(self, serial: str, source: Path, *, read_only: bool) -> Disk:
@@ -59,7 +49,7 @@ class Disks:
         driver = await asyncio.to_thread(_driver, source)
         async with self._lock:
             plugged = await self._plugged()
-            disk = await self._node(serial)
+            disk = await self._nodes.find(serial)
             if disk is not None:
                 _check_same(disk, source, read_only=read_only)
             if serial in plugged and disk is not None:
@@ -89,7 +79,7 @@ class Disks:
         async with self._lock:
             await self._forget_key(serial)
             plugged = await self._plugged()
-            disk = await self._node(serial)
+            disk = await self._nodes.find(serial)
             if serial in plugged and disk is not None:
                 return disk
             slot = self._free_slot(plugged)
@@ -112,11 +102,11 @@ class Disks:
         await asyncio.to_thread(opened.write_conf)
         await self._control.execute("object-add", opened.secret(secret))
         try:
-            arguments = opened.node(_node_name(serial), secret, read_only=read_only)
+            arguments = opened.node(block_nodes.name_of(serial), secret, read_only=read_only)
             await self._control.execute("blockdev-add", arguments)
         finally:
             await self._control.execute("object-del", {"id": secret})
-        disk = await self._node(serial)
+        disk = await self._nodes.find(serial)
         if disk is None:
             raise faults.QemuCommandFailed("blockdev-add", "the node is not there")
         return disk
@@ -127,7 +117,7 @@ class Disks:
             await self._control.execute("object-del", {"id": _secret_name(serial)})
 
     async def _close(self, serial: str) -> None:
-        await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+        await self._control.execute("blockdev-del", {"node-name": block_nodes.name_of(serial)})
 
     async def detach(self, serial: str, timeout_s: float) -> None:
         """Unplug a disk and close its source; absent is success. The guest must have unmounted it.
@@ -140,8 +130,11 @@ class Disks:
                 f"disk{slot}.{serial}", timeout_s
             ):
                 raise faults.UnplugTimedOut(serial, timeout_s)
-            if await self._node(serial) is not None:
-                await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+            self._limits.pop(serial, None)
+            if await self._nodes.has(serial):
+                await self._control.execute(
+                    "blockdev-del", {"node-name": block_nodes.name_of(serial)}
+                )
 
     async def resize(self, serial: str, at_least_bytes: int) -> int:
         """Show the guest the current size of the device or file behind a disk; returns the size.
@@ -156,10 +149,13 @@ class Disks:
         length = at_least_bytes
         if disk.driver != images.DRIVER:
             length = await asyncio.to_thread(_length, disk.source)
+        else:  # its controller may have grown it meanwhile; and its cluster has just told the size
+            disk = await self._nodes.ask(serial) or disk
         if length < max(at_least_bytes, disk.size_bytes):
             raise faults.DiskNotGrown(disk.source, length, at_least_bytes)
-        arguments = {"node-name": _node_name(serial), "size": length}
+        arguments = {"node-name": block_nodes.name_of(serial), "size": length}
         await self._control.execute("block_resize", arguments)
+        self._nodes.changed(replace(disk, size_bytes=length))
         return length
 
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:
@@ -175,9 +171,17 @@ class Disks:
             # the virtio device below the PCI device is the one that has the drive
             device = f"/machine/peripheral/disk{slot}.{serial}/virtio-backend"
             await self._control.execute("block_set_io_throttle", _throttle(device, limits))
+            self._limits[serial] = limits
 
     async def limits(self, serial: str) -> volumes.IoLimits:
-        """The I/O limits of a plugged disk. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected."""
+        """The I/O limits of a plugged disk. Raises DiskNotAttached, QemuCommandFailed, QmpDisconnected.
+
+        QEMU is asked for those that an earlier process has set.
+        """
+        if serial not in await self._plugged():
+            raise faults.DiskNotAttached(serial)
+        if serial in self._limits:
+            return self._limits[serial]
         command = "query-block"
         for row in qmp.rows(await self._control.execute(command), command):
             if f".{serial}/" in str(row.get("qdev")):
@@ -186,14 +190,14 @@ class Disks:
 
     async def disk(self, serial: str) -> Disk:
         """One plugged disk. Raises DiskNotAttached."""
-        found = await self._node(serial)
+        found = await self._nodes.find(serial)
         if found is None or serial not in await self._plugged():
             raise faults.DiskNotAttached(serial)
         return found
 
     async def has_open(self, serial: str) -> bool:
         """Whether QEMU has the disk's source open, whether or not it is plugged."""
-        return await self._node(serial) is not None
+        return await self._nodes.has(serial)
 
     async def serials(self) -> tuple[str, ...]:
         """All plugged disks."""
@@ -205,14 +209,6 @@ class Disks:
         names = (str(row.get("name")) for row in qmp.rows(answer, command))
         found = (match for match in map(_DEVICE.match, names) if match)
         return {match["serial"]: int(match["slot"]) for match in found}
-
-    async def _node(self, serial: str) -> Disk | None:
-        command = "query-named-block-nodes"
-        nodes = qmp.rows(await self._control.execute(command, {"flat": True}), command)
-        for node in nodes:
-            if node.get("node-name") == _node_name(serial):
-                return _disk(serial, node, command)
-        return None
 
     def _free_slot(self, plugged: dict[str, int]) -> int:
         free = sorted(set(range(self._slots)) - set(plugged.values()))
@@ -227,7 +223,7 @@ class Disks:
         except faults.QemuCommandFailed as err:
             _check_unlocked(source, err)
             await self._add_node(serial, source, driver, read_only=read_only, direct=False)
-        disk = await self._node(serial)
+        disk = await self._nodes.find(serial)
         if disk is None:
             raise faults.QemuCommandFailed("blockdev-add", "the node is not there")
         return disk
@@ -237,7 +233,7 @@ class Disks:
     ) -> None:
         arguments = {
             "driver": driver,
-            "node-name": _node_name(serial),
+            "node-name": block_nodes.name_of(serial),
             "filename": str(source),
             "read-only": read_only,
             "discard": "unmap",
@@ -259,7 +255,7 @@ class Disks:
             "driver": "virtio-blk-pci",
             "id": f"disk{slot}.{serial}",
             "bus": f"slot{slot}",
-            "drive": _node_name(serial),
+            "drive": block_nodes.name_of(serial),
             "serial": serial,
             "rerror": "report",
             "werror": "report",
@@ -270,7 +266,7 @@ class Disks:
         try:
             await self._control.execute("device_add", arguments)
         except faults.QemuCommandFailed as err:
-            await self._control.execute("blockdev-del", {"node-name": _node_name(serial)})
+            await self._control.execute("blockdev-del", {"node-name": block_nodes.name_of(serial)})
             # QEMU takes the image lock for writing only when a device opens the node for writing.
             _check_unlocked(source, err)
             raise
@@ -295,26 +291,6 @@ def _limits(inserted: dict[str, object]) -> volumes.IoLimits:
 
 def _secret_name(serial: str) -> str:
     return f"key.{serial}"
-
-
-def _node_name(serial: str) -> str:
-    return f"node.{serial}"
-
-
-def _disk(serial: str, node: dict[str, object], command: str) -> Disk:
-    image = qmp.mapping(node.get("image"), command)
-    cache = qmp.mapping(node.get("cache"), command)
-    size = image.get("virtual-size")
-    if not isinstance(size, int):
-        raise faults.QemuCommandFailed(command, "a node has no size")
-    return Disk(
-        serial=serial,
-        source=Path(str(node.get("file"))),
-        size_bytes=size,
-        read_only=node.get("ro") is True,
-        direct_io=cache.get("direct") is True,
-        driver=str(node.get("drv")),
-    )
 
 
 def _check_same(disk: Disk, source: Path, *, read_only: bool) -> None:

@@ -24,6 +24,7 @@ from typing import TypeVar
 from crust import errors, volumes
 from examples.kata.vm import (
     agent,
+    block_nodes,
     console,
     descriptors,
     disks,
@@ -80,7 +81,9 @@ class Machine:
         """Whether QEMU has not ended."""
         return self._process.runs()
 
-    async def attach(self, serial: str, source: Path, *, read_only: bool = False) -> disks.Disk:
+    async def attach(
+        self, serial: str, source: Path, *, read_only: bool = False
+    ) -> block_nodes.Disk:
         """Plug a block device or a regular file as the disk `serial` (1 to 20 letters, digits, _, -); idempotent.
 
         Raises InvalidSerial, NotADisk, SerialInUse, DiskInUse, NoFreeSlot, QemuCommandFailed, QmpDisconnected.
@@ -95,7 +98,7 @@ class Machine:
         record: Callable[[], Awaitable[None]],
         *,
         read_only: bool,
-    ) -> disks.Disk:
+    ) -> block_nodes.Disk:
         """Plug an image of a Ceph cluster; idempotent. `record` runs before the guest has it.
 
         Raises as `attach`, and what `record` raises.

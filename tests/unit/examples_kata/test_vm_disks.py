@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from crust import errors, volumes
-from examples.kata.vm import disks, faults, images, qmp
+from examples.kata.vm import descriptors, disks, faults, images, qmp
 
 IMAGE = volumes.NetworkImage("fsid", "pool", "", "vol-1", ("127.0.0.1:3300",), "user")
 
@@ -19,29 +19,31 @@ class Control:
         self.objects: set[str] = set()
         self.nodes: set[str] = set()
         self.devices: set[str] = set()
+        self.asked: list[str] = []
+        self.size_bytes = 1 << 20
 
     async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> object:
         given = arguments or {}
-        match command:
-            case "object-add":
-                self._add(command, self.objects, given["id"])
-            case "object-del":
-                self._remove(command, self.objects, given["id"])
-            case "blockdev-add":
-                self._add(command, self.nodes, given["node-name"])
-            case "device_add":
-                self._add(command, self.devices, given["id"])
-            case "blockdev-del":
-                self._remove(command, self.nodes, given["node-name"])
-            case "qom-list":
-                return [{"name": each} for each in self.devices]
-            case "query-named-block-nodes":
-                return [self._node(each) for each in self.nodes]
-        return {}
+        changed = {
+            "object-add": (self._add, self.objects, "id"),
+            "object-del": (self._remove, self.objects, "id"),
+            "blockdev-add": (self._add, self.nodes, "node-name"),
+            "blockdev-del": (self._remove, self.nodes, "node-name"),
+            "device_add": (self._add, self.devices, "id"),
+        }
+        if command in changed:
+            change, where, name = changed[command]
+            change(command, where, given[name])
+        self.asked.append(command)
+        answers: dict[str, object] = {
+            "qom-list": [{"name": each} for each in self.devices],
+            "query-blockstats": [{"node-name": each} for each in self.nodes],
+            "query-named-block-nodes": [self._node(each) for each in self.nodes],
+        }
+        return answers.get(command, {})
 
-    @staticmethod
-    def _node(name: str) -> dict[str, object]:
-        size = {"virtual-size": 1 << 20}
+    def _node(self, name: str) -> dict[str, object]:
+        size = {"virtual-size": self.size_bytes}
         return {"node-name": name, "image": size, "cache": {"direct": True}, "drv": "rbd"}
 
     @staticmethod
@@ -94,3 +96,35 @@ async def test_image_whose_client_is_not_recorded_is_closed_unless_that_would_wa
     assert await found.serials() == ()
     await found.attach_image("s1", opened, _recorded, read_only=False)
     assert await found.serials() == ("s1",)
+
+
+@pytest.mark.spec("H-55")
+async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_cluster(
+    tmp_path: Path,
+) -> None:
+    """query-block and query-named-block-nodes read from the image, in QEMU's main loop."""
+    control = Control()
+    found = disks.Disks(cast("qmp.Qmp", control), 2)
+    opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
+    await found.attach_image("s1", opened, _recorded, read_only=False)
+    await found.limit("s1", volumes.IoLimits(read_iops=7))
+    control.asked.clear()
+    assert (await found.disk("s1")).size_bytes == 1 << 20
+    assert await found.limits("s1") == volumes.IoLimits(read_iops=7)
+    assert await found.has_open("s1")
+    await descriptors.HeldDescriptors(cast("qmp.Qmp", control), 1).held()
+    assert set(control.asked) == {"qom-list", "query-blockstats"}
+
+
+@pytest.mark.spec("H-56")
+async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
+    """Its controller may have grown it since, and a smaller size would cut it off."""
+    control = Control()
+    found = disks.Disks(cast("qmp.Qmp", control), 2)
+    opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
+    await found.attach_image("s1", opened, _recorded, read_only=False)
+    control.size_bytes = 4 << 20
+    with pytest.raises(faults.DiskNotGrown):
+        await found.resize("s1", 2 << 20)
+    assert "block_resize" not in control.asked
+    assert await found.resize("s1", 8 << 20) == 8 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.kata.guest import image
-from examples.kata.vm import accel, console, disks, faults, process, spec, vm_directory
+from examples.kata.vm import accel, block_nodes, console, faults, process, spec, vm_directory
 
 _IMAGE = image.GuestImage(Path("/images/x"), "digest", "cloud", ("ext4",), opens_luks=True)
 
@@ -162,7 +162,7 @@ def test_virtiofs_share_gets_shared_memory() -> None:
 
 
 def test_node_names_fit_what_qemu_allows() -> None:
-    assert len(disks._node_name("x" * 20)) <= 31
+    assert len(block_nodes.name_of("x" * 20)) <= 31
 
 
 def test_probe_result_is_cached_per_image(tmp_path: Path) -> None:
