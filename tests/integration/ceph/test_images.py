@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crust import volumes
+from crust import errors, volumes
 from crust.blockdriver.engines.protocol import (
     Image,
     ImageMissing,
@@ -19,7 +19,7 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd import copies, image_use
+from crust.blockdriver.engines.rbd import background, copies, image_use
 from crust.blockdriver.engines.rbd.background import BackgroundWork
 from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
@@ -29,10 +29,11 @@ from crust.blockdriver.engines.rbd.limits import RbdLimits
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.snapshots import GroupNeverIdle
-from crust.ceph import claims
+from crust.ceph import claims, own_clients
 from crust.ceph.claim_object import Mode
-from crust.ceph.connection import Connection
+from crust.ceph.connection import CephUser, Connection
 from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.integration.ceph.conftest import QUICK
 from tests.support import rbd_writer as writer
 
 MIB = 1024**2
@@ -465,6 +466,27 @@ def test_client_that_falls_silent_after_it_was_asked_lives_on_and_the_snapshot_i
         assert image.read(0, 10) == b"it goes on"
 
 
+def test_silent_controller_is_told_from_a_silent_guest(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str
+) -> None:
+    engine.create(A, SIZE)
+    with writer.running(ceph, namespace, A) as client:
+        with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, A) as image:
+            (address,) = image_use.watchers(image)
+        with client.frozen():
+            with pytest.raises(RbdClientSilent, match=f"{address} of a virtual machine") as guest:
+                engine.grow(A, 2 * SIZE)
+            with (
+                engine.place.ioctx("cannot note") as ioctx,
+                own_clients.noted(ioctx, A, address),
+                pytest.raises(RbdClientSilent, match=f"{address} of a controller") as controller,
+            ):
+                engine.grow(A, 2 * SIZE)
+    assert "crust ceph fence" in (guest.value.hint or "")
+    assert "crust ceph fence" not in (controller.value.hint or "")
+    assert "killed" in (controller.value.hint or "")
+
+
 def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,3 +512,48 @@ def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
     assert left_behind is not None
     left_behind.join(60)
     assert not left_behind.is_alive()
+
+
+def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
+    engine: RbdProvisioning,
+    guest: Any,
+    ceph: CephCluster,
+    controller: CephUser,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 128 * OBJECT
+    engine.create(A, size)
+    _write(guest, A, b"x" * size)
+    engine.clone(B, A, source_bytes=size, size_bytes=size)
+    with engine.place.ioctx("cannot put") as ioctx:
+        engine.copies._put_flatten(ioctx, B)
+    monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
+    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+    other = Connection(controller, QUICK)
+    try:
+        dying = provisioning(Place(other, POOL, namespace))
+        with ThreadPoolExecutor(1) as threads:
+            flattening = threads.submit(dying.background.look)
+            _wait_until_copied(guest, B)
+            ceph.command("osd blocklist", blocklistop="add", addr=other.address())
+            with pytest.raises(errors.CrustError):
+                flattening.result(60)
+    finally:
+        other.close()
+    engine.background.look()
+    with engine.place.ioctx("cannot look") as ioctx:
+        assert engine.copies.depth(ioctx, B) == 0
+    read = _read(guest, B, size)
+    lost = [at for at in range(0, size, OBJECT) if read[at : at + OBJECT] != b"x" * OBJECT]
+    assert lost == []
+
+
+def _wait_until_copied(ioctx: Any, name: str) -> None:
+    """Until the clone has an object of its own."""
+    import rbd
+
+    with rbd.Image(ioctx, name, read_only=True) as image:
+        prefix = image.block_name_prefix()
+    while not any(each.key.startswith(prefix) for each in ioctx.list_objects()):
+        pass
