@@ -24,7 +24,7 @@ from crust.blockdriver.engines.rbd.background import BackgroundWork
 from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.image_use import RbdClientSilent
-from crust.blockdriver.engines.rbd.images import ForeignImage
+from crust.blockdriver.engines.rbd.images import ForeignImage, features
 from crust.blockdriver.engines.rbd.limits import RbdLimits
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
@@ -557,3 +557,26 @@ def _wait_until_copied(ioctx: Any, name: str) -> None:
         prefix = image.block_name_prefix()
     while not any(each.key.startswith(prefix) for each in ioctx.list_objects()):
         pass
+
+
+def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
+    engine: RbdProvisioning,
+    guest: Any,
+    ceph: CephCluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine.create(A, SIZE)
+    _write(guest, A, b"x" * SIZE)
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    with engine.place.ioctx("cannot put") as ioctx:
+        engine.copies._put_flatten(ioctx, B)
+    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+    with writer.running(ceph, namespace, B) as client:
+        engine.background.look()
+        client.write(b"it goes on")
+    assert _read(guest, B, SIZE) == b"it goes on" + b"x" * (SIZE - 10)
+    with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, B) as image:
+        assert image.features() & features() == features()
+        assert image.flags() == 0
+        assert engine.copies.depth(ioctx, B) == 0
