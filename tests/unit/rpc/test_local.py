@@ -220,9 +220,10 @@ async def test_stream_that_is_left_ends_its_handler(
 ) -> None:
     call = allocated(connected, "hang")
     async with asyncio.timeout(20):
-        async for _ in call:
-            if node.entered.is_set():
-                break
+        async for each in call:
+            if each.volume_capacity_bytes == 2:
+                break  # the last one that comes
+        await node.entered.wait()
         call.cancel()
         await node.cancelled.wait()
 

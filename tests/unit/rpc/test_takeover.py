@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -103,7 +104,8 @@ class Clients:
     """Two callers without a pause longer than 5 ms: one connection for each call, and one for all."""
 
     path: str
-    answers: list[bytes] = field(default_factory=list)
+    answers: Counter[bytes] = field(default_factory=Counter)
+    """How many, by the process that gave them."""
     more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def per_call(self) -> None:
@@ -123,7 +125,7 @@ class Clients:
 
     def add(self, answer: bytes) -> None:
         """A call was answered."""
-        self.answers.append(answer)
+        self.answers[answer] += 1
         self.more.set()
 
     @asynccontextmanager
@@ -137,9 +139,9 @@ class Clients:
 
     async def until(self, name: bytes, count: int) -> None:
         """Wait for some more answers of a process."""
-        wanted = self.answers.count(name) + count
+        wanted = self.answers[name] + count
         async with asyncio.timeout(20):
-            while self.answers.count(name) < wanted:
+            while self.answers[name] < wanted:
                 self.more.clear()
                 await self.more.wait()
 
