@@ -44,7 +44,6 @@ def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
     if not settings.proxy.plugins_registry:
         yield "the kubelet would not learn of the driver: set proxy.plugins_registry"
     yield from _of_one_node(settings)
-    yield from _key_problems(settings.driver)
     yield from _socket_problems(daemon_set["spec"]["template"]["spec"], settings)
     yield from _path_problems(daemon_set, _node_paths(settings), ("hostPath",))
 
@@ -59,14 +58,6 @@ def _of_one_node(settings: NodeSettings) -> Iterator[str]:
     for setting, name in given:
         if name and name != settings.node_name:
             yield f"every pod would be the node {name}: leave {setting} out"
-
-
-def _key_problems(driver: DriverSettings | None) -> Iterator[str]:
-    if driver is not None and driver.rbd is not None and driver.rbd.key_file:
-        yield (
-            "a node needs no key, and its pod has no file with one: leave user and key_file of driver.rbd out;"
-            " the Secret that the StorageClass names comes with each call"
-        )
 
 
 def _of_controller(deployment: Object, settings: DriverSettings) -> Iterator[str]:

@@ -158,7 +158,7 @@ def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay:
             "ceph-node",
             'namespace = "crust"',
             'user = "crust-node"\nkey_file = "/etc/crust-ceph/userKey"',
-            "a node needs no key",
+            "a node keeps no key",
         ),
         (
             "ceph-node",
