@@ -119,10 +119,28 @@ class Containerd:
         for name in list(self._names):
             self.remove(name)
 
+    @property
+    def namespace(self) -> str:
+        """containerd's, and the name of the control groups."""
+        return (
+            f"crust-tests-{self.base.name.encode().hex()}"  # a name may not end with an underscore
+        )
+
     def ctr(self, *arguments: str, may_fail: bool = False) -> str:
-        """The output of containerd's own client."""
+        """The output of containerd's own client.
+
+        In a namespace of this containerd's own: runc keeps the state of containers of one name in one directory of
+        the host, whoever runs them, so those of another containerd beside this one would be taken for these.
+        """
         done = subprocess.run(
-            ["ctr", "--address", str(self.base / "c.sock"), *arguments],
+            [
+                "ctr",
+                "--address",
+                str(self.base / "c.sock"),
+                "--namespace",
+                self.namespace,
+                *arguments,
+            ],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -157,7 +175,7 @@ class Containerd:
                 ],
                 "rootfsPropagation": "rshared",
                 "resources": {"devices": [{"allow": True, "access": "rwm"}]},
-                "cgroupsPath": f"/crust-tests/{name}",
+                "cgroupsPath": f"/{self.namespace}/{name}",
             },
         }
 
@@ -276,9 +294,10 @@ def containerd() -> Iterator[Containerd]:
         for mount in reversed(mountinfo.below(str(base))):
             mount_api.unmount(mount.target)
         shutil.rmtree(base)
-        for group in Path("/sys/fs/cgroup").glob("*/crust-tests"):
-            with suppress(OSError):
-                group.rmdir()
+        for pattern in (daemon.namespace, f"*/{daemon.namespace}"):  # cgroup v2, and v1
+            for group in Path("/sys/fs/cgroup").glob(pattern):
+                with suppress(OSError):
+                    group.rmdir()
 
 
 def _mount(*arguments: object) -> None:

@@ -64,8 +64,10 @@ def running(ceph: CephCluster, namespace: str, image: str) -> Iterator[Writer]:
     finally:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was not flushed
+                    pipe.close()
 
 
 def main() -> None:

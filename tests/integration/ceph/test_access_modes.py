@@ -120,6 +120,7 @@ class Volume:
                 target_path=str(self.cluster.target),
                 volume_capability=self.row.capability(),
                 defer_fs_ops=deferred,
+                secrets=self.cluster.secrets,
             ),
             timeout=60,
             metadata=OPT_IN,

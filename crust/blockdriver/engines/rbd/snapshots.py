@@ -29,6 +29,7 @@ from crust.blockdriver.engines.rbd.images import VolumeImages, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
+from crust.ceph.failures import CephImageBusy
 
 _ROUNDS = 5
 
@@ -74,6 +75,9 @@ class RbdSnapshots:
                 asked.check_kept()
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(snapshot.volume_id) from err
+            except binding.load().rbd.ImageExists as err:
+                # a client that has the image open, and was asked to make it, has not heard yet that it was removed
+                raise CephImageBusy(what, errno.EEXIST) from err
 
     def take_group(self, snapshots: Sequence[Snapshot]) -> None:
         """Snapshots of one point in time; raises `GroupNeverIdle`."""
