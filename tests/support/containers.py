@@ -200,9 +200,9 @@ class Container:
             " print(r.status, r.read().decode())"
         )
         python = ("/opt/crust/bin/python", "-c", program)
-        said = self.containerd.ctr(
-            "task", "exec", "--exec-id", f"probe-{path.strip('/')}", self.name, *python
-        )
+        probe = ("task", "exec", "--exec-id", f"probe-{path.strip('/')}", self.name)
+        said = self.containerd.ctr(*probe, *python, may_fail=True)
+        assert said, f"{path} was not answered; the container's log:\n{self.text()}"
         status, _, text = said.partition(" ")
         return int(status), text
 

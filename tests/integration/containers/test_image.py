@@ -145,8 +145,12 @@ def given(pods: Pods, directory: str, files: dict[str, str], owner: int) -> Path
 
 
 def controller(pods: Pods, image: Path, overlay: str, at: str, secret: dict[str, str]) -> Container:
-    """The container of the overlay's Deployment: its settings as they are, its user, and no capability."""
+    """The container of the overlay's Deployment: its settings as they are, but for the Kubernetes API, which is not
+    there; its user, and no capability.
+    """
     settings = (OVERLAYS / overlay / "controller.toml").read_text(encoding="utf-8")
+    settings = settings.partition("# Nodes with the taint")[0]
+    assert "[kubernetes]" not in settings
     binds = [
         Bind(given(pods, "etc", {"controller.toml": settings}, NOBODY), at="/etc/crust"),
         Bind(given(pods, "secret", secret, NOBODY), at=at),
