@@ -91,7 +91,8 @@ class VolumePlacement:
             request.capacity_range.required_bytes,
         )
         try:
-            return placement.choose(wanted, self._untried(tried))[0].pool_id
+            freed = self._router.freed_lately()
+            return placement.choose(wanted, self._untried(tried), freed)[0].pool_id
         except (placement.NoNodeForVolume, placement.NoNodeConnected):
             if tried:
                 raise next(reversed(tried.values())) from None

@@ -41,6 +41,11 @@ class Method:
         """Whether the call makes what its name stands for."""
         return self.name.startswith("Create")
 
+    @property
+    def frees(self) -> bool:
+        """Whether the node may have more room after the call."""
+        return self.name.startswith("Delete") or self.name == "ControllerUnpublishVolume"
+
 
 def _none(request: Any) -> str:
     return ""

@@ -4,11 +4,14 @@ The required topology and the size leave nodes out, the first preferred topology
 Among equals the name decides, by rendezvous hashing weighted with the free capacity: a retry meets the same node as
 long as the announcements are the same, many volumes spread in proportion to what is free, and a burst of creations
 does not go to the one node that was the emptiest when it announced itself.
+
+An announcement is older than what its node has just answered. So a node that had no room, and has freed some since,
+is put behind those that have room, and decides itself.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crust import errors
@@ -49,24 +52,40 @@ class Wanted:
     required_bytes: int = 0
 
 
-def choose(wanted: Wanted, nodes: Iterable[Announcement]) -> tuple[Announcement, ...]:
-    """The nodes that can take the volume, the best first. Raises `NoNodeForVolume`, `NoNodeConnected`."""
+def choose(
+    wanted: Wanted, nodes: Iterable[Announcement], freed: Collection[str] = ()
+) -> tuple[Announcement, ...]:
+    """The nodes that can take the volume, the best first. Raises `NoNodeForVolume`, `NoNodeConnected`.
+
+    `freed`: the pools that may have more room than their nodes announced.
+    """
     nodes = tuple(nodes)
     if not nodes:
         raise NoNodeConnected()
-    refused = [why for why in (obstacle(wanted, each) for each in nodes) if why]
-    fit = [each for each in nodes if not obstacle(wanted, each)]
-    if not fit:
-        raise NoNodeForVolume(_summary(refused))
-    return tuple(sorted(fit, key=lambda each: _rank(wanted, each)))
+    candidates = [each for each in nodes if not _misfit(wanted, each)]
+    fit = [each for each in candidates if not _shortage(wanted, each)]
+    perhaps = [each for each in candidates if _shortage(wanted, each) and each.pool_id in freed]
+    if not fit and not perhaps:
+        raise NoNodeForVolume(_summary([obstacle(wanted, each) for each in nodes]))
+    return tuple(
+        each
+        for part in (fit, perhaps)
+        for each in sorted(part, key=lambda each: _rank(wanted, each))
+    )
 
 
 def obstacle(wanted: Wanted, node: Announcement) -> str:
-    """Why the node cannot take the volume; empty if it can."""
+    """Why the node cannot take the volume, by what it announced; empty if it can."""
+    return _misfit(wanted, node) or _shortage(wanted, node)
+
+
+def _misfit(wanted: Wanted, node: Announcement) -> str:
     if wanted.requisite and not any(is_in(node.segments, each) for each in wanted.requisite):
         return "not in the required topology"
-    if not node.is_ready:
-        return "without its pool"
+    return "" if node.is_ready else "without its pool"
+
+
+def _shortage(wanted: Wanted, node: Announcement) -> str:
     if node.max_volumes and node.volumes >= node.max_volumes:
         return "with the most volumes that it can have"
     if max(wanted.required_bytes, 1) > min(node.capacity_bytes, node.maximum_bytes):

@@ -25,6 +25,8 @@ from crust.rpc import redaction, status
 
 LOOK_EVERY_S = 2.0
 """How soon a call ends whose node is gone."""
+FREED_LATELY_S = 5.0
+"""Some times the least time between two announcements of a node."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KUBERNETES = "csi.storage.k8s.io/"
@@ -74,6 +76,8 @@ class Router:
         self.store = store
         self._look_every_s = look_every_s
         self._clock = clock
+        self._freed_s: dict[str, float] = {}
+        """By pool: when its node answered last that something is gone."""
 
     def pools(self) -> tuple[str, ...]:
         """All pools that there are, connected or not, in order."""
@@ -91,6 +95,11 @@ class Router:
         return tuple(
             said[0] for pool_id, said in pools.items() if len(said) == 1 and pool_id not in retired
         )
+
+    def freed_lately(self) -> frozenset[str]:
+        """The pools whose nodes may not have announced yet what a call through here has freed."""
+        since_s = time.monotonic() - FREED_LATELY_S
+        return frozenset(pool_id for pool_id, at_s in self._freed_s.items() if at_s >= since_s)
 
     def find(self, pool_id: str) -> Announcement:
         """The node that has the pool. Raises `PoolRetired`, `PoolAnnouncedTwice`, `NodeAbsent`."""
@@ -124,6 +133,8 @@ class Router:
         answer = await self._ask(node_id, sent, limit_s)
         if answer.code:
             raise _error_of(answer)
+        if method.frees:
+            self._freed_s[pool_id] = time.monotonic()
         return method.response.FromString(answer.response)
 
     async def _ask(self, node_id: str, request: Request, limit_s: float) -> Answer:

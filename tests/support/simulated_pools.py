@@ -47,6 +47,8 @@ class SimulatedPool(_Base):  # type: ignore[misc]
         self.lists = 0
         """How often snapshots were listed."""
         self.most_volumes = 0
+        self.said: Announcement | None = None
+        """What is announced instead of what there is now."""
         self.gate = asyncio.Event()
         """Changes wait for it."""
         self.gate.set()
@@ -63,6 +65,8 @@ class SimulatedPool(_Base):  # type: ignore[misc]
         return self.ids.pool_id
 
     async def announcement(self) -> Announcement | None:
+        if self.said is not None:
+            return self.said
         free = self.free()
         return Announcement(
             node_id=self.node_id,

@@ -85,12 +85,9 @@ async def test_node_without_capacity_hands_the_name_to_the_next(cluster: Simulat
     sidecar = await cluster.controller()
     await cluster.surveyed()
     full = cluster.pools["n1"]
-    said = await full.announcement()
+    full.said = await full.announcement()
     full.capacity = 0
-    assert said is not None
-    cluster.store.kept.announcements["n1"] = said  # what it announced before it was full
     for number in range(12):
-        cluster.store.kept.announcements["n1"] = said
         await sidecar.create(f"pvc-{number}")
         assert "n1" not in cluster.homes(f"pvc-{number}")
     assert "CreateVolume" in full.calls
@@ -106,6 +103,25 @@ async def test_no_capacity_anywhere_is_resource_exhausted_and_leaves_no_record(
         await sidecar.create("pvc", size=1000 * GIB)
     assert "3 without the capacity" in (found[0].details() or "")
     assert cluster.placements() == {}
+
+
+async def test_room_that_a_deletion_made_is_used_before_its_node_announces_it(
+    cluster: SimulatedCluster,
+) -> None:
+    sidecar = await cluster.controller()
+    await cluster.surveyed()
+    full = cluster.pools["n1"]
+    full.most_volumes = 1
+    volume = await sidecar.create("pvc-1", "n1")
+    full.said = await full.announcement()
+    announced = cluster.store.kept.announcements
+    await eventually(lambda: announced["n1"] == full.said)
+    async with refused(Code.RESOURCE_EXHAUSTED) as found:
+        await sidecar.create("pvc-2", "n1")
+    assert "1 with the most volumes" in (found[0].details() or "")
+    await sidecar.delete(volume.volume_id)
+    await sidecar.create("pvc-2", "n1")
+    assert cluster.homes("pvc-2") == ["n1"]
 
 
 async def test_topology_of_an_absent_node_is_resource_exhausted_so_the_pod_moves(
@@ -145,11 +161,9 @@ async def test_three_nodes_with_less_than_they_announced_are_tried_and_the_last_
     await cluster.join("n4")
     sidecar = await cluster.controller()
     await cluster.surveyed()
-    for node, pool in cluster.pools.items():
-        said = await pool.announcement()
-        assert said is not None
+    for pool in cluster.pools.values():
+        pool.said = await pool.announcement()
         pool.capacity = 0
-        cluster.store.kept.announcements[node] = said
     async with refused(Code.RESOURCE_EXHAUSTED) as found:
         await sidecar.create("pvc")
     assert "the pool is out of capacity" in (found[0].details() or "")

@@ -56,6 +56,21 @@ def test_node_that_cannot_take_the_volume_is_left_out(but: dict[str, Any]) -> No
     assert chosen(wanted, [announcement("n1", **but), announcement("n2")]) == ["n2"]
 
 
+def test_full_node_that_has_freed_something_since_comes_after_those_with_room() -> None:
+    wanted = Wanted("volume-1", required_bytes=GIB)
+    full = announcement("n1", capacity_bytes=0)
+    both = choose(wanted, [full, announcement("n2")], {full.pool_id})
+    assert [each.node_id for each in both] == ["n2", "n1"]
+    assert choose(wanted, [full], {full.pool_id}) == (full,)
+
+
+def test_node_that_has_freed_something_is_left_out_of_a_topology_that_it_is_not_in() -> None:
+    wanted = Wanted("volume-1", requisite=[at("n2")])
+    full = announcement("n1", capacity_bytes=0)
+    with pytest.raises(NoNodeForVolume):
+        choose(wanted, [full], {full.pool_id})
+
+
 def test_full_node_is_left_out_also_without_a_size() -> None:
     assert chosen(Wanted("v"), [announcement("n1", capacity_bytes=0), announcement("n2")]) == ["n2"]
 
