@@ -8,7 +8,7 @@ would outlive the unpublish. The device is the one of its number, never the one 
 import os
 
 from crust import errors, volumes
-from crust.csi_shim import private_directories
+from crust.csi_shim import private_directories, vendors
 from crust.csi_shim.private_directories import Kind, Leaf
 from crust.host.block import device_nodes, devices
 
@@ -22,7 +22,8 @@ class NotPublishedAsBlock(errors.RuntimeFailed):
             f"volume {key} cannot be deferred",
             why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
             f"{found.kind.value}{many}; this was undone",
-            hint="the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
+            hint=vendors.without_device(key.driver)
+            or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
         )
 
 

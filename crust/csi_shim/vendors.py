@@ -118,6 +118,13 @@ _NODE_EXPAND_FAILS = frozenset({"linstor.csi.linbit.com"})
 """Drivers that answer NodeExpandVolume of a raw block volume with an error, and need it for nothing."""
 
 
+_WITHOUT_DEVICE = {
+    "diskplugin.csi.alibabacloud.com": "it hands the volumes of pods with the RuntimeClass rund or runv to the "
+    "sandbox by itself: set crust.dev/defer: never in their StorageClass"
+}
+"""Drivers that publish no device for some pods, which only they know, and what to do."""
+
+
 def why_not_deferrable(
     driver: str, volume_id: str, fs_type: str, *contexts: Mapping[str, str]
 ) -> str:
@@ -138,6 +145,11 @@ def why_not_with_secrets(driver: str, secrets: Mapping[str, str]) -> str:
     """What of the secrets of a publish rules deferral out, in words without a secret; empty if nothing is known."""
     found = [why for name, key, why in _SECRETS if name == driver and secrets.get(key)]
     return found[0] if found else ""
+
+
+def without_device(driver: str) -> str:
+    """Why a driver may publish no device although its volumes are block devices; empty if nothing is known."""
+    return _WITHOUT_DEVICE.get(driver, "")
 
 
 def never_formats(context: Mapping[str, str]) -> bool:
