@@ -1,4 +1,4 @@
-"""A backend whose images are numbers, for rules that need no bytes. It raises the errors that `Files` raises.
+"""A backend whose images are numbers, for rules that need no bytes. It raises the errors of the engine for files.
 
 Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
 """
@@ -172,7 +172,7 @@ class MemoryBackend:
         self.snapshots[image.snapshot_id] = self.images[image.volume_id]
 
     def take_group(self, images: Sequence[Image]) -> bool:
-        """Each alone, as `Files`, unless the test says otherwise."""
+        """Each alone, as files, unless the test says otherwise."""
         if not self.takes_groups:
             return False
         for each in images:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver.engines.files.engine import Files
+from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.records import published_nodes
 from crust.host.block import loop, loopctl
 from crust.host.mounts import mount_capacity
@@ -33,9 +33,9 @@ def _backing(number: int) -> str:
         return ""
 
 
-def engine(bench: Bench) -> Files:
+def engine(bench: Bench) -> FileAccess:
     backend = bench.driver.stores.access
-    assert isinstance(backend, Files)
+    assert isinstance(backend, FileAccess)
     return backend
 
 

@@ -2,8 +2,10 @@
 
 import os
 
-from crust.blockdriver.engines.files.engine import Files
+from crust.blockdriver.engines.files.access import FileAccess
+from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.files.pool import DirectoryPool
+from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.records import FileRecords
 from crust.blockdriver.engines.files.reserve import Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
@@ -24,12 +26,14 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
     """The engine with the pool in `directory`, without I/O; `memory` and `create` as `DirectoryPool` has them."""
     pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
     reserve = Reserve(pool.directory / "records.reserve")
-    files = Files(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
+    images = Images(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
+    access = FileAccess(images)
+    provisioning = FileProvisioning(images, access)
 
     def records(kind: RecordKind) -> FileRecords:
         return FileRecords(pool.directory / kind.value, reserve, limit_bytes=_LIMITS_BYTES[kind])
 
-    return Engine("files", pool, files, files, records, None, pool.directory / "tools.lock")
+    return Engine("files", pool, provisioning, access, records, None, pool.directory / "tools.lock")
 
 
 def memory_beside(directory: str) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.engines.files.engine import Files
+from crust.blockdriver.engines.files.access import FileAccess
+from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from tests.support import record_store_contract
 from tests.support.stored_records import file_records
 
@@ -20,5 +22,6 @@ def test_record_files_keep_to_the_contract_of_stores(
 
 
 def test_files_spare_a_hundredth_of_the_pool_and_at_least_64_mib(tmp_path: Path) -> None:
-    space = Files(tmp_path, lambda _: True).space()
+    images = Images(tmp_path, lambda _: True)
+    space = FileProvisioning(images, FileAccess(images)).space()
     assert space.spare_bytes == max(space.size_bytes // 100, 64 * MIB)

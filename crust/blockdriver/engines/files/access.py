@@ -1,0 +1,212 @@
+"""The node's side of the files: each is attached by one loop device.
+
+A loop device belongs to a file by (device, inode), whichever process attached it, so a restarted driver finds its
+attachments. A search through all loop devices takes time in proportion to their number, so the device of a volume is
+cached, and used only after a comparison of its disk sequence, which no second attachment can have.
+
+Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
+recognises its device after the file was unlinked, and never takes another program's device for its own, even one of
+its images. Only devices of files that are named as an image of this pool are opened to see the tag: what other
+programs have attached may hang. An image that was renamed by hand while it was attached keeps its device.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+
+from crust import errors, volumes
+from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
+from crust.host.block import devices, loop
+from crust.host.files import file_copy, sparse, writers
+
+_TAG_ID_BYTES = 44
+"""The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
+
+
+class FileAccess:
+    """The loop devices of a pool's images. `sector_size` of the devices, in bytes.
+
+    It is always set: the kernel would use the alignment that the file needs for direct I/O, which on xfs changes when
+    the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
+    """
+
+    def __init__(self, images: Images, *, sector_size: int = 512) -> None:
+        self._images = images
+        self._sector_size = sector_size
+        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._tag = ""
+        """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
+        self._direct_io = True
+
+    def open(self) -> None:
+        """Find the attached volumes of the pool, whose directory exists."""
+        self._tag = _tag(os.stat(self._images.directory))
+        self._direct_io = not file_copy.piles_up_extents(self._images.directory)
+        self._known.clear()
+        ours = self._devices()
+        images = self._images_by_tag()
+        for device in ours:
+            if (volume_id := self._volume_of(device, images)) is not None:
+                self._known[volume_id] = device
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Files need no credentials."""
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
+        """One loop device per file; with direct I/O except where that makes clones slow. Of any access: no other node
+        reaches the file.
+        """
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
+        size_bytes = self._images.size_bytes(volume_id)
+        path = self._images.path(volume_id)
+        # Only this process attaches files of the pool: a file without a writer has no device.
+        attach = loop.attach_once if writers.has_writers(path) else loop.attach
+        device = attach(
+            path,
+            direct_io=self._direct_io,
+            sector_size=self._sector_size,
+            tag=self._tag_of(volume_id),
+        )
+        self._known[volume_id] = device
+        return _attachment(device, loop.size_bytes(device) or size_bytes)
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes whose file has a loop device, attached before the start or after it."""
+        return tuple(self._known.copy())
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The loop device of the file, from the kernel."""
+        known = self._still_attached(volume_id)
+        if known is not None:
+            return known
+        device = self._device(volume_id)
+        return None if device is None else _attachment(device, loop.size_bytes(device))
+
+    def orphans(self) -> tuple[Attachment, ...]:
+        """Loop devices with this pool's tag whose file is not a volume's image any more."""
+        return tuple(_attachment(each, loop.size_bytes(each)) for each in self._stray_devices())
+
+    def drop(self, orphan: Attachment) -> None:
+        """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
+        for device in self._stray_devices():
+            if device.identity == orphan.host_device.identity:
+                loop.detach(device)
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Give the loop device the file's size."""
+        device = self._device(volume_id)
+        if device is None:
+            return None
+        loop.refresh_size(device)
+        return _attachment(device, loop.size_bytes(device))
+
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """By the file's holes, after writing back the page cache of its device."""
+        device = self.device_path(volume_id)
+        if device is not None:
+            devices.sync(device)
+        try:
+            return sparse.is_hole(self._images.path(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Detach the file's loop device; raises `loop.LoopDeviceHeld`."""
+        device = self._device(volume_id)
+        if device is not None:
+            loop.detach(device)
+        self._known.pop(volume_id, None)
+
+    def attach_limit(self, foreign: int) -> int:
+        """The loop devices that there can be, less those that other programs have."""
+        return max(loop.numbers() - foreign, 1)
+
+    def foreign_attachments(self) -> int:
+        """The loop devices that do not have this pool's tag, now; those of empty files are not counted.
+
+        A node may have hundreds of devices that are not attached: no list of sizes has them.
+        Volumes are attached and detached meanwhile, by other threads. A device that is not known as a volume's is
+        judged by itself, by its file's name and tag; one that is gone at the end, or known by then, is not counted.
+        """
+        unknown = loop.sized() - self._known_numbers()
+        ours = {each.number for each in self._devices(unknown)} if unknown else frozenset()
+        rest = unknown - ours
+        return len((rest & loop.sized()) - self._known_numbers()) if rest else 0
+
+    def foreign_at_most(self) -> int:
+        """The loop devices that exist, attached or not, and whoever attached them."""
+        return loop.existing_at_most()
+
+    def device_path(self, volume_id: volumes.VolumeId) -> str | None:
+        """The node of the volume's loop device; None while it has none."""
+        device = self._device(volume_id)
+        return None if device is None else device.path
+
+    def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+        known = self._known.get(volume_id)
+        if known is not None and loop.size_bytes(known):
+            return known
+        path = self._images.path(volume_id)
+        # The search asks for the file of every loop device of the node; most volumes have none.
+        found = loop.find(path) if writers.has_writers(path) else ()
+        if len(found) > 1:
+            raise loop.LoopAttachedDifferently(
+                str(path), found, "more than one loop device writes to the file"
+            )
+        if not found:
+            self._known.pop(volume_id, None)
+            return None
+        self._known[volume_id] = found[0]
+        return found[0]
+
+    def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The cached device, if it is still the same: a disk sequence is never used twice."""
+        known = self._known.get(volume_id)
+        size_bytes = loop.size_bytes(known) if known is not None else 0
+        return _attachment(known, size_bytes) if known is not None and size_bytes else None
+
+    def _stray_devices(self) -> list[loop.LoopDevice]:
+        ours = self._devices()
+        images = self._images_by_tag() if ours else {}
+        return [each for each in ours if self._volume_of(each, images) is None]
+
+    def _devices(self, among: Iterable[int] | None = None) -> list[loop.LoopDevice]:
+        """The loop devices with this pool's tag; only of the numbers `among`, if they are given."""
+        named = loop.list_named(self._images.is_name, among)
+        return [each for each in named if each.tag.startswith(self._tag)]
+
+    def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
+        return {self._tag_of(each): each for each in self._images.ids()}
+
+    def _volume_of(
+        self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
+    ) -> volumes.VolumeId | None:
+        """The volume whose image the device has; None if the image was removed or replaced since."""
+        volume_id = images.get(device.tag)
+        if volume_id is None:
+            return None
+        try:
+            status = os.lstat(self._images.path(volume_id))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return volume_id  # not known to be another image: left alone
+        return volume_id if device.file == (status.st_dev, status.st_ino) else None
+
+    def _known_numbers(self) -> frozenset[int]:
+        return frozenset(each.number for each in self._known.copy().values())
+
+    def _tag_of(self, volume_id: str) -> str:
+        return self._tag + volume_id[-_TAG_ID_BYTES:]
+
+
+def _tag(pool: os.stat_result) -> str:
+    digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
+    return f"crust:{digest[:12]}:"
+
+
+def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
+    return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)

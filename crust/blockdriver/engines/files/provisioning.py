@@ -1,0 +1,246 @@
+"""The controller's side of the files: it makes, grows, copies and deletes sparse files in one directory.
+
+Nothing here needs a device; where a file has one, its page cache is written back before the file is read, and its
+size or its removal is refused by it. Files that others keep in the same filesystem are not the pool's space.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from crust import errors, volumes
+from crust.blockdriver.engines.files.access import FileAccess
+from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.snapshots import FileSnapshots
+from crust.blockdriver.engines.protocol import (
+    Image,
+    ImageMissing,
+    PoolSpace,
+    Region,
+    StillAttached,
+)
+from crust.host.files import durable, sparse
+
+_LEAST_SPARE_BYTES = 64 * 1024**2
+_LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
+"""The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
+
+
+class PoolNotUsable(errors.NotReady):
+    """The directory of the images, or the loop driver, cannot be used."""
+
+    def __init__(self, pool: str, why: str) -> None:
+        super().__init__(
+            "the block driver cannot serve volumes",
+            why=f"{pool}: {why}",
+            hint="repair it; the driver needs no restart",
+        )
+        self.pool = pool
+
+
+class PoolFull(errors.Exhausted):
+    """The pool has less free space than an image needs."""
+
+    def __init__(self, pool: str, wanted_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            f"no space for {wanted_bytes} bytes",
+            why=f"{pool} has {available_bytes} free bytes",
+            hint="free space in it, or request a smaller volume",
+        )
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
+
+
+class FileProvisioning:
+    """Sparse files in one directory, with the loop devices that `access` knows of."""
+
+    def __init__(self, images: Images, access: FileAccess) -> None:
+        self._images = images
+        self._pool = images.directory
+        self._access = access
+        self._others_bytes = 0
+        self._snapshots = FileSnapshots(images.directory)
+
+    @property
+    def modes(self) -> frozenset[volumes.AccessMode]:
+        """Single-node modes: the file is on this node. MULTI_NODE_READER_ONLY allows
+        many nodes and asks for none: the topology says which node it is. ReadOnlyMany claims arrive so."""
+        mode = volumes.AccessMode
+        return frozenset({
+            mode.SINGLE_NODE_WRITER, mode.SINGLE_NODE_READER_ONLY,
+            mode.SINGLE_NODE_SINGLE_WRITER, mode.SINGLE_NODE_MULTI_WRITER, mode.MULTI_NODE_READER_ONLY,
+        })  # fmt: skip
+
+    @property
+    def raw_modes(self) -> frozenset[volumes.AccessMode]:
+        """The same."""
+        return self.modes
+
+    def open(self) -> None:
+        """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
+        durable.make_directory(self._pool, 0o700)
+        durable.remove_temporary_files(self._pool)
+        self._access.open()
+        allocations = sparse.allocations(self._pool)
+        self._snapshots.open(allocations)
+        space = sparse.space(self._pool)
+        used_bytes = space.total_bytes - space.available_bytes
+        self._others_bytes = max(used_bytes - sum(allocations.values()), 0)
+
+    def check(self) -> None:
+        """Whether the pool takes writes and the kernel has loop devices."""
+        if not os.path.isdir(self._pool):
+            raise PoolNotUsable(str(self._pool), "the directory does not exist")
+        if sparse.space(self._pool).readonly:
+            raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
+        if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
+            raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
+
+    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
+        """Nothing: one process has the pool, and serialises what it does to a volume."""
+        return nullcontext()
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether the image file exists."""
+        return sparse.exists(self._images.path(volume_id))
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Create a sparse file, which takes no space yet; raises `PoolFull`."""
+        with self._told_when_full(size_bytes):
+            sparse.create(self._images.path(volume_id), size_bytes)
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`.
+
+        One that is large enough is synced too: a process that was killed may have grown it and not synced it.
+        """
+        with self._told_when_full(size_bytes):
+            try:
+                sparse.grow(self._images.path(volume_id), size_bytes)
+            except errors.NotFound as err:
+                raise ImageMissing(volume_id) from err
+
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """By the loop devices."""
+        attachment = self._access.attached(volume_id)
+        if attachment is not None:
+            raise StillAttached(volume_id, attachment.shown)
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Unlink the file, unless a loop device still has it: its writer would lose data."""
+        self.check_unused(volume_id)
+        sparse.remove(self._images.path(volume_id))
+
+    def maximum_bytes(self) -> int:
+        """The largest possible file, whatever the free space: too little space is another error."""
+        return _LARGEST_FILE_BYTES
+
+    def space(self) -> PoolSpace:
+        """The space of the pool's filesystem, without the other files that it had when the driver started."""
+        space = sparse.space(self._pool)
+        return PoolSpace(
+            size_bytes=space.total_bytes - self._others_bytes,
+            free_bytes=space.available_bytes,
+            snapshot_bytes=self._snapshots.blocks_bytes(),
+            spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
+        )
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """The image files of the pool."""
+        return self._images.ids()
+
+    def snapshot_ids(self) -> frozenset[str]:
+        """The snapshot files of the pool."""
+        return self._snapshots.ids()
+
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The file's apparent size."""
+        try:
+            return self._images.size_bytes(volume_id)
+        except errors.CrustError:
+            return 0
+
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """The file is absent or shorter than it was created."""
+        try:
+            present_bytes = self._images.size_bytes(volume_id)
+        except errors.Corrupt as err:
+            return str(err)
+        if present_bytes < size_bytes:
+            return f"the image has {present_bytes} bytes and should have {size_bytes}"
+        return ""
+
+    def copies_at_once(self) -> bool:
+        """True on xfs and btrfs."""
+        return self._snapshots.by_reference
+
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The allocated bytes of the file; 0 where files are cloned."""
+        return 0 if self.copies_at_once() else sparse.allocated_bytes(self._images.path(volume_id))
+
+    def take_snapshot(self, image: Image) -> None:
+        """A read-only file beside the image."""
+        device = self._access.device_path(image.volume_id)
+        with self._told_when_full(image.size_bytes):
+            self._snapshots.take(image, self._images.path(image.volume_id), device)
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """One file after the other is not one moment."""
+        return False
+
+    def moved_on(self, image: Image) -> bool:
+        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
+        device = self._access.device_path(image.volume_id)
+        return self._snapshots.moved_on(image, self._images.path(image.volume_id), device)
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Unlink the file."""
+        self._snapshots.delete(image)
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """A copy of the snapshot's file, in place of a volume's file that was not attached yet."""
+        with self._told_when_full(size_bytes):
+            self._snapshots.restore(image, self._images.path(volume_id), size_bytes)
+
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """A copy of the volume's file."""
+        device = self._access.device_path(source)
+        with self._told_when_full(size_bytes):
+            try:
+                self._snapshots.clone(
+                    self._images.path(source),
+                    device,
+                    self._images.path(volume_id),
+                    source_bytes=source_bytes,
+                    size_bytes=size_bytes,
+                )
+            except errors.NotFound as err:
+                raise ImageMissing(source) from err
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """The allocated parts of the snapshot's file."""
+        return self._snapshots.allocated(image)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """The parts that the two files do not share."""
+        return self._snapshots.changed(base, target)
+
+    @contextmanager
+    def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except errors.Exhausted as err:
+            available_bytes = sparse.space(self._pool).available_bytes
+            raise PoolFull(str(self._pool), wanted_bytes, available_bytes) from err
+
+
+def _spare_bytes(size_bytes: int) -> int:
+    """1 % of the pool, at least 64 MiB: records, extent maps and the filesystem's metadata need it."""
+    return max(size_bytes // 100, _LEAST_SPARE_BYTES)
