@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import operations, settings, volumes
+from crust import operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
@@ -76,6 +76,7 @@ from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
 from crust.rpc import limits
+from crust.settings.driver import OWN_DRIVER
 
 _ALL = Role()
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def build(  # noqa: PLR0913 - one per setting
     *,
     run_dir: str,
     node_id: str,
-    name: str = settings.OWN_DRIVER,
+    name: str = OWN_DRIVER,
     state_dir: str = "",
     pool_id_file: str = "",
     create_pool: bool = False,

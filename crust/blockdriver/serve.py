@@ -30,13 +30,10 @@ from crust.host.mounts import propagation
 from crust.rpc import channel, wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
-from crust.settings import (
-    LOCAL_ENGINES,
-    ClusterSettings,
-    DriverSettings,
-    InvalidSettings,
-    KubernetesAccess,
-)
+from crust.settings.cluster import ClusterSettings
+from crust.settings.driver import LOCAL_ENGINES, DriverSettings
+from crust.settings.loading import InvalidSettings
+from crust.settings.program import KubernetesAccess
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 LOCK = "driver.lock"

@@ -16,7 +16,7 @@ import click
 from crust import errors, pool_ids
 
 if TYPE_CHECKING:
-    from crust.settings import ClusterSettings
+    from crust.settings.cluster import ClusterSettings
 
 _CONFIG = click.option(
     "--config",
@@ -72,7 +72,8 @@ async def _answered(config: Path | None, command: Callable[[Any], Awaitable[None
 
 def _settings(config: Path | None) -> "ClusterSettings":
     from crust.cli import daemons
-    from crust.settings import DriverSettings, InvalidSettings
+    from crust.settings.driver import DriverSettings
+    from crust.settings.loading import InvalidSettings
 
     flags = {"config": config, "node_id": "crust-cluster"}
     found = daemons.settings_of(DriverSettings, "driver", flags)

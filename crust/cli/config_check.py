@@ -13,10 +13,12 @@ from typing import Any
 
 import click
 
-from crust import credentials, errors, settings
+from crust import credentials, errors
 from crust.cli import daemons, output
 from crust.cli.doctor.node import PROGRAMS
 from crust.cli.output import Column, Format
+from crust.settings import loading
+from crust.settings.program import ProgramSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +85,20 @@ def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Se
 def of(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:
     """The settings of a program from the text of its file. Raises `InvalidSettings`."""
     defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
-    loaded = settings.load(
+    loaded = loading.load(
         PROGRAMS[program], program, toml=text, environ=environ, flags={}, defaults=defaults
     )
     written = {name for name, _ in _flat(tomllib.loads(text))}
     for name, value in _flat(loaded.model_dump(mode="json")):
         _, is_of_part, last = name.rpartition(".")
-        if is_of_part and last in settings.ProgramSettings.model_fields:
+        if is_of_part and last in ProgramSettings.model_fields:
             continue  # a part of crust node has none of its own
         shown = credentials.hidden(f"{name}={value}").removeprefix(f"{name}=")
         yield Setting(program, name, shown, _source(name, written, path, environ))
 
 
 def _source(name: str, written: set[str], path: str, environ: Mapping[str, str]) -> str:
-    variable = f"{settings.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
+    variable = f"{loading.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
     if variable in environ:
         return f"${variable}"
     if name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written:

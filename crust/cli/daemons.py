@@ -17,7 +17,7 @@ from crust import errors, logs
 from crust.host.process import threads
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
-    from crust.settings import ProgramSettings
+    from crust.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
 
@@ -111,13 +111,13 @@ def settings_of(
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load the settings; exits 2 for bad ones."""
-    from crust import settings
+    from crust.settings import loading
 
     config = flags.pop("config", None) or installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
     try:
         toml = text(program, config) if config else ""
-        return settings.load(
+        return loading.load(
             model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
         )
     except errors.InvalidRequest as error:
@@ -133,7 +133,7 @@ def installed(program: str) -> Path | None:
 
 def text(program: str, path: Path) -> str:
     """A settings file. Raises `InvalidSettings`."""
-    from crust.settings import InvalidSettings
+    from crust.settings.loading import InvalidSettings
 
     try:
         return path.read_text(encoding="utf-8")

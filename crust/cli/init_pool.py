@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from crust import errors
-from crust import settings as settings_module
 from crust.blockdriver.engines.files import memory_beside
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import daemons
 from crust.node.settings import NodeSettings
-from crust.settings import DriverSettings, InvalidSettings
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
 
 _TABLES = frozenset(NodeSettings.model_fields) - frozenset(DriverSettings.model_fields)
 
@@ -25,7 +25,7 @@ def run(flags: dict[str, Any]) -> int:
     """Make the pool and print its id; returns the exit code."""
     try:
         found = _settings(flags)
-    except InvalidSettings as error:
+    except loading.InvalidSettings as error:
         click.echo(error.shown(), err=True)
         return 2
     memory = found.pool_id_file or memory_beside(found.state_dir)
@@ -46,17 +46,17 @@ def _settings(flags: dict[str, Any]) -> DriverSettings:
     text = daemons.text("driver", config) if config else ""
     if not _is_of_node(text):
         defaults = {"socket": "/run/crust/driver/csi.sock", "node_id": os.uname().nodename}
-        return settings_module.load(
+        return loading.load(
             DriverSettings, "driver", toml=text, environ=os.environ, flags=given, defaults=defaults
         )
-    node = settings_module.load(NodeSettings, "node", toml=text, environ=os.environ, flags={})
+    node = loading.load(NodeSettings, "node", toml=text, environ=os.environ, flags={})
     if node.driver is None:
-        raise InvalidSettings(
+        raise loading.InvalidSettings(
             "driver init-pool",
             f"{config} is of a node that wraps another driver, and runs none of ours: it has no pool",
         )
     own = node.driver.model_dump()
-    return settings_module.load(DriverSettings, "driver", environ={}, flags=given, defaults=own)
+    return loading.load(DriverSettings, "driver", environ={}, flags=given, defaults=own)
 
 
 def _is_of_node(text: str) -> bool:

@@ -90,7 +90,7 @@ def proxy(**flags: Any) -> None:
     """Serve the CO's CSI sockets of this node."""
     with daemons.loading():
         from crust.proxy import app
-        from crust.settings import ProxySettings
+        from crust.settings.proxy import ProxySettings
 
     flags["drivers"] = daemons.drivers(flags["drivers"])
     daemons.serve(ProxySettings, "proxy", app.run, flags)
@@ -123,7 +123,7 @@ def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
     with daemons.loading():
         from crust.csi_shim import process
-        from crust.settings import ShimSettings
+        from crust.settings.shim import ShimSettings
 
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
@@ -187,7 +187,7 @@ def driver(context: click.Context, /, **flags: Any) -> None:
         return
     with daemons.loading():
         from crust.blockdriver import serve
-        from crust.settings import DriverSettings
+        from crust.settings.driver import DriverSettings
 
     flags["cluster"] = daemons.cluster(flags)
     daemons.serve(DriverSettings, "driver", serve.run, flags, defaults=_here())

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import crust
 from crust.cli import views
-from crust.settings import OWN_DRIVER
+from crust.settings.driver import OWN_DRIVER
 
 TODO = "restart it: first the runtimes, then the proxy, then shims, then the driver"
 WHY = "it was not restarted since the upgrade"

@@ -11,7 +11,8 @@ from crust.deferral_keys import Defer
 from crust.rpc import channel, server
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
-from crust.settings import InvalidSettings, ShimSettings
+from crust.settings.loading import InvalidSettings
+from crust.settings.shim import ShimSettings
 
 
 @asynccontextmanager

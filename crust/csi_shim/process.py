@@ -30,7 +30,7 @@ from crust.rpc.daemon import Daemon, starting
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.gate import Gate
 from crust.rpc.worker_watch import WorkerWatch
-from crust.settings import ShimSettings
+from crust.settings.shim import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _NODE = "/csi.v1.Node/"

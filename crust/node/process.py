@@ -24,7 +24,8 @@ from crust.proxy.csi_frontend import CsiFrontend
 from crust.rpc.daemon import Daemon
 from crust.rpc.gate import needs_state
 from crust.rpc.wiring import Wiring
-from crust.settings import DriverSettings, ShimSettings
+from crust.settings.driver import DriverSettings
+from crust.settings.shim import ShimSettings
 
 
 async def run(settings: NodeSettings) -> None:

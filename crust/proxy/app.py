@@ -48,7 +48,8 @@ from crust.rpc import wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
 from crust.rpc.worker_watch import WorkerWatch
-from crust.settings import InvalidSettings, ProxySettings, ServedDriver
+from crust.settings.loading import InvalidSettings
+from crust.settings.proxy import ProxySettings, ServedDriver
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from crust.deferral_keys import Defer
 from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.csi_driver import Configuration, Mismatch
 from crust.rpc import wiring
-from crust.settings import ServedDriver
+from crust.settings.proxy import ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)

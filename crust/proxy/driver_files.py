@@ -19,7 +19,8 @@ from crust.handoff import watch
 from crust.host.process import oserrors
 from crust.proxy.driver_sockets import DriverSockets
 from crust.rpc.health import Health
-from crust.settings import ServedDriver, reasons
+from crust.settings.loading import reasons
+from crust.settings.proxy import ServedDriver
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from crust.proxy.plugin_registration import Registration, registering
 from crust.rpc import channel, server
 from crust.rpc.daemon import Daemon
 from crust.rpc.gate import Gate
-from crust.settings import ServedDriver
+from crust.settings.proxy import ServedDriver
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import grpc
 
-from crust import settings
 from crust.cluster.etcd.certificates import Files
+from crust.settings.cluster import ClusterSettings
 from examples.cluster.authority import Authority
 
 PROGRAM = "/usr/bin/etcd"
@@ -200,7 +200,7 @@ class Etcd:
             self._users[user] = self.authority.files(user)
         return self._users[user]
 
-    def settings(self, user: str, **but: object) -> settings.ClusterSettings:
+    def settings(self, user: str, **but: object) -> ClusterSettings:
         """The settings of a program that connects as `user`."""
         files = self.files(user)
         given = {
@@ -212,7 +212,7 @@ class Etcd:
             "lease_s": 5,
             "settle_s": 5,
         }
-        return settings.ClusterSettings.model_validate({**given, **but})
+        return ClusterSettings.model_validate({**given, **but})
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from crust import settings, volumes
+from crust import volumes
 from crust.csi_shim import frontend, process
 from crust.handoff import store
 from crust.host.process.workers import Workers
@@ -17,6 +17,7 @@ from crust.proxy import app
 from crust.proxy.devices import Devices
 from crust.proxy.targets import Targets
 from crust.rpc import channel
+from crust.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
 from tests.support import fake_driver, fake_handler
@@ -93,9 +94,9 @@ class Places:
         backend: str = "",
         driver: str = DRIVER,
         defer: str = "",
-        kubernetes: settings.KubernetesSettings | None = None,
-    ) -> settings.ProxySettings:
-        served = settings.ServedDriver.model_validate(
+        kubernetes: KubernetesSettings | None = None,
+    ) -> ProxySettings:
+        served = ServedDriver.model_validate(
             {
                 "name": driver,
                 "socket": self.csi,
@@ -103,7 +104,7 @@ class Places:
                 "defer": defer,
             }
         )
-        return settings.ProxySettings(
+        return ProxySettings(
             run_dir=self.run,
             volumes_root=self.volumes,
             target_roots=(self.kubelet,),

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from crust import settings
-from crust.settings import DriverSettings, InvalidSettings, ProxySettings, ShimSettings
+from crust.settings import driver as driver_settings
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
+from crust.settings.proxy import ProxySettings
+from crust.settings.shim import ShimSettings
 
 DRIVER = {"name": "d.example.com", "socket": "/run/d.sock", "backend": "/run/s.sock"}
 TOML = """
@@ -19,7 +22,7 @@ backend = "/run/b.sock"
 
 
 def proxy(toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> ProxySettings:
-    return settings.load(ProxySettings, "proxy", toml=toml, environ=environ or {}, flags=flags)
+    return loading.load(ProxySettings, "proxy", toml=toml, environ=environ or {}, flags=flags)
 
 
 def test_the_defaults_are_those_of_a_kubernetes_node() -> None:
@@ -72,7 +75,7 @@ def test_variables_of_a_kubernetes_service_are_ignored() -> None:
     ],
 )
 def test_unknown_environment_key_is_refused(key: str, words: str) -> None:
-    with pytest.raises(InvalidSettings) as caught:
+    with pytest.raises(loading.InvalidSettings) as caught:
         proxy(TOML, {key: "x"})
     assert words in str(caught.value)
 
@@ -100,14 +103,14 @@ def test_unknown_environment_key_is_refused(key: str, words: str) -> None:
 def test_invalid_setting_is_refused_by_its_name(
     toml: str, flags: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(InvalidSettings, match="crust proxy cannot start") as caught:
+    with pytest.raises(loading.InvalidSettings, match="crust proxy cannot start") as caught:
         proxy(toml, **flags)
     assert words in str(caught.value)
     assert "docs/operations.md" in caught.value.hint
 
 
 def test_invalid_environment_variable_is_refused() -> None:
-    with pytest.raises(InvalidSettings, match="handler_grace_s"):
+    with pytest.raises(loading.InvalidSettings, match="handler_grace_s"):
         proxy(TOML, {"CRUST_HANDLER_GRACE_S": "soon"})
 
 
@@ -115,7 +118,7 @@ def test_a_default_of_the_machine_is_weaker_than_the_file() -> None:
     """The kubelet's name for the node is often not the host's."""
     given = {"socket": "/run/s.sock"}
     here = {"node_id": "host"}
-    load = settings.load
+    load = loading.load
     toml = 'node_id = "node-1"'
     assert load(DriverSettings, "d", environ={}, flags=given, defaults=here).node_id == "host"
     found = load(DriverSettings, "d", toml=toml, environ={}, flags=given, defaults=here)
@@ -128,10 +131,10 @@ def test_a_default_of_the_machine_is_weaker_than_the_file() -> None:
 )
 def test_csi_endpoint_is_the_csi_socket_of_every_program(endpoint: str) -> None:
     environ = {"CSI_ENDPOINT": endpoint}
-    driver = settings.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
+    driver = loading.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
     assert driver.socket == "/run/csi.sock"
     flags = {"driver_socket": "/run/d.sock"}
-    shim = settings.load(ShimSettings, "shim", environ=environ, flags=flags)
+    shim = loading.load(ShimSettings, "shim", environ=environ, flags=flags)
     assert shim.socket == "/run/csi.sock"
     behind = {"name": "d.example.com", "backend": "/run/s.sock"}
     loaded = proxy("", environ, drivers=({**DRIVER, "name": "other"}, {**behind, "backend": "/t"}))
@@ -141,7 +144,7 @@ def test_csi_endpoint_is_the_csi_socket_of_every_program(endpoint: str) -> None:
 def test_csi_endpoint_is_stronger_than_the_file_and_weaker_than_what_is_crusts_own() -> None:
     environ = {"CSI_ENDPOINT": "unix:///run/csi.sock"}
     toml, flags = 'socket = "/run/file.sock"', {"node_id": "n"}
-    load = settings.load
+    load = loading.load
     assert (
         load(DriverSettings, "d", toml=toml, environ=environ, flags=flags).socket == "/run/csi.sock"
     )
@@ -153,8 +156,8 @@ def test_csi_endpoint_is_stronger_than_the_file_and_weaker_than_what_is_crusts_o
 
 def test_csi_endpoint_of_another_kind_is_refused() -> None:
     environ = {"CSI_ENDPOINT": "tcp://127.0.0.1:10000"}
-    with pytest.raises(InvalidSettings, match="CSI_ENDPOINT is 'tcp://"):
-        settings.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
+    with pytest.raises(loading.InvalidSettings, match="CSI_ENDPOINT is 'tcp://"):
+        loading.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
 
 
 def test_settings_do_not_change_once_they_are_loaded() -> None:
@@ -165,13 +168,13 @@ def test_settings_do_not_change_once_they_are_loaded() -> None:
 
 def test_shim_and_driver_report_missing_settings() -> None:
     for model, missing in ((ShimSettings, "driver_socket"), (DriverSettings, "node_id")):
-        with pytest.raises(InvalidSettings, match=missing):
-            settings.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})
+        with pytest.raises(loading.InvalidSettings, match=missing):
+            loading.load(model, "it", environ={}, flags={"socket": "/run/s.sock"})
 
 
 def driver(**given: Any) -> DriverSettings:
     flags = {"socket": "/run/d.sock", "node_id": "n", **given}
-    return settings.load(DriverSettings, "driver", environ={}, flags=flags)
+    return loading.load(DriverSettings, "driver", environ={}, flags=flags)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +190,14 @@ def driver(**given: Any) -> DriverSettings:
 def test_driver_settings_that_contradict_the_mode_are_refused(
     given: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(InvalidSettings, match=why):
+    with pytest.raises(loading.InvalidSettings, match=why):
         driver(**given)
 
 
 def test_controller_refuses_settings_of_the_node_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "LOCAL_ENGINES", frozenset())
+    monkeypatch.setattr(driver_settings, "LOCAL_ENGINES", frozenset())
     assert driver(mode="controller").mode == "controller"
-    with pytest.raises(InvalidSettings, match="max_volumes, io_cgroup is of the node part"):
+    with pytest.raises(loading.InvalidSettings, match="max_volumes, io_cgroup is of the node part"):
         driver(mode="controller", io_cgroup="/pods", max_volumes=3)
 
 
@@ -208,7 +211,7 @@ RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/
 def test_only_a_controller_of_ceph_volumes_fences_what_kubernetes_declares_gone(
     given: dict[str, Any],
 ) -> None:
-    with pytest.raises(InvalidSettings, match="only a controller of the engine rbd fences"):
+    with pytest.raises(loading.InvalidSettings, match="only a controller of the engine rbd fences"):
         driver(kubernetes={}, **given)
     made = driver(kubernetes={}, engine="rbd", rbd=RBD, mode="controller")
     assert made.kubernetes is not None

@@ -6,15 +6,15 @@ Access control is tried, not read: a certificate that may read outside of the cl
 import asyncio
 from collections.abc import Iterator
 
-from crust import settings
 from crust.cli.doctor.finding import Finding, error, ok, warning
 from crust.cluster.etcd import examination, versions
 from crust.cluster.etcd.examination import Examination, SeenMember
+from crust.settings.cluster import ClusterSettings
 
 _PAGE = "docs/etcd.md"
 
 
-def findings(given: settings.ClusterSettings, node_id: str, *, is_node: bool) -> Iterator[Finding]:
+def findings(given: ClusterSettings, node_id: str, *, is_node: bool) -> Iterator[Finding]:
     """What there is to say of the store for a node, or else a controller. Blocks.
 
     Raises `StoreCertificateRefused` if the certificate's files cannot be used at all.

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from crust import errors
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Answered, Node
-from crust.settings import OWN_DRIVER, ProxySettings
+from crust.settings.driver import OWN_DRIVER
+from crust.settings.proxy import ProxySettings
 
 
 @check("kubelet-root")

@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust import errors, settings
+from crust import errors
 from crust.cli import views
 from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
+from crust.settings.program import ProgramSettings
+from crust.settings.proxy import ProxySettings
+from crust.settings.shim import ShimSettings
 
-PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
+PROGRAMS: dict[str, type[ProgramSettings]] = {
     "node": NodeSettings,
-    "proxy": settings.ProxySettings,
-    "shim": settings.ShimSettings,
-    "driver": settings.DriverSettings,
+    "proxy": ProxySettings,
+    "shim": ShimSettings,
+    "driver": DriverSettings,
 }
 CONFIG_DIR = "/etc/crust"
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
@@ -47,7 +52,7 @@ class Node:
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
     """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
-    csi_driver_mismatches: Callable[[settings.ProxySettings], Mismatches] | None = None
+    csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
     """What of the cluster's CSIDriver objects does not go with the settings; None: nobody is asked. Blocks."""
 
     def at(self, path: str) -> Path:
@@ -81,20 +86,20 @@ class Node:
         paths = {program: f"{CONFIG_DIR}/{program}.toml" for program in PROGRAMS}
         return {program: path for program, path in paths.items() if self.at(path).exists()}
 
-    def settings_of(self, program: str) -> settings.ProgramSettings | None:
+    def settings_of(self, program: str) -> ProgramSettings | None:
         """The settings of a program; None if there is no file, or it is refused."""
         try:
             return self.load(program)
         except errors.InvalidRequest:
             return None
 
-    def load(self, program: str) -> settings.ProgramSettings | None:
+    def load(self, program: str) -> ProgramSettings | None:
         """The same. Raises `InvalidSettings` if the file is refused."""
         if program not in self.installed():
             return None
         text = self.text(f"{CONFIG_DIR}/{program}.toml")
         defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
-        return settings.load(
+        return loading.load(
             PROGRAMS[program], program, toml=text, environ={}, flags={}, defaults=defaults
         )
 
@@ -104,16 +109,16 @@ class Node:
         found = self.installed()
         return "node" in found and not ("proxy" in found and os.path.lexists(self.at(_PROXY_UNIT)))
 
-    def proxy_settings(self) -> settings.ProxySettings | None:
+    def proxy_settings(self) -> ProxySettings | None:
         """The proxy's part, of the file that is used."""
         found = self.settings_of("node" if self.is_one_process else "proxy")
         return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
 
-    def driver_settings(self) -> settings.DriverSettings | None:
+    def driver_settings(self) -> DriverSettings | None:
         """The settings of crust's driver, of the file that is used."""
         found = self.settings_of("node" if self.is_one_process else "driver")
         driver = found.driver if isinstance(found, NodeSettings) else found
-        return driver if isinstance(driver, settings.DriverSettings) else None
+        return driver if isinstance(driver, DriverSettings) else None
 
     def has_own_driver(self) -> bool:
         """Whether crust's driver runs here, as far as settings say it."""
@@ -128,5 +133,5 @@ class Node:
         return found.target_roots if found else ("/var/lib/kubelet",)
 
 
-def _proxy(found: settings.ProgramSettings | None) -> settings.ProxySettings | None:
-    return found if isinstance(found, settings.ProxySettings) else None
+def _proxy(found: ProgramSettings | None) -> ProxySettings | None:
+    return found if isinstance(found, ProxySettings) else None

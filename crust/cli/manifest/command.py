@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from crust import errors
-from crust import settings as settings_module
 from crust.cli import daemons
 from crust.cli.install import shipped
 from crust.node.settings import NodeSettings
-from crust.settings import DriverSettings, InvalidSettings
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
 
 
 def run(config: Path | None, **choices: Any) -> int:
@@ -31,7 +31,7 @@ def _text(config: Path | None, choices: dict[str, Any]) -> str:
 
         from crust.cli.manifest import objects
     except ImportError as error:
-        raise InvalidSettings(
+        raise loading.InvalidSettings(
             "driver manifest", "it needs PyYAML: install crust-csi[kubernetes]"
         ) from error
     source = shipped() / "kubernetes"
@@ -46,10 +46,10 @@ def _settings(text: str) -> NodeSettings | DriverSettings:
     """
     if _is_of_controller(text):
         here = {"node_id": os.uname().nodename}  # each pod has its own
-        return settings_module.load(
+        return loading.load(
             DriverSettings, "driver", toml=text, environ={}, flags={}, defaults=here
         )
-    return settings_module.load(NodeSettings, "node", toml=text, environ={}, flags={})
+    return loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
 
 
 def _is_of_controller(text: str) -> bool:

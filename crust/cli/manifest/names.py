@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 from crust.cli.manifest.kustomization import Object
-from crust.settings import OWN_DRIVER, InvalidSettings
+from crust.settings.driver import OWN_DRIVER
+from crust.settings.loading import InvalidSettings
 
 EXAMPLE_SHARED = "rbd.csi.crust.dev"
 """The driver of the overlays for Ceph."""

@@ -14,7 +14,8 @@ from typing import Any
 from crust.cli.manifest import kustomization, names, problems
 from crust.cli.manifest.kustomization import Object
 from crust.node.settings import NodeSettings
-from crust.settings import OWN_DRIVER, DriverSettings, InvalidSettings
+from crust.settings.driver import OWN_DRIVER, DriverSettings
+from crust.settings.loading import InvalidSettings
 
 _PROGRAM = "driver manifest"
 _EXAMPLE_DRIVER = "csi.example.com"

@@ -8,7 +8,7 @@ from typing import Any
 
 from crust.cli.manifest.kustomization import Object
 from crust.node.settings import NodeSettings
-from crust.settings import LOCAL_ENGINES, DriverSettings
+from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 
 
 def of(

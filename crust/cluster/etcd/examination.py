@@ -7,13 +7,13 @@ import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
-from crust import settings
 from crust.cluster.etcd import certificates, connect, failures
 from crust.cluster.etcd.certificates import Files
 from crust.cluster.etcd.client import Broken, Client
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.methods import RANGE, STATUS
 from crust.cluster.protocol import StoreUnavailable
+from crust.settings.cluster import ClusterSettings
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 
 ANSWER_S = 3.0
@@ -56,7 +56,7 @@ class Examination:
     access_problem: str = ""
 
 
-async def examine(given: settings.ClusterSettings, node_id: str) -> Examination:
+async def examine(given: ClusterSettings, node_id: str) -> Examination:
     """Look. Raises `StoreCertificateRefused` if the certificate files cannot be used at all."""
     files = Files(given.ca, given.cert, given.key)
     identity = await asyncio.to_thread(certificates.read, files)

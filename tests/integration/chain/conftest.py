@@ -25,7 +25,8 @@ from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
-from crust.settings import KubernetesSettings, ProgramSettings
+from crust.settings.program import ProgramSettings
+from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import node as nodes
 from tests.support.fake_handler import FakeHandler, running

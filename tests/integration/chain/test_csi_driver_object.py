@@ -14,7 +14,7 @@ from crust.host.mounts import mountinfo
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
-from crust.settings import KubernetesSettings
+from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import MODE, Chain
 from tests.support import fake_kubernetes

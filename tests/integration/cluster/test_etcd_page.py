@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import settings
 from crust.cli.doctor import etcd as checked
 from crust.cli.doctor.finding import Level
 from crust.cluster.etcd import connect, failures
+from crust.settings.cluster import ClusterSettings
 from examples.cluster import etcd as members
 from tests.support.cluster_contract import announcement, eventually
 
@@ -56,11 +56,11 @@ class Site:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def settings(self, user: str) -> settings.ClusterSettings:
+    def settings(self, user: str) -> ClusterSettings:
         """The page's settings, with the certificate of `user`."""
         (text,) = blocks("toml", "Settings")
         table = tomllib.loads(self.here(text).replace("node-a", user))["cluster"]
-        return settings.ClusterSettings.model_validate(table)
+        return ClusterSettings.model_validate(table)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from crust.proxy import app as proxy_app
 from crust.proxy import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
-from crust.settings import ProgramSettings
+from crust.settings.program import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import cloud, disks, minimal
 from tests.support import node as nodes

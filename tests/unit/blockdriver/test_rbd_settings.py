@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from crust import settings
 from crust.blockdriver import serve
 from crust.ceph.connection import MonitorsInvalid
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
 
 PLACE = {"monitors": "[v2:192.0.2.1:3300,v1:192.0.2.1:6789]", "pool": "kubernetes"}
 USER = {"user": "crust", "key_file": "/etc/crust/ceph.key"}
 
 
-def driver(mode: str, **rbd: str) -> settings.DriverSettings:
+def driver(mode: str, **rbd: str) -> DriverSettings:
     flags: dict[str, Any] = {"socket": "/s", "node_id": "n1", "engine": "rbd", "mode": mode}
     flags["rbd"] = {**PLACE, **rbd}
-    return settings.load(settings.DriverSettings, "driver", environ={}, flags=flags)
+    return loading.load(DriverSettings, "driver", environ={}, flags=flags)
 
 
 @pytest.mark.parametrize("mode", ["all", "controller"])
@@ -39,7 +40,7 @@ def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
 def test_half_a_user_and_a_controller_without_one_are_refused(
     mode: str, given: dict[str, str], why: str
 ) -> None:
-    with pytest.raises(settings.InvalidSettings, match=why):
+    with pytest.raises(loading.InvalidSettings, match=why):
         driver(mode, **given)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from crust import operations
 from crust.cli import daemons
-from crust.settings import DriverSettings
+from crust.settings.driver import DriverSettings
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from crust import settings as settings_module
 from crust.cli.manifest import names
 from crust.node.settings import NodeSettings
-from crust.settings import InvalidSettings
+from crust.settings import loading
 from tests.unit.cli.test_manifest import Objects, config, printed, rendered
 from tests.unit.cli.test_manifest_of_roles import text_of
 
@@ -57,7 +56,7 @@ def sockets(found: Objects) -> set[str]:
     (text,) = (
         each["data"]["node.toml"] for each in found.values() if "node.toml" in each.get("data", {})
     )
-    its = settings_module.load(NodeSettings, "node", toml=text, environ={}, flags={})
+    its = loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
     parts = {its.proxy.run_dir, its.proxy.volumes_root, its.runtime_socket, *its.inner_sockets}
     return (
         parts
@@ -148,7 +147,7 @@ def test_no_two_names_have_one_stem() -> None:
             name = "".join(letters)
             try:
                 stem = names.stem(name)
-            except InvalidSettings:
+            except loading.InvalidSettings:
                 continue
             assert found.setdefault(stem, name) == name
     assert len(found) > 50

@@ -5,9 +5,11 @@ from typing import Any
 import pydantic
 import pytest
 
-from crust import settings
 from crust.cli import daemons
 from crust.cluster.agent import REPEAT_EVERY_S
+from crust.settings import loading
+from crust.settings.cluster import ClusterSettings
+from crust.settings.driver import DriverSettings
 
 GIVEN: dict[str, Any] = {
     "endpoints": ("10.0.0.1:2379", "etcd-2.example:2379", "[fd00::3]:2379"),
@@ -18,7 +20,7 @@ GIVEN: dict[str, Any] = {
 
 
 def test_cluster_settings_need_endpoints_and_tls_files_alone() -> None:
-    found = settings.ClusterSettings.model_validate(GIVEN)
+    found = ClusterSettings.model_validate(GIVEN)
     assert (found.kind, found.prefix, found.lease_s) == ("etcd", "/crust/", 15)
     assert found.settle_s > max(found.lease_s, REPEAT_EVERY_S)
 
@@ -37,14 +39,14 @@ def test_cluster_settings_need_endpoints_and_tls_files_alone() -> None:
 )
 def test_cluster_settings_refuse_what_cannot_be_meant(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(pydantic.ValidationError) as refused:
-        settings.ClusterSettings.model_validate({**GIVEN, **changed})
-    assert settings.reasons(refused.value).startswith(why)
+        ClusterSettings.model_validate({**GIVEN, **changed})
+    assert loading.reasons(refused.value).startswith(why)
 
 
-def driver(**given: Any) -> settings.DriverSettings:
+def driver(**given: Any) -> DriverSettings:
     """Settings of `crust driver` in a cluster."""
     merged = {"socket": "/s", "node_id": "n1", "cluster": GIVEN, **given}
-    return settings.load(settings.DriverSettings, "driver", environ={}, flags=merged)
+    return loading.load(DriverSettings, "driver", environ={}, flags=merged)
 
 
 @pytest.mark.parametrize("mode", ["node", "controller"])
@@ -65,7 +67,7 @@ def test_driver_in_a_cluster_is_a_node_or_the_controller(mode: str) -> None:
 def test_driver_settings_that_contradict_the_cluster_are_refused(
     given: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(settings.InvalidSettings, match=why):
+    with pytest.raises(loading.InvalidSettings, match=why):
         driver(**given)
 
 

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 import crust
-from crust import settings
 from crust.node.settings import NodeSettings
+from crust.settings import loading
+from crust.settings.shim import ShimSettings
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 OVERLAYS = (
@@ -50,7 +51,7 @@ def workload(overlay: str) -> dict[str, Any]:
 def node_settings(overlay: str) -> NodeSettings:
     (found,) = (each for each in rendered(f"overlays/{overlay}") if each["kind"] == "ConfigMap")
     environ = {"CRUST_NODE_NAME": "node-1"}
-    return settings.load(
+    return loading.load(
         NodeSettings, "node", toml=found["data"]["node.toml"], environ=environ, flags={}
     )
 
@@ -136,7 +137,7 @@ def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema(
         "driver_socket": flags["--driver-socket"],
         "controller": True,
     }
-    loaded = settings.load(settings.ShimSettings, "shim", environ={}, flags=given)
+    loaded = loading.load(ShimSettings, "shim", environ={}, flags=given)
     assert loaded.controller
 
 

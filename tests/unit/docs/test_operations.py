@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from pydantic_core import PydanticUndefined
 
-from crust import deferral_keys, metrics, settings
+from crust import deferral_keys, metrics
 from crust.blockdriver.controller import io_limit_parameters, parameters
 from crust.blockdriver.node import ephemeral_orphans, node_stats
 from crust.blockdriver.records import health
@@ -20,12 +20,17 @@ from crust.cli import main
 from crust.host.filesystems import mkfs_options, supported
 from crust.node.settings import NodeSettings
 from crust.proxy import volume_health
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
+from crust.settings.program import ProgramSettings
+from crust.settings.proxy import ProxySettings
+from crust.settings.shim import ShimSettings
 from tests.support import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "deploy"
-COMMON = settings.ProgramSettings.model_fields
+COMMON = ProgramSettings.model_fields
 _REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
@@ -33,12 +38,12 @@ REASONS = {
     for reason in _REASON.findall(inspect.getsource(module))
 } | {volume_health.REASON}
 """The reasons that the driver and the proxy report for a bad health."""
-PROGRAMS: dict[str, type[settings.ProgramSettings]] = {
-    "proxy": settings.ProxySettings,
-    "shim": settings.ShimSettings,
-    "driver": settings.DriverSettings,
+PROGRAMS: dict[str, type[ProgramSettings]] = {
+    "proxy": ProxySettings,
+    "shim": ShimSettings,
+    "driver": DriverSettings,
 }
-WITH_NODE: dict[str, type[settings.ProgramSettings]] = {**PROGRAMS, "node": NodeSettings}
+WITH_NODE: dict[str, type[ProgramSettings]] = {**PROGRAMS, "node": NodeSettings}
 
 
 def table_after(words: str) -> dict[str, str]:
@@ -70,7 +75,7 @@ def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
 
 
 def test_the_common_settings_and_their_defaults() -> None:
-    assert table_after("Every daemon:") == documented(settings.ProgramSettings)
+    assert table_after("Every daemon:") == documented(ProgramSettings)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -93,7 +98,7 @@ def test_every_setting_has_a_flag(program: str) -> None:
 def test_the_example_settings_are_accepted(program: str) -> None:
     text = (DEPLOY / "crust" / f"{program}.toml").read_text(encoding="utf-8")
     given = {"node_id": "n"} if program == "driver" else {}
-    settings.load(WITH_NODE[program], program, toml=text, environ={}, flags=given)
+    loading.load(WITH_NODE[program], program, toml=text, environ={}, flags=given)
 
 
 def test_the_example_settings_lead_from_one_program_to_the_next() -> None:

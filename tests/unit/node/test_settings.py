@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from crust import settings
 from crust.blockdriver import serve
 from crust.node.settings import NodeSettings
-from crust.settings import DriverSettings, InvalidSettings, ProgramSettings
+from crust.settings import loading
+from crust.settings.driver import DriverSettings
+from crust.settings.program import ProgramSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
 FOREIGN = """
@@ -24,7 +25,7 @@ driver_socket = "/run/inner.sock"
 
 
 def load(toml: str = "", **environ: str) -> NodeSettings:
-    return settings.load(NodeSettings, "node", toml=toml, environ=environ, flags={})
+    return loading.load(NodeSettings, "node", toml=toml, environ=environ, flags={})
 
 
 def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
@@ -78,7 +79,7 @@ def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
 def test_csi_endpoint_that_is_nobodys_socket_is_refused(
     toml: str, endpoint: str, sentence: str
 ) -> None:
-    with pytest.raises(InvalidSettings, match=sentence):
+    with pytest.raises(loading.InvalidSettings, match=sentence):
         load(toml, CSI_ENDPOINT=endpoint)
 
 
@@ -151,7 +152,7 @@ driver_socket = "/run/inner.sock"
     ],
 )
 def test_what_contradicts_itself_is_refused_in_a_sentence(toml: str, why: str) -> None:
-    with pytest.raises(InvalidSettings, match=why) as caught:
+    with pytest.raises(loading.InvalidSettings, match=why) as caught:
         load(toml)
     assert "crust node cannot start" in str(caught.value)
     assert "Value error" not in str(caught.value)
@@ -181,5 +182,5 @@ def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
 
 
 def test_empty_name_of_the_node_is_refused() -> None:
-    with pytest.raises(InvalidSettings, match="node_name"):
+    with pytest.raises(loading.InvalidSettings, match="node_name"):
         load(CRUST_NODE_NAME="")

@@ -12,7 +12,7 @@ from crust.blockdriver.services.roles import Role
 from crust.kubernetes_api import api as kubernetes_api
 from crust.proxy import csi_driver_check
 from crust.rpc import channel
-from crust.settings import ServedDriver
+from crust.settings.proxy import ServedDriver
 from tests.support import fake_driver, fake_kubernetes, memory_backend
 from tests.support.fake_driver import FakeDriver
 from tests.support.fake_kubernetes import FakeKubernetes

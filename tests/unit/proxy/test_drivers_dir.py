@@ -11,7 +11,7 @@ import pytest
 from crust.handoff import watch
 from crust.proxy import app
 from crust.rpc import channel
-from crust.settings import ProxySettings
+from crust.settings.proxy import ProxySettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc

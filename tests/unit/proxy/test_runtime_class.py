@@ -8,7 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from crust.settings import KubernetesSettings
+from crust.settings.proxy import KubernetesSettings
 from tests.support import fake_kubernetes
 from tests.support import node as nodes
 from tests.support.fake_kubernetes import NODE, FakeKubernetes

@@ -1,0 +1,186 @@
+"""The settings of `crust driver`: engine, mode and cluster must fit together, and what cannot work is refused here.
+
+A setting that the chosen mode would ignore is refused too, so that nobody believes that it has an effect.
+"""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from crust.settings.cluster import ClusterSettings
+from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
+from crust.settings.program import KubernetesAccess, ProgramSettings
+from crust.settings.rbd import RbdSettings
+
+OWN_DRIVER = "block.csi.crust.dev"
+"""The name of our driver, unless the settings give it another one."""
+LOCAL_ENGINES = frozenset({"files"})
+"""The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
+
+_OF_NODE_PART = (
+    "create_pool",
+    "state_dir",
+    "pool_id_file",
+    "target_roots",
+    "check_propagation",
+    "max_volumes",
+    "runtime_socket",
+    "io_cgroup",
+    "ephemeral_grace_s",
+)
+
+
+class DriverSettings(ProgramSettings):
+    """`crust driver`."""
+
+    driver_name: CsiName = OWN_DRIVER
+    """The driver's name for the CO. Two drivers of one cluster, of different engines, have different ones; it never
+    changes while the driver has volumes."""
+
+    socket: SocketPath
+    """The socket that the shim, or a CO, calls."""
+
+    mode: Literal["all", "controller", "node"] = "all"
+    """Which part of the driver runs: both, or one of them; the other RPCs are UNIMPLEMENTED then."""
+
+    engine: Literal["files", "rbd"] = "files"
+    """What holds the volumes. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
+    pool of the table `rbd`, which only hypervisors open."""
+
+    rbd: RbdSettings | None = None
+    """The Ceph pool, a table of its own."""
+
+    kubernetes: KubernetesAccess | None = None
+    """Of a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
+    node.kubernetes.io/out-of-service are cut off from their images then; else only `crust ceph fence` does that."""
+
+    cluster: ClusterSettings | None = None
+    """The cluster with one controller that this is a node of, or the controller; a table of its own."""
+
+    node_deployment: bool = False
+    """Whether each node's driver provisions for its own node, called by sidecars with --node-deployment: no attach,
+    and NodeExpandVolume grows the volume itself."""
+
+    state_dir: AbsolutePath = "/var/lib/crust/block"
+    """The pool: volumes and their records. Survives reboots."""
+
+    create_pool: bool = False
+    """Whether a first start makes the pool in `state_dir`. False: `crust driver init-pool` does."""
+
+    pool_id_file: AbsolutePath | Literal[""] = ""
+    """Where the id of this node's pool is remembered over reboots, not on the pool's disk; empty: `state_dir` with
+    `.pool-id` added."""
+
+    run_dir: AbsolutePath = "/run/crust/driver"
+    """State that is invalid after a reboot."""
+
+    node_id: Annotated[str, Field(min_length=1, max_length=256)]
+    """This node's name for the CO."""
+
+    target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
+    """The driver stages and publishes volumes below these directories."""
+
+    check_propagation: bool = True
+    """Refuse to start where mounts would not reach the host. False: the CO lives in our mount namespace."""
+
+    csi_profile: CsiProfile = "1.12"
+    """Which health capabilities are advertised."""
+
+    overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """How many times the pool's capacity may be provisioned. 1: every volume can be filled, unless it shares blocks
+    with a snapshot."""
+
+    max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """How many volumes the node accepts; 0: as many as the kernel's memory, threads and mounts allow."""
+
+    runtime_socket: SocketPath | Literal[""] = ""
+    """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""
+
+    io_cgroup: AbsolutePath | Literal[""] = ""
+    """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
+
+    modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send
+    them one by one."""
+
+    ephemeral_grace_s: Annotated[float, Field(ge=60, le=30 * 86400)] = 3600
+    """How long an inline ephemeral volume may be neither attached nor published before it is deleted."""
+
+    @pydantic.model_validator(mode="after")
+    def _remembers_elsewhere(self) -> Self:
+        if f"{self.pool_id_file}/".startswith(f"{self.state_dir.rstrip('/')}/"):
+            raise ValueError("pool_id_file is inside of state_dir: it would be gone with the pool")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_engine(self) -> Self:
+        if (self.engine == "rbd") != (self.rbd is not None):
+            raise ValueError(
+                'engine is "rbd", and there is no table rbd with its pool'
+                if self.rbd is None
+                else f"the table rbd is there, and engine is {self.engine}"
+            )
+        if self.rbd is not None and bool(self.rbd.user) != bool(self.rbd.key_file):
+            raise ValueError("of user and key_file of the table rbd one is set: set both or none")
+        if self.rbd is not None and not self.rbd.user and self.mode != "node":
+            raise ValueError(
+                f"the table rbd has no user and key_file, and mode is {self.mode}: only to a node calls bring keys"
+            )
+        if self.kubernetes is not None and (self.engine, self.mode) != ("rbd", "controller"):
+            raise ValueError(
+                f"the table kubernetes is there, engine is {self.engine} and mode {self.mode}: only a controller of "
+                "the engine rbd fences nodes that Kubernetes has declared gone"
+            )
+        if self.rbd is not None and self.rbd.user and self.mode == "node":
+            raise ValueError(
+                "the table rbd has user and key_file, and mode is node: a node keeps no key, its calls bring them "
+                "(node-stage-secret-name and node-publish-secret-name of the StorageClass); take both out"
+            )
+        if self.engine == "rbd" and self.node_deployment:
+            raise ValueError(
+                "node_deployment is set, and every node reaches the pool of the engine rbd: run a controller"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_cluster(self) -> Self:
+        if self.cluster is None:
+            return self
+        if self.mode == "all":
+            raise ValueError(
+                "cluster is set, and mode is all: a node of a cluster has mode node, its controller mode controller"
+            )
+        if self.engine not in LOCAL_ENGINES:
+            raise ValueError(
+                f"cluster is set, and the engine {self.engine} is reached from each node: leave cluster out"
+            )
+        if self.mode == "controller" and "overcommit" in self.model_fields_set:
+            raise ValueError(
+                "overcommit is set, and mode is controller of a cluster: each node counts its own pool, set it there"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_mode(self) -> Self:
+        if self.node_deployment and self.mode != "all":
+            raise ValueError(
+                f"node_deployment is set, and mode is {self.mode}: each node's driver is its own controller"
+            )
+        if self.mode == "node" and self.engine in LOCAL_ENGINES and self.cluster is None:
+            raise ValueError(
+                f"mode is node, and the engine {self.engine} has its pool here: no controller reaches it without "
+                "cluster, and nobody can create a volume; set cluster, or mode all"
+            )
+        if self.mode != "controller":
+            return self
+        if self.engine in LOCAL_ENGINES and self.cluster is None:
+            raise ValueError(
+                f"mode is controller, and the engine {self.engine} has its pool on a node: set cluster, to reach the "
+                "nodes through it, or mode all on each node, with node_deployment"
+            )
+        if alien := [name for name in _OF_NODE_PART if name in self.model_fields_set]:
+            raise ValueError(
+                f"mode is controller, and {', '.join(alien)} is of the node part: leave it out"
+            )
+        return self

@@ -1,0 +1,127 @@
+"""Merges the sources of settings: defaults < TOML file < CRUST_* environment < flags. pydantic checks the result.
+
+`load` takes its sources as arguments, so a test does not depend on its environment. A refusal names the setting and
+never its value, which may be a secret that was written into the wrong place.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel
+
+from crust import errors
+from crust.settings.fields import MEANT
+from crust.settings.program import ProgramSettings
+
+ENVIRONMENT_PREFIX = "CRUST_"
+_SERVICE_LINK = re.compile(
+    r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
+)
+"""Variables that a kubelet sets in each pod for a Service whose name begins with "crust"."""
+
+Settings = TypeVar("Settings", bound=ProgramSettings)
+
+
+class InvalidSettings(errors.InvalidRequest):
+    """A setting is missing, unknown or invalid."""
+
+    def __init__(self, program: str, why: str) -> None:
+        super().__init__(
+            f"crust {program} cannot start", why=why, hint="see docs/operations.md, Settings"
+        )
+
+
+def load(
+    model: type[Settings],
+    program: str,
+    *,
+    toml: str = "",
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Merge the sources and check the result; flags that are None were not given. Raises `InvalidSettings`.
+
+    `toml` is the file's text. Environment variables are CRUST_<SETTING> for simple values, comma-separated for lists;
+    nested settings come from the file or from flags. CSI_ENDPOINT, with or without `unix://`, is the CSI socket (CSI
+    "Packaging"), stronger than the file alone. `defaults` are weaker than any source: what only the machine knows.
+    """
+    try:
+        merged = {**(defaults or {}), **tomllib.loads(toml)}
+    except tomllib.TOMLDecodeError as err:
+        raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
+    own = _from_environment(model, program, environ)
+    own |= {name: value for name, value in flags.items() if value is not None}
+    merged |= own
+    try:
+        if environ.get("CSI_ENDPOINT") and "socket" not in own:
+            merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
+        return model.model_validate(merged)
+    except pydantic.ValidationError as err:
+        raise InvalidSettings(program, reasons(err)) from err
+    except ValueError as err:
+        raise InvalidSettings(program, str(err)) from err
+
+
+def _path(endpoint: str) -> str:
+    """The path of CSI_ENDPOINT, which may begin with unix:// or unix: and may lack nothing else."""
+    path = endpoint.removeprefix("unix:")
+    path = "/" + path.lstrip("/") if path.startswith("//") else path
+    if not path.startswith("/"):
+        raise ValueError(
+            f"CSI_ENDPOINT is {endpoint[:128]!r}: it must be the path of a UNIX socket, e.g. unix:///run/csi/csi.sock"
+        )
+    return path
+
+
+def _from_environment(
+    model: type[BaseModel], program: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, text in environ.items():
+        name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not key.startswith(ENVIRONMENT_PREFIX) or _SERVICE_LINK.search(key):
+            continue
+        field = model.model_fields.get(name)
+        if field is None:
+            near = difflib.get_close_matches(name, model.model_fields, n=1)
+            meant = f"; did you mean {ENVIRONMENT_PREFIX}{near[0].upper()}?" if near else ""
+            raise InvalidSettings(
+                program, f"there is no setting for the environment's {key}{meant}"
+            )
+        is_list = "tuple" in str(field.annotation)
+        found[name] = tuple(part for part in text.split(",") if part) if is_list else text
+    return found
+
+
+def reasons(err: pydantic.ValidationError) -> str:
+    """What is wrong with which setting, without its value."""
+    lines = err.errors(include_url=False, include_input=False)
+    found = ((".".join(map(str, each["loc"])), _sentence(each)) for each in lines)
+    return "; ".join(f"{place} {why}" if place else why for place, why in found)
+
+
+_SENTENCES = {
+    "missing": "is missing",
+    "extra_forbidden": "is no setting",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "too_short": "is empty, and needs at least one",
+}
+"""Why a value is refused, by pydantic's name for it."""
+
+
+def _sentence(line: Any) -> str:
+    match line["type"]:
+        case "string_pattern_mismatch":
+            return f"must be {MEANT[line['ctx']['pattern']]}"
+        case "string_too_long":
+            return f"is longer than {line['ctx']['max_length']} bytes"
+        case "value_error":
+            return str(line["ctx"]["error"])
+    return _SENTENCES.get(line["type"], str(line["msg"]).replace("Input should be", "must be"))

@@ -1,0 +1,112 @@
+"""The settings of `crust proxy`, and of the drivers that it serves."""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from crust.settings.fields import AbsolutePath, CsiName, SocketPath
+from crust.settings.program import KubernetesAccess, ProgramSettings, Table
+
+
+class ServedDriver(Table):
+    """A CSI driver that the proxy serves."""
+
+    name: CsiName
+    """The driver's name, as GetPluginInfo reports it."""
+
+    socket: SocketPath
+    """The socket that the CO calls, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock."""
+
+    backend: SocketPath
+    """The shim's socket."""
+
+    defer: Literal["", "always", "never", "runtime-class"] = ""
+    """Decides where the volume says nothing: `crust.dev/defer` in its context comes first. Empty: never."""
+
+    register_plugin: bool = True
+    """Whether the proxy registers it with the kubelet, if `plugins_registry` is set."""
+
+
+class KubernetesSettings(KubernetesAccess):
+    """Access to the Kubernetes API, for volumes whose pod's RuntimeClass decides."""
+
+    runtime_handlers: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The handlers (RuntimeClass.handler) whose pods get deferred volumes. The runtime registers by the same name."""
+
+    node_name: Annotated[str, Field(min_length=1, max_length=253)] = os.uname().nodename
+    """The name of this node's Node object. Default: the host's name."""
+
+
+class ProxySettings(ProgramSettings):
+    """`crust proxy`."""
+
+    run_dir: AbsolutePath = "/run/crust"
+    """The directory of the proxy's own sockets and locks; mode 0700."""
+
+    volumes_root: AbsolutePath = "/run/crust/volumes"
+    """The handoff directory. It belongs on a tmpfs: its entries are invalid after a reboot."""
+
+    target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
+    """Targets may be deferred below these directories: the kubelet's root."""
+
+    drivers: tuple[ServedDriver, ...] = ()
+    """The CSI drivers on the node that need no file of their own."""
+
+    drivers_dir: AbsolutePath | Literal[""] = ""
+    """Its files `*.toml` add drivers while the proxy runs: name, socket, backend. Empty: none is looked for."""
+
+    plugins_registry: AbsolutePath | Literal[""] = ""
+    """The kubelet's /var/lib/kubelet/plugins_registry, where drivers are registered. Empty: others register them."""
+
+    kubernetes: KubernetesSettings | None = None
+    """Access to the Kubernetes API, a table of its own. Without it `runtime-class` cannot be decided."""
+
+    check_propagation: bool = True
+    """Refuse to start where mounts would not reach the host. False: CO and runtimes live in our mount namespace."""
+
+    handler_grace_s: Annotated[float, Field(ge=0, le=60)] = 3.0
+    """After a start, how long a call waits for its handler to register again. Handlers reconnect within a second."""
+
+    @pydantic.field_validator("drivers")
+    @classmethod
+    def _check_distinct(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
+        for kind in ("name", "socket", "backend"):
+            seen = [getattr(driver, kind) for driver in drivers]
+            if len(set(seen)) < len(seen):
+                raise ValueError(f"two drivers have the same {kind}")
+        return drivers
+
+    @pydantic.model_validator(mode="after")
+    def _some_driver(self) -> Self:
+        if not (self.drivers or self.drivers_dir):
+            raise ValueError(
+                "drivers is empty, and there is no drivers_dir to add some: name one as [[drivers]] in the settings "
+                "file, or by --driver"
+            )
+        return self
+
+    @classmethod
+    def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+        """`endpoint` is the socket of the one driver that has none."""
+        drivers = given.get("drivers", ())
+        if not isinstance(drivers, list | tuple):
+            return dict(given)  # refused by its type
+        sockets = [_socket_of(each) for each in drivers]
+        if endpoint in sockets:
+            return dict(given)
+        if sockets.count("") != 1:
+            raise ValueError(
+                "CSI_ENDPOINT is set, and it is the socket of the one driver that has no socket: of "
+                f"{len(drivers)} drivers {sockets.count('')} have none"
+            )
+        named = zip(drivers, sockets, strict=True)
+        served = [each if socket else {**each, "socket": endpoint} for each, socket in named]
+        return {**given, "drivers": tuple(served)}
+
+
+def _socket_of(driver: Any) -> str:
+    """Of a driver that is not checked yet; what is no table has something, to be refused for."""
+    return str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"

@@ -1,0 +1,50 @@
+"""The settings of `crust shim`."""
+
+from typing import Literal, Self
+
+import pydantic
+
+from crust.settings.fields import AbsolutePath, CsiProfile, SocketPath
+from crust.settings.program import KubernetesAccess, ProgramSettings
+
+
+class ShimSettings(ProgramSettings):
+    """`crust shim`."""
+
+    socket: SocketPath
+    """The socket that the proxy calls."""
+
+    driver_socket: SocketPath
+    """The socket of the wrapped driver."""
+
+    runtime_socket: SocketPath = "/run/crust/runtime.sock"
+    """The proxy's Runtime API."""
+
+    csi_profile: CsiProfile = "1.12"
+    """1.12: statistics include the volume condition, which CSI 1.13 removed."""
+
+    wrap: bool = True
+    """Whether a driver that does not defer by itself is wrapped: its deferred volumes are raw block devices to it."""
+
+    kubelet_root: AbsolutePath = "/var/lib/kubelet"
+    """The kubelet's root directory, as the driver's pod has it."""
+
+    defer: Literal["always", "never", "runtime-class"] = "never"
+    """How volumes are staged whose context has no crust.dev/defer: as block, unless "never"."""
+
+    check_propagation: bool = True
+    """Refuse to start where the driver's mounts would not be seen. False: driver and shim share a mount namespace."""
+
+    controller: bool = False
+    """Whether it runs beside the driver's controller, and is called by the CSI sidecars."""
+
+    kubernetes: KubernetesAccess | None = None
+    """With `controller`: access to the Kubernetes API, a table of its own. Without it every detach passes."""
+
+    @pydantic.model_validator(mode="after")
+    def _controller_wraps(self) -> Self:
+        if self.controller and not self.wrap:
+            raise ValueError(
+                "controller is set, and wrap is not: without wrap it has nothing to do"
+            )
+        return self
