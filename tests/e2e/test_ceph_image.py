@@ -216,7 +216,7 @@ async def test_cluster_that_stops_answering_stops_neither_the_runtime_nor_anothe
             growing = asyncio.create_task(node.node.co.expand(IMAGE, target, 2 * SIZE))
             while not (plugging.done() and growing.done()):
                 for each, sandbox in ((node, "one"), (other, "two")):
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(60):
                         await each.runtime.run(_nothing(sandbox))
                 await node.node.co.stats(IMAGE, target)
             failed = await asyncio.gather(plugging, growing, return_exceptions=True)

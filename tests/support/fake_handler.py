@@ -87,7 +87,7 @@ async def running(
         service.serving(endpoint, handler),
         registration.registered(proxy_socket, request) as session,
     ):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await session.registered.wait()
         yield session
 

@@ -284,5 +284,5 @@ def shim(
 
 async def until(event: asyncio.Event) -> None:
     """Wait for an event, at most as long as a hung test may take."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await event.wait()

@@ -21,7 +21,7 @@ from tests.support import central_ready, killing
 Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped", "central"]
 NAME = "block.csi.crust.dev"
 NODE_ID = "conformance-node"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 POOL_BYTES = 64 << 30
 MAX_VOLUMES = 24
 """Few enough that the suite tests the limit."""

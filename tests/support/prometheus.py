@@ -54,7 +54,7 @@ def ask(address: str, path: str, **query: object) -> Any:
 
 async def scraped_often(address: str, times: int = 3) -> None:
     """A rate needs two samples. There is nothing to wait on but its answers."""
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(60):
         while True:
             try:
                 found = await asyncio.to_thread(

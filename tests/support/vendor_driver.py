@@ -18,7 +18,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import disks
 
 NODE = "node-1"
-START_S = 30.0
+START_S = 60.0
 
 
 @dataclass

@@ -10,7 +10,7 @@ import grpc
 
 from examples.drivers import cloud, minimal
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
 
 

@@ -70,7 +70,7 @@ class Node:
         return bool((await identity.Probe(csi_pb2.ProbeRequest())).ready.value)
 
     async def until(self, *, ready: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.is_ready() != ready:  # noqa: ASYNC110 - a Probe is all that tells
                 await asyncio.sleep(0.05)
 

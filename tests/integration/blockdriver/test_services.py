@@ -278,7 +278,7 @@ async def test_probe_reports_a_missing_folder_and_recovers_without_a_restart(
     images = tmp_path / "state" / "images"
 
     async def until(*, ready: bool) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await identity.Probe(csi_pb2.ProbeRequest())).ready.value != ready:  # noqa: ASYNC110 - a Probe is all that tells
                 await asyncio.sleep(0.05)
 
@@ -348,7 +348,7 @@ async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_
         serving(take_over=False),
         channel.connect(socket) as connected,
         AsyncExitStack() as successor,
-        asyncio.timeout(40),
+        asyncio.timeout(60),
         asyncio.TaskGroup() as group,
     ):
         task = group.create_task(make_and_delete(csi_pb2_grpc.ControllerStub(connected)))

@@ -144,6 +144,7 @@ async def test_second_controller_takes_over_and_finds_what_the_first_began(nodes
         pool.gate.clear()
         async with refused(Code.ABORTED, Code.DEADLINE_EXCEEDED):
             await first.create("pvc", "n2", timeout=1)
+        await pool.arrived.wait()
     pool.gate.set()
     async with controller(nodes) as second:
         volume = await second.create("pvc", "n1")  # its pool is recorded, whatever is asked for

@@ -22,7 +22,7 @@ from crust.runtime_handler.registration import Feature, RegisterRequest, Registr
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 from tests.support.fake_targets import FakeDevices
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def _request(run_dir: str, **changes: str) -> RegisterRequest:

@@ -96,7 +96,7 @@ async def volume(machine: Machine) -> AsyncIterator["csi_pb2_grpc.NodeAsyncStub"
 
 async def answered(node: "csi_pb2_grpc.NodeAsyncStub") -> None:
     """Wait for a daemon that starts again; the connection to the killed one may end in the call."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await node.NodeGetInfo(

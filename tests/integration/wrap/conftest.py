@@ -39,7 +39,7 @@ NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
 NAMED = {"crust.dev/runtime-handler": "kata"}
 SECRETS = {"token": cloud.TOKEN}
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def capability(

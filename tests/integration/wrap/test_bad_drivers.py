@@ -13,7 +13,7 @@ from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import MIB, MODE, NAMES, TIMEOUT_S, Volume, Wrapped, capability
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -90,9 +90,13 @@ async def test_other_device_for_a_volume_that_a_sandbox_has_is_refused(
 async def test_publish_that_hangs_is_joined_by_its_retry(node: Wrapped) -> None:
     volume, target = await staged(node)
     node.driver.misbehave(NodePublishVolume="hang")
-    first = asyncio.create_task(node.publish(volume, target, timeout_s=3))
-    await asyncio.to_thread(node.driver.wait_hanging)
-    await refused(first, Code.ABORTED, "OperationOverdue", "NodePublishVolume")
+    first = refused_in_time(
+        lambda: node.publish(volume, target, timeout_s=3),
+        Code.ABORTED,
+        "OperationOverdue",
+        "NodePublishVolume",
+    )
+    await asyncio.gather(first, asyncio.to_thread(node.driver.wait_hanging))
     second = asyncio.create_task(node.publish(volume, target))
     await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
     node.driver.release()

@@ -9,7 +9,7 @@ import pytest
 
 from crust.csi_shim import private_directories, published_device, volume_operations
 from tests.integration.wrap.conftest import Wrapped
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -78,7 +78,9 @@ async def test_operation_on_a_device_that_hangs_takes_one_thread(
     around = hang.around(published_device.device, node.paths(volume).leaf(target))
     monkeypatch.setattr(published_device, "device", around)
     for _ in range(3):
-        await refused(node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue")
+        await refused_in_time(
+            lambda: node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue"
+        )
     await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
     assert len(hang.begun) == 1
     await lives(node, "pvc-2")

@@ -199,7 +199,7 @@ async def _started(node: Node, *words: str, stdout: int) -> asyncio.subprocess.P
 async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None:
     process = await _started(node, "volumes", "-o", "json", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert json.loads(await process.stdout.readline()) == {"volumes": []}
         await published(node)
         found = json.loads(await process.stdout.readline())
@@ -214,7 +214,7 @@ async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
     os.close(follower)
     text = b""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"VOLUME" not in text:
                 text += await asyncio.to_thread(os.read, leader, 4096)
             process.send_signal(signal.SIGINT)

@@ -27,7 +27,7 @@ async def shim(directory: Path, *flags: str) -> Process:
 
 async def line_with(process: Process, word: bytes) -> str:
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while word not in (line := await process.stderr.readline()):
             assert line, "it ended before it said so"
     return line.decode()
@@ -75,7 +75,7 @@ async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
     async with await asyncio.start_server(close, "127.0.0.1", 0) as taken:
         address = "{}:{}".format(*taken.sockets[0].getsockname())
         process = await shim(tmp_path, f"--metrics-address={address}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, said = await process.communicate()
     assert process.returncode == 1
     assert f"cannot serve metrics on {address}" in said.decode()
@@ -86,7 +86,7 @@ async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["9090", "localhost", "127.0.0.1:", "http://127.0.0.1:9090"])
 async def test_invalid_metrics_address_is_refused(tmp_path: Path, address: str) -> None:
     process = await shim(tmp_path, f"--metrics-address={address}")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, said = await process.communicate()
     assert process.returncode == 2
     assert b"metrics_address" in said
@@ -94,7 +94,7 @@ async def test_invalid_metrics_address_is_refused(tmp_path: Path, address: str) 
 
 async def test_port_above_65535_is_refused(tmp_path: Path) -> None:
     process = await shim(tmp_path, "--metrics-address=127.0.0.1:65536")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, said = await process.communicate()
     assert process.returncode == 1
     assert b"a port is at most 65535" in said

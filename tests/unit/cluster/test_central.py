@@ -213,6 +213,7 @@ async def test_answer_that_its_controller_never_got_is_found_by_the_next_control
         cluster.store.hold_answers(held=True)
         async with refused(Code.ABORTED, Code.DEADLINE_EXCEEDED):
             await first.create("pvc", timeout=0.5)
+        await eventually(lambda: bool(cluster.store.kept.answers))  # for a caller that has left
     cluster.store.hold_answers(held=False)
     async with leading(cluster.store.controller("c2")) as second:
         await second.create("pvc")
@@ -242,6 +243,7 @@ async def test_late_answer_reaches_the_retry_which_joins_the_operation(
     cluster.store.hold_answers(held=True)
     async with refused(Code.ABORTED, Code.DEADLINE_EXCEEDED):
         await sidecar.create("pvc", "n1", timeout=0.3)
+    await eventually(lambda: bool(cluster.store.kept.answers))
     again = asyncio.create_task(sidecar.create("pvc", "n1"))
     await asyncio.sleep(0)
     cluster.store.hold_answers(held=False)
@@ -579,11 +581,12 @@ async def test_list_names_volumes_of_an_absent_node_and_says_that_it_is_away(
 async def test_list_names_volumes_of_a_node_that_does_not_serve_its_pool(
     cluster: SimulatedCluster, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "NODE_S", 0.3)
     sidecar = await cluster.controller()
     await cluster.surveyed()
     made = {node: (await sidecar.create(f"pvc-{node}", node)).volume_id for node in NODES}
     n2 = cluster.pools["n2"]
+    if what == "hangs":
+        monkeypatch.setattr(listing, "NODE_S", 2.0)  # the others answer in that time
     if what == "announced twice":
         said = cluster.store.kept.announcements["n2"]
         cluster.store.kept.announcements["n9"] = dataclasses.replace(said, node_id="n9")
@@ -870,9 +873,10 @@ async def test_slow_node_is_aborted_at_the_callers_deadline_and_others_go_on(
     cluster.pools["n1"].gate.clear()
     async with refused(Code.ABORTED, Code.DEADLINE_EXCEEDED):
         await sidecar.create("pvc-1", "n1", timeout=0.3)
+    await cluster.pools["n1"].arrived.wait()
     await sidecar.create("pvc-2", "n2")
     async with refused(Code.ABORTED):
-        await sidecar.create("pvc-1", "n1", size=2 * GIB, timeout=0.3)
+        await sidecar.create("pvc-1", "n1", size=2 * GIB)
     cluster.pools["n1"].gate.set()
     await sidecar.create("pvc-1", "n1")
     assert cluster.pools["n1"].calls == ["CreateVolume"]

@@ -38,7 +38,7 @@ class Endpoint:
         reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=1 << 22)
         try:
             writer.write(line)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 answer: dict[str, Any] = json.loads(await reader.readline())
             return answer
         finally:

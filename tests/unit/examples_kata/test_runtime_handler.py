@@ -65,7 +65,7 @@ async def test_expand_waits_for_thaw_and_does_not_block_it(
     await until(gate.entered)
     gate.opened.set()
     assert await answers.thaw(TARGET) is True
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await growing
 
 
@@ -95,7 +95,7 @@ async def test_limits_set_during_mount_override_those_of_the_record(
     done, _ = await asyncio.wait((setting, starting), timeout=0)
     assert not done
     gate.opened.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(setting, starting)
     assert list(body(world).limits.values()) == [NEW]
 

@@ -50,7 +50,7 @@ async def test_slow_start_does_not_block_other_sandboxes(tmp_path: Path, world: 
     gate = world.gates["start"] = Gate()
     starting = asyncio.create_task(sandboxes.get(ONE))
     await until(gate.entered)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await sandboxes.get(TWO)
     gate.opened.set()
     await starting

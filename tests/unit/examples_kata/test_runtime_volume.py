@@ -117,7 +117,7 @@ async def test_resume_thaws_a_frozen_volume(
     """No caller can thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
     taken = await take(world, ONE)
     await vm_of(world, ONE).guest.freeze(taken.serial, 60)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await take(world, ONE)
     assert vm_of(world, ONE).body.frozen == set()
 

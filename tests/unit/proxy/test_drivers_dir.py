@@ -54,7 +54,7 @@ def write(places: Places, name: str, text: str = "") -> Path:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.02)
 

@@ -157,7 +157,7 @@ async def test_watch_reports_the_events_of_a_volume(kata: Node) -> None:
 
 async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
     """The next event of a kind; a claim causes two events, taken and mounted."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             event: inspect_pb2.Event = await watch.read()
             if event.kind == kind:

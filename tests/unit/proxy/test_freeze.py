@@ -174,7 +174,7 @@ async def test_freeze_and_thaw_are_reported_as_events(kata: Node) -> None:
         await freeze(kata, target, 5)
         await thaw(kata, target)
         seen: list[tuple[str, str, str]] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(seen) < 2:
                 event = await watch.read()
                 if event.kind in ("frozen", "thawed"):

@@ -103,7 +103,7 @@ async def hang(node: Node, targets: HangingTargets, count: int) -> list[asyncio.
 
 async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
     """Repeat it, as a CO does, while it is ABORTED."""
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await call()

@@ -16,7 +16,7 @@ from tests.support.refusals import refused
 
 
 async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
             if answer.conditions:

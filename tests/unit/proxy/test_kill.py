@@ -100,7 +100,7 @@ async def _request(around: Around, call: str, target: str) -> object:
 
 async def _again(around: Around, call: str, target: str) -> None:
     """Repeat a call until it is answered, as a CO does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await _answered(around, call, target):
             pass
 

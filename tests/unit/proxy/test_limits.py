@@ -309,7 +309,7 @@ async def test_set_limits_are_reported_as_an_event(kata: Node) -> None:
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()
     await limit(kata, target)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (event := await watch.read()).kind != "limits-set":
             pass
     watch.cancel()

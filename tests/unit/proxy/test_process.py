@@ -41,7 +41,7 @@ async def proxy(places: Places) -> AsyncIterator[Process]:
     process = await start(*flags(places))
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while b"proxy serves" not in (line := await process.stderr.readline()):
                 assert line, "it ended before it served"
         yield process
@@ -51,8 +51,15 @@ async def proxy(places: Places) -> AsyncIterator[Process]:
         await process.communicate()
 
 
+async def last_socket(places: Places) -> None:
+    """Wait until the socket for a successor is in its place: only then is no other one on its way there."""
+    async with asyncio.timeout(60):
+        while not Path(f"{places.run}/proxy.lock.takeover").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def said(process: Process) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         out, err = await process.communicate()
     return (out + err).decode()
 
@@ -169,6 +176,7 @@ async def test_sockets_are_accessible_to_the_owner_only(places: Places) -> None:
     """Sockets 0600 in a directory 0700: only root may connect."""
     async with proxy(places):
         assert Path(places.run).stat().st_mode & 0o777 == 0o700
+        await last_socket(places)
         served = {each for each in Path(places.root).rglob("*") if each.is_socket()}
         sockets = places.sockets
         assert {places.csi, sockets.runtime, sockets.handlers, sockets.inspect} <= set(
@@ -176,5 +184,5 @@ async def test_sockets_are_accessible_to_the_owner_only(places: Places) -> None:
         )
         assert {each for each in served if each.stat().st_mode & 0o777 != 0o600} == set()
         async with channel.connect(places.sockets.inspect) as connected:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await connected.channel_ready()

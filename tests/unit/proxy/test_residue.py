@@ -115,7 +115,7 @@ async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node) -> No
     assert not gate.cancelled.is_set()
     gate.opened.set()
     kata.driver.alter = lambda _: None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await _published(kata, target):  # the undo still runs: ABORTED
             pass
     assert not gate.cancelled.is_set()

@@ -14,7 +14,7 @@ from tests.support import fake_driver
 from tests.support.fake_driver import MIB, Gate
 from tests.support.fake_handler import USAGE, FakeHandler
 from tests.support.node import Node, until
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_in_time
 
 Code = grpc.StatusCode
 
@@ -251,8 +251,8 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node
             capacity_range=types_pb2.CapacityRange(required_bytes=128 * MIB),
         )
         with node.sandbox(target):
-            await refused(
-                node.runtime.RuntimeExpandVolume(request, timeout=0.5),
+            await refused_in_time(
+                lambda: node.runtime.RuntimeExpandVolume(request, timeout=0.5),
                 Code.ABORTED,
                 "still growing",
                 "retry",

@@ -21,7 +21,7 @@ class Cos:
     async def cycles_more(self, count: int) -> None:
         """Wait until so many volumes were published and unpublished from now on."""
         wanted = self.cycles + count
-        async with asyncio.timeout(30), self._more:
+        async with asyncio.timeout(60), self._more:
             await self._more.wait_for(lambda: self.cycles >= wanted)
 
     async def kubelet(self) -> None:

@@ -170,7 +170,7 @@ async def test_deadline_ends_the_handler(connected: grpc.aio.Channel, node: Node
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stats(connected, "hang", timeout=0.3)
     assert caught.value.code() is Code.DEADLINE_EXCEEDED
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await node.cancelled.wait()
 
 
@@ -178,7 +178,7 @@ async def test_caller_that_goes_away_ends_the_handler(
     connected: grpc.aio.Channel, node: Node
 ) -> None:
     call = asyncio.ensure_future(_awaited(stats(connected, "hang")))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await node.entered.wait()
         call.cancel()
         await node.cancelled.wait()
@@ -219,7 +219,7 @@ async def test_stream_that_is_left_ends_its_handler(
     connected: grpc.aio.Channel, node: Node
 ) -> None:
     call = allocated(connected, "hang")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for each in call:
             if each.volume_capacity_bytes == 2:
                 break  # the last one that comes
@@ -254,7 +254,7 @@ async def test_pass_through_call_that_goes_away_ends_the_handler(
 ) -> None:
     local = LocalServer()
     local.open("outer", Health(), [passthrough.Passthrough(connected)])
-    async with local.channel() as outer, asyncio.timeout(20):
+    async with local.channel() as outer, asyncio.timeout(60):
         call = asyncio.ensure_future(_awaited(stats(outer, "hang")))
         await node.entered.wait()
         call.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from crust.rpc import channel, passthrough, server
 from tests.support.fake_driver import Gate
 from tests.support.node import until
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_in_time
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UNARY = "/csi.v1.Node/NodeStageVolume"
@@ -188,7 +189,7 @@ async def test_a_backend_that_restarts_is_found_again(
         async with server.serving(lonely.front, name="t", generic=[handler]):
             for _ in range(2):
                 await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
-                async with lonely.serving_backend(), asyncio.timeout(30):
+                async with lonely.serving_backend(), asyncio.timeout(60):
                     while not await _answers(lonely, method):
                         pass
             await lonely.caller.close()
@@ -336,10 +337,10 @@ async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: 
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
             "/csi.v1.Node/NodeGetCapabilities"
         )
-        await refused(
-            call(b"", timeout=2),
+        told = await refused_in_time(
+            lambda: call(b"", timeout=2),
             grpc.StatusCode.UNAVAILABLE,
             "[PeerNotResponding]",
-            "has not answered for 1.6 s",
         )
+        assert re.search(r"has not answered for 1\.[6-9] s", told), told
         hangs.set()

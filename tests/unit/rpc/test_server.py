@@ -45,7 +45,7 @@ class WaitableHealth(Health):
             self._woken.set()
 
     async def unhealthy(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self._woken.wait()
 
 

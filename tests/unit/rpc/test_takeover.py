@@ -140,7 +140,7 @@ class Clients:
     async def until(self, name: bytes, count: int) -> None:
         """Wait for some more answers of a process."""
         wanted = self.answers[name] + count
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.answers[name] < wanted:
                 self.more.clear()
                 await self.more.wait()
@@ -256,7 +256,7 @@ async def test_a_predecessor_ends_with_an_error_if_its_successor_dies_before_it_
     flocks.ProcessLock.acquire(f"{short}/lock").close()  # free before it was reported
     predecessor.close()
     with pytest.raises(takeover.SuccessorLost):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await old.daemon.forever()
     assert not old.service.may_write
     await old.stop()
