@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from crust import volumes
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
@@ -81,5 +81,5 @@ async def test_killed_daemon_restarts_and_the_volume_stays_usable(
     await fresh_node.runtime.stop("one")
     await fresh_node.unpublish(volume, target)
     await fresh_node.kubelet.unstage(volume)
-    assert not [each for each in loop.list_all() if volume.volume_id in each.backing]
+    assert not [each for each in loop_devices.list_all() if volume.volume_id in each.backing]
     assert mountinfo.at(str(target)) is None

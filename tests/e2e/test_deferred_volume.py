@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime.client import RuntimeRefused
@@ -236,7 +236,7 @@ def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
     pool = str(node.daemons.paths.base / "pool")
     return [
         each.path
-        for each in loop.list_all()
+        for each in loop_devices.list_all()
         if each.backing.startswith(pool) and volume.volume_id in each.backing
     ]
 

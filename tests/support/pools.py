@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crust.blockdriver.node import guests
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench
 
@@ -51,6 +51,6 @@ def bench_on(
             bench.let_go()
             for mount in sorted(mountinfo.below(str(home)), key=lambda each: -len(each.target)):
                 mount_api.unmount(mount.target)
-            for each in loop.list_all():
+            for each in loop_devices.list_all():
                 if each.backing.startswith(f"{home}/"):
                     loop.detach(each)

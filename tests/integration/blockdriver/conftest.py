@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import Bench
 
@@ -17,6 +17,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield made
     for mount in sorted(mountinfo.below(str(tmp_path)), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{tmp_path}/"):
             loop.detach(device)

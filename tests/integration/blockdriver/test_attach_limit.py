@@ -7,7 +7,7 @@ import pytest
 from crust import volumes
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.records import published_nodes
-from crust.host.block import loop, loopctl
+from crust.host.block import loop, loop_devices, loopctl
 from crust.host.mounts import mount_capacity
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, caller
@@ -64,7 +64,7 @@ async def test_loop_device_of_another_program_lowers_the_limit_while_it_is_attac
     assert await limits(bench) == (8, 8)
     stranger = loop.attach(str(other))
     assert await limits(bench) == (7, 7)
-    assert engine(bench).attach_limit(1) == loop.numbers() - 1
+    assert engine(bench).attach_limit(1) == loop_devices.numbers() - 1
     bench.restart()
     assert await limits(bench) == (7, 7)
     loop.detach(stranger)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from tests.support import leaks
 from tests.support.block_driver import Bench, block, mount
@@ -63,7 +63,9 @@ async def take_down(bench: Bench, name: str) -> None:
 
 def check_nothing_left(bench: Bench) -> None:
     assert mountinfo.below(str(bench.root)) == ()
-    assert [each for each in loop.list_all() if each.backing.startswith(str(bench.root))] == []
+    assert [
+        each for each in loop_devices.list_all() if each.backing.startswith(str(bench.root))
+    ] == []
     left = [path for path in bench.root.glob("state/*/*") if not path.name.startswith(".")]
     assert left == []
     assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
@@ -81,7 +83,7 @@ def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
         reap()
         bench.restart()
         volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
-        assert len(loop.find(image_of(bench, volume_id))) == 1
+        assert len(loop_devices.find(image_of(bench, volume_id))) == 1
         asyncio.run(take_down(bench, f"v{number}"))
         check_nothing_left(bench)
         points += 1
@@ -130,7 +132,7 @@ def test_driver_killed_during_restage_keeps_every_byte(
         asyncio.run(bring_up(bench, "v"))
         assert (target / "kept").read_bytes() == b"every byte"
         asyncio.run(down())
-        assert loop.find(image_of(bench, volume_id)) == ()
+        assert loop_devices.find(image_of(bench, volume_id)) == ()
     bench.restart()
     asyncio.run(take_down(bench, "v"))
 

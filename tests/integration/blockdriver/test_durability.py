@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support import pools, sync_trace
 from tests.support.block_driver import MIB, Bench
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield home
     for mount in sorted(mountinfo.below(f"{home}/pods"), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{home}/"):
             loop.detach(device)
 

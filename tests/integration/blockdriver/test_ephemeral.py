@@ -13,7 +13,7 @@ from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import ephemeral, ephemeral_orphans
 from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import boot
@@ -27,7 +27,7 @@ VOLUME = f"csi-{'0a' * 32}"
 
 def remains(bench: Bench) -> list[str]:
     images = [each.name for each in (bench.root / "state" / "images").iterdir()]
-    devices = [each.path for each in loop.list_all() if str(bench.root) in each.backing]
+    devices = [each.path for each in loop_devices.list_all() if str(bench.root) in each.backing]
     return [*images, *devices, *bench.driver.stores.volume_records.ids()]
 
 
@@ -209,7 +209,7 @@ def reboot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def act() -> None:
         for mounted in mountinfo.below(str(bench.root)):
             mount_api.unmount(mounted.target)
-        for device in loop.list_all():
+        for device in loop_devices.list_all():
             if str(bench.root) in device.backing:
                 loop.detach(device)
         new = str(uuid.uuid4())

@@ -12,7 +12,7 @@ from crust.blockdriver.controller import io_limit_parameters
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.records import volume_records
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.cgroups import throttling
 from crust.host.mounts import mountinfo
 from crust.rpc import csi
@@ -329,7 +329,7 @@ async def test_ephemeral_volume_has_the_limits_of_its_pod(
     await limited.inline("csi-1", target, attributes={"size": "64Mi", "writeIOPS": "100"})
     mounted = mountinfo.at(target)
     assert mounted is not None
-    device = next(each for each in loop.list_all() if each.path == mounted.source)
+    device = next(each for each in loop_devices.list_all() if each.path == mounted.source)
     assert kernel.limits_of(device.identity) == volumes.IoLimits(write_iops=100)
     await limited.unpublish("csi-1", target)
     assert kernel.limits_of(device.identity) == NONE

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.node import tool_lock
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support import killed_groups, leaks
@@ -236,7 +236,9 @@ def _refused_until_closed(bench: Bench, volume_id: str, copies: Copies, fs_type:
                 asyncio.run(bench.stage(volume_id, wanted))
         asyncio.run(bench.driver.collect_garbage())
         if copies.devices:
-            assert len(loop.find(image)) == 1, "the device's name may be another volume's now"
+            assert len(loop_devices.find(image)) == 1, (
+                "the device's name may be another volume's now"
+            )
         if not copies.close_one():
             return
 

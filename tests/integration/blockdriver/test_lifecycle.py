@@ -16,7 +16,7 @@ from crust.blockdriver.node import (
     node_unstage,
     publish_rules,
 )
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
 from crust.rpc import csi
@@ -156,12 +156,12 @@ async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> Non
     await bench.stage(volume.volume_id, path=first)
     await bench.stage(volume.volume_id, path=second)
     image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
-    assert len(loop.find(image)) == 1
+    assert len(loop_devices.find(image)) == 1
     await bench.unstage(volume.volume_id, path=first)
     await bench.publish(volume.volume_id, bench.target("pod-a"), path=second)
     await bench.unpublish(volume.volume_id, bench.target("pod-a"))
     await bench.unstage(volume.volume_id, path=second)
-    assert loop.find(image) == ()
+    assert loop_devices.find(image) == ()
 
 
 async def test_stats_are_those_of_the_mounted_filesystem(bench: Bench) -> None:

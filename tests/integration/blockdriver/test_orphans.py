@@ -10,7 +10,7 @@ from crust import errors, volumes
 from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
 from crust.blockdriver.node import node_state
-from crust.host.block import loop, loopctl
+from crust.host.block import loop, loop_devices, loopctl
 from crust.host.process import boot
 from tests.support.block_driver import MIB, Bench, block, mount
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.root
 
 
 def devices(bench: Bench) -> list[str]:
-    return [each.path for each in loop.list_all() if each.backing.startswith(f"{bench.root}/")]
+    return [
+        each.path for each in loop_devices.list_all() if each.backing.startswith(f"{bench.root}/")
+    ]
 
 
 async def collect(bench: Bench, *, grace_s: float = 0.0) -> tuple[volumes.VolumeId, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.blockdriver.test_snapshots import drop, group, made_of, snapshot
@@ -209,7 +209,9 @@ class AfterTheCut:
         root = node.bench.root
         assert [path for path in root.glob("state/*/*") if not path.name.startswith(".")] == []
         assert [path for path in root.glob("state/*/.*") if path.suffix == ".crust-tmp"] == []
-        assert [each for each in loop.list_all() if each.backing.startswith(f"{root}/")] == []
+        assert [
+            each for each in loop_devices.list_all() if each.backing.startswith(f"{root}/")
+        ] == []
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def switch_off(base: Path) -> None:
     """The node forgets its mounts and devices."""
     for mount in sorted(mountinfo.below(str(base)), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{base}/"):
             with suppress(errors.CrustError):
                 loop.detach(device)

@@ -9,7 +9,7 @@ import pytest
 
 from crust import errors, operations, volumes
 from crust.blockdriver.node import deferred_publish, node_unstage, publish_rules
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import MIB, Bench, Mode, block, is_there, mount
 
@@ -26,7 +26,7 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     granted = answer.deferred_mount
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
-    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     assert granted.block_device.path == device.path
     assert granted.block_device.identity.disk_sequence == device.identity.disk_sequence
     assert (granted.fs_type, granted.capacity_bytes) == ("ext4", 64 * MIB)
@@ -67,7 +67,7 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
     raw_id = (await bench.create("raw", block())).volume_id
     await bench.stage(raw_id, block())
     image = bench.root / "state" / "images" / f"{raw_id}.img"
-    [device] = loop.find(str(image))
+    [device] = loop_devices.find(str(image))
     await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
     await bench.unstage(raw_id)
     assert await host_options(bench, raw_id) == {"nosuid", "nodev"}
@@ -99,7 +99,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     foreign = bench.root / "foreign"
     foreign.mkdir()
     await bench.stage(volume.volume_id)
-    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     mount_api.mount_device(device.path, str(foreign), "ext4")
     with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
@@ -112,7 +112,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
 async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
-    [device] = loop.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
@@ -168,7 +168,7 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
 
     await asyncio.gather(*(lifecycle(number) for number in range(24)))
     assert os.listdir(bench.root / "state" / "images") == []
-    assert [each for each in loop.list_all() if str(bench.root) in each.backing] == []
+    assert [each for each in loop_devices.list_all() if str(bench.root) in each.backing] == []
 
 
 async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench) -> None:
@@ -180,7 +180,7 @@ async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench)
         await bench.unstage(volume.volume_id)
     await asyncio.gather(*calls)
     image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
-    assert len(loop.find(image)) == 1
+    assert len(loop_devices.find(image)) == 1
     await bench.unstage(volume.volume_id)
 
 

@@ -20,7 +20,7 @@ from crust import volumes
 from crust.blockdriver.node import format_decision, tool_lock
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support import leaks
@@ -130,7 +130,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
         with pytest.raises(tool_lock.VolumeInUseByTool):
             asyncio.run(bench.stage(volume.volume_id, wanted))
     asyncio.run(bench.driver.collect_garbage())
-    assert len(loop.find(image)) == 1, (
+    assert len(loop_devices.find(image)) == 1, (
         "the device was detached, and its name may be another volume's now"
     )
 

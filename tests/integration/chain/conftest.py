@@ -17,7 +17,7 @@ from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
 from crust.blockdriver.services.roles import Role
 from crust.handoff import store
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
@@ -211,7 +211,7 @@ class Chain:
         await self.unstage(volume_id)
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
         await csi_pb2_grpc.ControllerStub(self.connected).DeleteVolume(request, timeout=30)
-        assert [each for each in loop.list_all() if volume_id in each.backing] == []
+        assert [each for each in loop_devices.list_all() if volume_id in each.backing] == []
         assert mountinfo.below(self.places.kubelet) == ()
         pods = Path(self.places.kubelet) / "pods"
         assert list(pods.glob("*/mount")) == []
@@ -233,7 +233,7 @@ def _tidy(root: str) -> None:
     """Clean up after a failed test."""
     for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{root}/"):
             loop.detach(device)
 

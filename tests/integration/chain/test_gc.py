@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.cli.gc import kernel, run
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import MIB, MODE, Chain
@@ -88,6 +88,8 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     ]  # fmt: skip
     assert await run.collect(options, host) == ()
     assert mountinfo.below(chain.places.kubelet) == ()
-    assert not any(volume_id in each.backing or each.backing == mapped for each in loop.list_all())
+    assert not any(
+        volume_id in each.backing or each.backing == mapped for each in loop_devices.list_all()
+    )
     request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
     await csi_pb2_grpc.ControllerStub(chain.connected).DeleteVolume(request, timeout=30)

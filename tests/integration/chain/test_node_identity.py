@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import own_driver
@@ -35,7 +35,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[OwnDriver]:
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
         with own_driver.serving(Path(name), "1.12", request.param) as serving:
             yield serving
-        for device in loop.list_all():
+        for device in loop_devices.list_all():
             if device.backing.startswith(f"{name}/"):
                 loop.detach(device)
 

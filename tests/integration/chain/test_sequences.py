@@ -16,7 +16,7 @@ import pytest
 
 from crust import volumes
 from crust.handoff import layout
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.integration.chain.conftest import MODE, Chain
 from tests.support.refusals import refused
@@ -94,7 +94,7 @@ async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
     await chain.publish(volume, target)
     await chain.stack.aclose()
     mount_api.unmount(target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if volume in device.backing:
             loop.detach(device)
     for lost in (chain.places.volumes, f"{chain.places.root}/driver-run"):

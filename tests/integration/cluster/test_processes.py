@@ -20,7 +20,7 @@ import grpc.aio
 import pytest
 
 from crust.cluster.etcd.certificates import Files
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel, csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -195,7 +195,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 def _clean(base: Path) -> None:
     for each in sorted(mountinfo.below(str(base)), key=lambda each: -len(each.target)):
         mount_api.unmount(each.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{base}/"):
             loop.detach(device)
 

@@ -14,7 +14,7 @@ import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from tests.support import own_driver
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
@@ -53,7 +53,7 @@ def base() -> Iterator[Path]:
     """A directory whose name is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
         yield Path(name)
-        for device in loop.list_all():
+        for device in loop_devices.list_all():
             if device.backing.startswith(f"{name}/"):
                 loop.detach(device)
 

@@ -14,7 +14,7 @@ import pytest
 
 from crust import volumes
 from crust.host.block import devices as host_devices
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import targets
 from crust.runtime_handler import Resolved, claim_volume, resolve_source
@@ -37,7 +37,7 @@ def places() -> Iterator[Places]:
 
 
 @pytest.fixture
-def device(places: Places) -> Iterator[loop.LoopDevice]:
+def device(places: Places) -> Iterator[loop_devices.LoopDevice]:
     """A loop device with an ext4 on it."""
     image = f"{places.root}/volume.img"
     with open(image, "wb") as file:
@@ -49,7 +49,7 @@ def device(places: Places) -> Iterator[loop.LoopDevice]:
 
 
 @pytest.fixture
-async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
+async def node(places: Places, device: loop_devices.LoopDevice) -> AsyncIterator[Node]:
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
 
     def real(answer: csi_pb2.DeferredMount) -> None:
@@ -271,7 +271,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
 
 @pytest.mark.spec("D-21")
 async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
-    node: Node, device: loop.LoopDevice
+    node: Node, device: loop_devices.LoopDevice
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
     os.mkdir(where)
@@ -289,7 +289,7 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
 
 @pytest.mark.spec("D-19")
 async def test_sdk_claim_blocks_host_mounts_and_unpublish(
-    node: Node, device: loop.LoopDevice
+    node: Node, device: loop_devices.LoopDevice
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)

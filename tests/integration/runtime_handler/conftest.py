@@ -16,11 +16,11 @@ import pytest
 from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import loop
+from crust.host.block import loop, loop_devices
 from crust.runtime_handler import Claim, keepers
 from tests.support.records import MOUNT, a_record
 
-MakeDevice = Callable[[str], loop.LoopDevice]
+MakeDevice = Callable[[str], loop_devices.LoopDevice]
 SIZE_BYTES = 64 * 1024 * 1024
 
 
@@ -37,9 +37,9 @@ def device(tmp_path: Path) -> Iterator[MakeDevice]:
     """Make a loop device on a sparse file of a name; a second call with the same name attaches the same file
     again.
     """
-    made: dict[str, loop.LoopDevice] = {}
+    made: dict[str, loop_devices.LoopDevice] = {}
 
-    def make(name: str) -> loop.LoopDevice:
+    def make(name: str) -> loop_devices.LoopDevice:
         if name in made:
             loop.detach(made.pop(name))
         with open(tmp_path / name, "ab") as file:
@@ -61,7 +61,7 @@ def run_dir() -> Iterator[str]:
 
 
 def record_of(
-    attached: loop.LoopDevice, target: volumes.TargetPath | str, *, readonly: bool = False
+    attached: loop_devices.LoopDevice, target: volumes.TargetPath | str, *, readonly: bool = False
 ) -> Record:
     """A record of a real device."""
     record = a_record(target, readonly=readonly)

@@ -17,7 +17,7 @@ from crust import deferral_keys, volumes
 from crust.csi_shim.frontend import Wrapping
 from crust.csi_shim.private_paths import PrivatePaths
 from crust.handoff import store
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
@@ -379,7 +379,7 @@ def tidy(root: str) -> None:
     """Clean up after a failed test."""
     for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop.list_all():
+    for device in loop_devices.list_all():
         if device.backing.startswith(f"{root}/"):
             loop.detach(device)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from crust import errors, volumes
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, loop_devices
 from crust.host.files import file_copy, sparse, writers
 
 _TAG_ID_BYTES = 44
@@ -34,7 +34,7 @@ class FileAccess:
     def __init__(self, images: Images, *, sector_size: int = 512) -> None:
         self._images = images
         self._sector_size = sector_size
-        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
+        self._known: dict[volumes.VolumeId, loop_devices.LoopDevice] = {}
         self._tag = ""
         """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
         self._direct_io = True
@@ -71,7 +71,7 @@ class FileAccess:
             tag=self._tag_of(volume_id),
         )
         self._known[volume_id] = device
-        return _attachment(device, loop.size_bytes(device) or size_bytes)
+        return _attachment(device, loop_devices.size_bytes(device) or size_bytes)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes whose file has a loop device, attached before the start or after it."""
@@ -83,11 +83,13 @@ class FileAccess:
         if known is not None:
             return known
         device = self._device(volume_id)
-        return None if device is None else _attachment(device, loop.size_bytes(device))
+        return None if device is None else _attachment(device, loop_devices.size_bytes(device))
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
-        return tuple(_attachment(each, loop.size_bytes(each)) for each in self._stray_devices())
+        return tuple(
+            _attachment(each, loop_devices.size_bytes(each)) for each in self._stray_devices()
+        )
 
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
@@ -101,7 +103,7 @@ class FileAccess:
         if device is None:
             return None
         loop.refresh_size(device)
-        return _attachment(device, loop.size_bytes(device))
+        return _attachment(device, loop_devices.size_bytes(device))
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the file's holes, after writing back the page cache of its device."""
@@ -122,7 +124,7 @@ class FileAccess:
 
     def attach_limit(self, foreign: int) -> int:
         """The loop devices that there can be, less those that other programs have."""
-        return max(loop.numbers() - foreign, 1)
+        return max(loop_devices.numbers() - foreign, 1)
 
     def foreign_attachments(self) -> int:
         """The loop devices that do not have this pool's tag, now; those of empty files are not counted.
@@ -131,27 +133,27 @@ class FileAccess:
         Volumes are attached and detached meanwhile, by other threads. A device that is not known as a volume's is
         judged by itself, by its file's name and tag; one that is gone at the end, or known by then, is not counted.
         """
-        unknown = loop.sized() - self._known_numbers()
+        unknown = loop_devices.sized() - self._known_numbers()
         ours = {each.number for each in self._devices(unknown)} if unknown else frozenset()
         rest = unknown - ours
-        return len((rest & loop.sized()) - self._known_numbers()) if rest else 0
+        return len((rest & loop_devices.sized()) - self._known_numbers()) if rest else 0
 
     def foreign_at_most(self) -> int:
         """The loop devices that exist, attached or not, and whoever attached them."""
-        return loop.existing_at_most()
+        return loop_devices.existing_at_most()
 
     def device_path(self, volume_id: volumes.VolumeId) -> str | None:
         """The node of the volume's loop device; None while it has none."""
         device = self._device(volume_id)
         return None if device is None else device.path
 
-    def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
+    def _device(self, volume_id: volumes.VolumeId) -> loop_devices.LoopDevice | None:
         known = self._known.get(volume_id)
-        if known is not None and loop.size_bytes(known):
+        if known is not None and loop_devices.size_bytes(known):
             return known
         path = self._images.path(volume_id)
         # The search asks for the file of every loop device of the node; most volumes have none.
-        found = loop.find(path) if writers.has_writers(path) else ()
+        found = loop_devices.find(path) if writers.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(
                 str(path), found, "more than one loop device writes to the file"
@@ -165,24 +167,24 @@ class FileAccess:
     def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The cached device, if it is still the same: a disk sequence is never used twice."""
         known = self._known.get(volume_id)
-        size_bytes = loop.size_bytes(known) if known is not None else 0
+        size_bytes = loop_devices.size_bytes(known) if known is not None else 0
         return _attachment(known, size_bytes) if known is not None and size_bytes else None
 
-    def _stray_devices(self) -> list[loop.LoopDevice]:
+    def _stray_devices(self) -> list[loop_devices.LoopDevice]:
         ours = self._devices()
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]
 
-    def _devices(self, among: Iterable[int] | None = None) -> list[loop.LoopDevice]:
+    def _devices(self, among: Iterable[int] | None = None) -> list[loop_devices.LoopDevice]:
         """The loop devices with this pool's tag; only of the numbers `among`, if they are given."""
-        named = loop.list_named(self._images.is_name, among)
+        named = loop_devices.list_named(self._images.is_name, among)
         return [each for each in named if each.tag.startswith(self._tag)]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
         return {self._tag_of(each): each for each in self._images.ids()}
 
     def _volume_of(
-        self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
+        self, device: loop_devices.LoopDevice, images: dict[str, volumes.VolumeId]
     ) -> volumes.VolumeId | None:
         """The volume whose image the device has; None if the image was removed or replaced since."""
         volume_id = images.get(device.tag)
@@ -208,5 +210,5 @@ def _tag(pool: os.stat_result) -> str:
     return f"crust:{digest[:12]}:"
 
 
-def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
+def _attachment(device: loop_devices.LoopDevice, size_bytes: int) -> Attachment:
     return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)

@@ -1,17 +1,15 @@
-"""Loop devices of the real kernel."""
+"""Loop devices of the real kernel: attach, detach, and the races that the kernel leaves to its callers."""
 
 import fcntl
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust import errors
-from crust.host.block import devices, loop, loopctl
-from crust.host.files import writers
+from crust.host.block import devices, loop, loop_devices, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run
 
@@ -78,114 +76,10 @@ def test_attach_uses_the_requested_sector_size(sparse_file: MakeFile) -> None:
         loop.detach(device)
 
 
-def test_find_matches_by_inode_and_not_by_name(attach: Attach, tmp_path: Path) -> None:
-    device = attach()
-    os.rename(device.backing, tmp_path / "renamed")
-    os.link(tmp_path / "renamed", tmp_path / "second-name")
-    (tmp_path / "link").symlink_to("renamed")
-    for name in ("renamed", "second-name", "link"):
-        assert [found.identity for found in loop.find(str(tmp_path / name))] == [device.identity]
-    assert loop.find(device.backing) == ()
-    os.rename(tmp_path / "renamed", device.backing)
-
-
-def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: MakeFile) -> None:
-    device = attach()
-    os.unlink(device.backing)
-    assert loop.find(sparse_file()) == ()
-    assert f"{device.backing} (deleted)" in {found.backing for found in loop.list_all()}
-    loop.detach(device)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the devices that are opened, in order."""
-    paths: list[str] = []
-    really = os.open
-
-    def counting(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if str(path).startswith("/dev/loop"):
-            paths.append(str(path))
-        return really(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", counting)
-    return paths
-
-
-def test_find_opens_only_devices_whose_file_has_the_name(
-    attach: Attach, sparse_file: MakeFile, opened: list[str]
-) -> None:
-    device, _, absent = attach(), attach(name="other.img"), sparse_file(name="detached.img")
-    opened.clear()
-    assert loop.find(device.backing) == (device,)
-    assert opened == [device.path]
-    opened.clear()
-    assert loop.find(absent) == ()
-    assert opened == []
-
-
-def test_attach_once_opens_only_devices_whose_file_has_the_name(
-    attach: Attach, opened: list[str]
-) -> None:
-    device = attach()
-    attach(name="other.img")
-    opened.clear()
-    assert loop.attach_once(device.backing) == device
-    assert opened == [device.path]
-
-
-_ATTACH_BELOW = """
-import subprocess, sys
-from crust.host.block import loop
-directory, elsewhere, name = sys.argv[1:]
-subprocess.run(["mount", "--bind", directory, elsewhere], check=True)
-loop.attach(f"{elsewhere}/{name}", tag="mark")
-"""
-
-
-def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
-    sparse_file: MakeFile, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """As after a container: from then on the kernel shows the path of the file without that of the mount."""
-    directory, name = os.path.split(sparse_file())
-    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
-    own_mounts = ("unshare", "--mount", "--propagation", "private")
-    run(*own_mounts, sys.executable, "-c", _ATTACH_BELOW, directory, elsewhere, name)
-    found = loop.find(f"{directory}/{name}")
-    try:
-        assert [each.backing for each in found] == [f"/{name}"]
-        assert loop.attach_once(f"{directory}/{name}") == found[0]
-        assert writers.has_writers(f"{directory}/{name}")
-        named = loop.list_named(lambda each: each == name)
-        assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
-    finally:
-        for each in found:
-            loop.detach(each)
-
-
-def test_find_of_a_name_with_the_kernels_ending_for_removed_files_finds_the_device(
-    attach: Attach,
-) -> None:
-    device = attach(name="volume.img (deleted)")
-    assert loop.find(device.backing) == (device,)
-
-
-def test_list_named_opens_only_devices_of_wanted_files_removed_ones_included(
-    attach: Attach, opened: list[str]
-) -> None:
-    device, _ = attach(name="mine.img"), attach(name="other.img")
-    os.unlink(device.backing)
-    opened.clear()
-    [found] = loop.list_named(lambda name: name == "mine.img")
-    assert found.identity == device.identity
-    assert opened == [device.path]
-    loop.detach(device)
-
-
 def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
     device = attach()
     assert loop.attach_once(device.backing) == device
-    assert len(loop.find(device.backing)) == 1
+    assert len(loop_devices.find(device.backing)) == 1
 
 
 @pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
@@ -195,24 +89,11 @@ def test_attach_once_refuses_a_device_with_an_offset_or_size_limit(
     """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
     backing = sparse_file()
     run("losetup", "--find", part, backing)
-    [device] = loop.find(backing)
+    [device] = loop_devices.find(backing)
     with pytest.raises(loop.LoopAttachedDifferently, match="an offset"):
         loop.attach_once(backing)
     loop.detach(device)
     loop.detach(loop.attach_once(backing))
-
-
-def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(
-    sparse_file: MakeFile,
-) -> None:
-    backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
-    device = loop.attach_once(backing, tag=tag)
-    try:
-        os.unlink(backing)
-        [found] = [each for each in loop.list_all() if each.identity == device.identity]
-        assert (found.tag, found.file) == (tag, device.file)
-    finally:
-        loop.detach(device)
 
 
 def test_detach_makes_a_read_only_number_writable_again(attach: Attach) -> None:
@@ -224,13 +105,6 @@ def test_detach_makes_a_read_only_number_writable_again(attach: Attach) -> None:
         assert not devices.is_readonly(again.path)
     finally:
         loop.detach(again)
-
-
-def test_size_bytes_after_detach_is_zero(attach: Attach) -> None:
-    device = attach()
-    assert loop.size_bytes(device) == os.stat(device.backing).st_size
-    loop.detach(device)
-    assert loop.size_bytes(device) == 0
 
 
 def test_attach_once_refuses_a_device_with_other_read_only_state(attach: Attach) -> None:
@@ -250,7 +124,7 @@ def test_attach_once_with_two_devices_on_the_file_is_refused(attach: Attach) -> 
 def test_detach_twice_succeeds(attach: Attach) -> None:
     device = attach()
     loop.detach(device)
-    assert loop.find(device.backing) == ()
+    assert loop_devices.find(device.backing) == ()
     assert not loopctl.is_bound(device.number)
     loop.detach(device)
 
@@ -265,12 +139,12 @@ def unused_number() -> Iterator[int]:
         fcntl.ioctl(control, _CTL_REMOVE, number)
 
 
-def attach_at(number: int, backing: str) -> loop.LoopDevice:
+def attach_at(number: int, backing: str) -> loop_devices.LoopDevice:
     """Attach to the loop device of this number."""
     with open(backing, "r+b") as file, open(loopctl.node(number), "r+b", buffering=0) as device:
         config = loopctl.configuration(file.fileno(), 0, 0, backing)
         fcntl.ioctl(device, loopctl.CONFIGURE, config)
-    (attached,) = loop.find(backing)
+    (attached,) = loop_devices.find(backing)
     return attached
 
 
@@ -283,7 +157,7 @@ def test_detach_of_a_reused_number_leaves_the_new_device(
     try:
         assert (new.path, new.identity == old.identity) == (old.path, False)
         loop.detach(old)
-        assert loop.find(new.backing) == (new,)
+        assert loop_devices.find(new.backing) == (new,)
         hold = devices.open_exclusive(new.path)
         loop.detach(old)  # not even opened: else this would be refused
         os.close(hold)
@@ -298,10 +172,10 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
 ) -> None:
     """Another process detaches it and attaches a file to its number, after the look and before the open."""
     old = attach_at(unused_number, sparse_file(name="old.img"))
-    real = loop._is_attached
-    other: list[loop.LoopDevice] = []
+    real = loop_devices.is_attached
+    other: list[loop_devices.LoopDevice] = []
 
-    def looks(device: loop.LoopDevice) -> bool:
+    def looks(device: loop_devices.LoopDevice) -> bool:
         attached = real(device)
         if not other:
             run("losetup", "--detach", device.path)
@@ -309,10 +183,10 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
         return attached
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_is_attached", looks)
+        patched.setattr(loop_devices, "is_attached", looks)
         loop.detach(old)
     (new,) = other
-    assert loop.find(new.backing) == (new,)
+    assert loop_devices.find(new.backing) == (new,)
     loop.detach(new)
 
 
@@ -326,7 +200,7 @@ def test_detach_of_a_mounted_device_is_refused_and_leaves_no_autoclear(
     with pytest.raises(loop.LoopDeviceHeld, match=mountpoint):
         loop.detach(device)
     mount_api.unmount(mountpoint)
-    assert loop.find(device.backing) == (device,)
+    assert loop_devices.find(device.backing) == (device,)
 
 
 def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
@@ -341,7 +215,7 @@ def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
         assert [found.pid for found in caught.value.holders] == [os.getpid()]
     finally:
         os.close(holder)
-    assert loop.find(device.backing) == (device,)
+    assert loop_devices.find(device.backing) == (device,)
 
 
 def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
@@ -362,7 +236,7 @@ def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
     ready.wait()
     loop.detach(device)
     process.join()
-    assert loop.find(device.backing) == ()
+    assert loop_devices.find(device.backing) == ()
 
 
 def test_refresh_size_shows_the_grown_file(attach: Attach) -> None:
@@ -392,9 +266,9 @@ def test_attach_once_in_a_race_for_one_file_attaches_once(sparse_file: MakeFile)
         pool.join()
     try:
         assert len({device for answer in answers for device in answer}) == 1
-        assert len(loop.find(path)) == 1
+        assert len(loop_devices.find(path)) == 1
     finally:
-        for device in loop.find(path):
+        for device in loop_devices.find(path):
             loop.detach(device)
 
 
@@ -416,10 +290,10 @@ def test_attach_in_a_race_gives_each_file_its_own_device(sparse_file: MakeFile) 
     try:
         assert len({number for _, number in attached}) == 40
         for path, number in attached:
-            assert [device.number for device in loop.find(path)] == [number]
+            assert [device.number for device in loop_devices.find(path)] == [number]
     finally:
         for path in paths:
-            for device in loop.find(path):
+            for device in loop_devices.find(path):
                 loop.detach(device)
 
 
@@ -432,7 +306,7 @@ def test_attach_of_another_file_type_is_refused(tmp_path: Path, sparse_file: Mak
         loop.attach(str(tmp_path / "link"))
     with pytest.raises(errors.NotFound):
         loop.attach(str(tmp_path / "none"))
-    assert loop.find(str(tmp_path / "none")) == ()
+    assert loop_devices.find(str(tmp_path / "none")) == ()
 
 
 def test_attach_creates_a_missing_device_node(attach: Attach) -> None:
@@ -440,20 +314,3 @@ def test_attach_creates_a_missing_device_node(attach: Attach) -> None:
     os.unlink(device.path)
     assert loopctl.node(device.number) == device.path
     assert devices.identify(device.path) == device.identity
-
-
-@pytest.mark.parametrize("counts_links", [True, False])
-def test_bound_of_the_existing_devices_counts_them_whatever_the_kernel_says_of_links(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, counts_links: bool
-) -> None:
-    attach()
-    attach()
-    assert loop.existing_at_most() >= 2
-    disks = tmp_path / "disks"
-    monkeypatch.setattr(loopctl, "_VIRTUAL_DISKS", str(disks))
-    assert loop.existing_at_most() == 0
-    for name in ("loop0", "loop1", "dm-0"):
-        (disks / name).mkdir(parents=True)
-    if not counts_links:
-        monkeypatch.setattr(os, "stat", lambda _: os.stat_result((0, 0, 0, 1, *[0] * 6)))
-    assert loop.existing_at_most() == 3

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop
+from crust.host.block import loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api
 from crust.volumes import TargetPath
@@ -55,7 +55,7 @@ def test_remove_of_a_mount_point_below_a_linked_root_is_refused(
 def test_make_file_keeps_a_bound_device_and_refuses_a_device_node(
     attach: Attach, tmp_path: Path
 ) -> None:
-    device: loop.LoopDevice = attach()
+    device: loop_devices.LoopDevice = attach()
     target, roots = TargetPath.parse(str(tmp_path / "block")), [str(tmp_path)]
     target_paths.make_file(target, roots)
     mount_api.bind(device.path, target.text)

@@ -1,0 +1,156 @@
+"""The search for loop devices of the real kernel: by the file, and without opening what other programs have."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import loop, loop_devices, loopctl
+from crust.host.files import writers
+from tests.integration.host.conftest import Attach, MakeFile, run
+
+pytestmark = pytest.mark.root
+
+
+def test_find_matches_by_inode_and_not_by_name(attach: Attach, tmp_path: Path) -> None:
+    device = attach()
+    os.rename(device.backing, tmp_path / "renamed")
+    os.link(tmp_path / "renamed", tmp_path / "second-name")
+    (tmp_path / "link").symlink_to("renamed")
+    for name in ("renamed", "second-name", "link"):
+        assert [found.identity for found in loop_devices.find(str(tmp_path / name))] == [
+            device.identity
+        ]
+    assert loop_devices.find(device.backing) == ()
+    os.rename(tmp_path / "renamed", device.backing)
+
+
+def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: MakeFile) -> None:
+    device = attach()
+    os.unlink(device.backing)
+    assert loop_devices.find(sparse_file()) == ()
+    assert f"{device.backing} (deleted)" in {found.backing for found in loop_devices.list_all()}
+    loop.detach(device)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the devices that are opened, in order."""
+    paths: list[str] = []
+    really = os.open
+
+    def counting(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if str(path).startswith("/dev/loop"):
+            paths.append(str(path))
+        return really(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", counting)
+    return paths
+
+
+def test_find_opens_only_devices_whose_file_has_the_name(
+    attach: Attach, sparse_file: MakeFile, opened: list[str]
+) -> None:
+    device, _, absent = attach(), attach(name="other.img"), sparse_file(name="detached.img")
+    opened.clear()
+    assert loop_devices.find(device.backing) == (device,)
+    assert opened == [device.path]
+    opened.clear()
+    assert loop_devices.find(absent) == ()
+    assert opened == []
+
+
+def test_attach_once_opens_only_devices_whose_file_has_the_name(
+    attach: Attach, opened: list[str]
+) -> None:
+    device = attach()
+    attach(name="other.img")
+    opened.clear()
+    assert loop.attach_once(device.backing) == device
+    assert opened == [device.path]
+
+
+_ATTACH_BELOW = """
+import subprocess, sys
+from crust.host.block import loop
+directory, elsewhere, name = sys.argv[1:]
+subprocess.run(["mount", "--bind", directory, elsewhere], check=True)
+loop.attach(f"{elsewhere}/{name}", tag="mark")
+"""
+
+
+def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
+    sparse_file: MakeFile, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As after a container: from then on the kernel shows the path of the file without that of the mount."""
+    directory, name = os.path.split(sparse_file())
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    own_mounts = ("unshare", "--mount", "--propagation", "private")
+    run(*own_mounts, sys.executable, "-c", _ATTACH_BELOW, directory, elsewhere, name)
+    found = loop_devices.find(f"{directory}/{name}")
+    try:
+        assert [each.backing for each in found] == [f"/{name}"]
+        assert loop.attach_once(f"{directory}/{name}") == found[0]
+        assert writers.has_writers(f"{directory}/{name}")
+        named = loop_devices.list_named(lambda each: each == name)
+        assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
+    finally:
+        for each in found:
+            loop.detach(each)
+
+
+def test_find_of_a_name_with_the_kernels_ending_for_removed_files_finds_the_device(
+    attach: Attach,
+) -> None:
+    device = attach(name="volume.img (deleted)")
+    assert loop_devices.find(device.backing) == (device,)
+
+
+def test_list_named_opens_only_devices_of_wanted_files_removed_ones_included(
+    attach: Attach, opened: list[str]
+) -> None:
+    device, _ = attach(name="mine.img"), attach(name="other.img")
+    os.unlink(device.backing)
+    opened.clear()
+    [found] = loop_devices.list_named(lambda name: name == "mine.img")
+    assert found.identity == device.identity
+    assert opened == [device.path]
+    loop.detach(device)
+
+
+def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(
+    sparse_file: MakeFile,
+) -> None:
+    backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
+    device = loop.attach_once(backing, tag=tag)
+    try:
+        os.unlink(backing)
+        [found] = [each for each in loop_devices.list_all() if each.identity == device.identity]
+        assert (found.tag, found.file) == (tag, device.file)
+    finally:
+        loop.detach(device)
+
+
+def test_size_bytes_after_detach_is_zero(attach: Attach) -> None:
+    device = attach()
+    assert loop_devices.size_bytes(device) == os.stat(device.backing).st_size
+    loop.detach(device)
+    assert loop_devices.size_bytes(device) == 0
+
+
+@pytest.mark.parametrize("counts_links", [True, False])
+def test_bound_of_the_existing_devices_counts_them_whatever_the_kernel_says_of_links(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, counts_links: bool
+) -> None:
+    attach()
+    attach()
+    assert loop_devices.existing_at_most() >= 2
+    disks = tmp_path / "disks"
+    monkeypatch.setattr(loopctl, "_VIRTUAL_DISKS", str(disks))
+    assert loop_devices.existing_at_most() == 0
+    for name in ("loop0", "loop1", "dm-0"):
+        (disks / name).mkdir(parents=True)
+    if not counts_links:
+        monkeypatch.setattr(os, "stat", lambda _: os.stat_result((0, 0, 0, 1, *[0] * 6)))
+    assert loop_devices.existing_at_most() == 3
