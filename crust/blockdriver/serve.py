@@ -210,15 +210,20 @@ async def run(settings: DriverSettings) -> None:
         take_over=settings.take_over,
         cluster=settings.cluster,
     )
-    async with serving as daemon, _fencing(driver, settings.kubernetes):
+    # in this order: what cannot be used is refused before anything is served
+    async with _declared_gone(driver.name, settings.kubernetes) as nodes, serving as daemon:
+        if nodes is not None:
+            await _keep_fencing(driver, nodes, daemon)
         await daemon.forever()
 
 
 @asynccontextmanager
-async def _fencing(driver: Driver, access: KubernetesAccess | None) -> AsyncIterator[None]:
-    """Cut off what Kubernetes declares gone while the block runs. Raises `UnusableKubeconfig`, `InvalidSettings`."""
+async def _declared_gone(
+    driver_name: str, access: KubernetesAccess | None
+) -> AsyncIterator[lost_nodes.NodesGone | None]:
+    """Who knows what Kubernetes declares gone, if it is to be asked. Raises `InvalidSettings`."""
     if access is None:
-        yield
+        yield None
         return
     try:
         from crust.kubernetes_api import api, out_of_service
@@ -227,13 +232,17 @@ async def _fencing(driver: Driver, access: KubernetesAccess | None) -> AsyncIter
             "driver", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
     client = await asyncio.to_thread(api.client, access.kubeconfig)
-    nodes = out_of_service.OutOfServiceNodes(client, driver.name)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(client.close)
-        with driver.workers.used():  # by the task that is started here
-            work = lost_nodes.keep_fencing(driver, nodes)
-            await stack.enter_async_context(background("fences nodes that are gone", work))
-        yield
+    try:
+        yield out_of_service.OutOfServiceNodes(client, driver_name)
+    finally:
+        await client.close()
+
+
+async def _keep_fencing(driver: Driver, nodes: lost_nodes.NodesGone, daemon: Daemon) -> None:
+    """Cut off what is declared gone, until a takeover: then the successor does, which has the pool."""
+    with driver.workers.used():  # by the task that is started here
+        work = lost_nodes.keep_fencing(driver, nodes)
+        await daemon.owned.enter_async_context(background("fences nodes that are gone", work))
 
 
 async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:

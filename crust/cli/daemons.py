@@ -82,6 +82,7 @@ def serve(
     from crust import metrics
     from crust.cli import monitoring
     from crust.rpc import tracing
+    from crust.settings.loading import InvalidSettings
 
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
@@ -100,7 +101,7 @@ def serve(
             asyncio.run(until_signal(measured()), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, InvalidSettings) else 1)
 
 
 def settings_of(

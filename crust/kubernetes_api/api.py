@@ -9,6 +9,7 @@ import lightkube
 import yaml
 
 from crust import errors
+from crust.settings.loading import InvalidSettings
 
 _ASK_S = 10.0
 """For one question. A kubelet waits two minutes for its publish, and repeats it."""
@@ -25,11 +26,12 @@ class KubernetesApiUnavailable(errors.PeerUnavailable):
         )
 
 
-class UnusableKubeconfig(errors.InvalidRequest):
+class UnusableKubeconfig(InvalidSettings):
     """The Kubernetes API cannot be reached by the kubeconfig, or by the pod's service account."""
 
     def __init__(self, kubeconfig: str, why: str) -> None:
-        super().__init__(
+        errors.InvalidRequest.__init__(
+            self,
             "the Kubernetes API cannot be used",
             why=f"{kubeconfig or 'the service account'}: {why}",
             hint="correct kubernetes.kubeconfig, or run the program in a pod with a service account",
@@ -41,13 +43,22 @@ def client(kubeconfig: str) -> lightkube.AsyncClient:
     config = lightkube.KubeConfig
     try:
         found = config.from_file(kubeconfig) if kubeconfig else config.from_service_account()
-        return lightkube.AsyncClient(found, timeout=httpx2.Timeout(_ASK_S), trust_env=False)
+        chosen = found.get()
+        if chosen is None or httpx2.URL(chosen.cluster.server).scheme not in ("http", "https"):
+            raise UnusableKubeconfig(kubeconfig, "it has no server's address with http or https")
+        return lightkube.AsyncClient(chosen, timeout=httpx2.Timeout(_ASK_S), trust_env=False)
+    except InvalidSettings:
+        raise
     except (lightkube.ConfigError, OSError) as error:
         raise UnusableKubeconfig(kubeconfig, str(error)) from error
     except KeyError as error:
         raise UnusableKubeconfig(kubeconfig, f"{error} is not set") from error
     except yaml.YAMLError:
         raise UnusableKubeconfig(kubeconfig, "it is not YAML") from None  # its text shows the file
+    except Exception as error:
+        # what the library raises for a file of another form is nowhere declared; nor does its text always help
+        why = f"it has not the form of a kubeconfig ({type(error).__name__})"
+        raise UnusableKubeconfig(kubeconfig, why) from error
 
 
 @contextlib.asynccontextmanager

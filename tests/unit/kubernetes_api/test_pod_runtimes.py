@@ -153,7 +153,26 @@ def test_publish_that_does_not_name_its_pod_says_what_is_missing() -> None:
         PodName.of(context)
 
 
-@pytest.mark.parametrize("content", [None, "token: [secret", "{}"])
+_CLUSTER = "clusters: [{name: it, cluster: {server: 'SERVER'}}]"
+_CONTEXT = "current-context: it\ncontexts: [{name: it, context: {cluster: it}}]"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "token: [secret",
+        "{}",
+        "",
+        "secret",
+        "[secret]",
+        "clusters:\ncontexts: []",
+        "clusters: [{name: it, cluster: }]",
+        f"{_CLUSTER}\ncontexts: []",
+        f"{_CLUSTER}\n{_CONTEXT}".replace("SERVER", "api.example.com"),
+        f"{_CLUSTER}\n{_CONTEXT}".replace("SERVER", "http://[::1"),
+    ],
+)
 def test_unusable_kubeconfig_is_refused_and_its_text_not_shown(
     tmp_path: Path, content: str | None
 ) -> None:
