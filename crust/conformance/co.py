@@ -1,14 +1,10 @@
 """The CO of a case: it creates volumes, attaches, stages and publishes them, and removes all of it again.
 
-Every step is noted before it is requested, newest last; `clean` undoes the steps in the opposite order, so that a
-case that failed half-way is unpublished first, then unstaged, then deleted.
+Every step is noted before it is requested, so that a case that failed half-way is undone too (`undo`).
 """
 
-import contextlib
 import itertools
-import os
 import secrets as tokens
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -19,49 +15,15 @@ from crust.conformance.case import BLOCK, Case, Clause, Strength
 from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
 from crust.conformance.results import Finding, explained
+from crust.conformance.undo import Undo
+from crust.conformance.volume_capabilities import block, mount
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
-Mode = csi_pb2.VolumeCapability.AccessMode
-NO_FILESYSTEM = "crust-conformance-fs"
 _numbers = itertools.count(1)
 
 
-def mount(
-    fs_type: str = "",
-    mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER,
-    group: str = "",
-) -> csi_pb2.VolumeCapability:
-    """A filesystem, used by one writer on one node unless `mode` says else."""
-    return csi_pb2.VolumeCapability(
-        mount=csi_pb2.VolumeCapability.MountVolume(fs_type=fs_type, volume_mount_group=group),
-        access_mode=Mode(mode=mode),
-    )
-
-
-def block(mode: Mode.Mode.ValueType = Mode.SINGLE_NODE_WRITER) -> csi_pb2.VolumeCapability:
-    """A raw device."""
-    return csi_pb2.VolumeCapability(
-        block=csi_pb2.VolumeCapability.BlockVolume(), access_mode=Mode(mode=mode)
-    )
-
-
-_UNDO = Clause(
-    Strength.MUST,
-    "NodeUnpublishVolume, NodeUnstageVolume, DeleteVolume",
-    "this RPC MUST undo the work by the corresponding one; this operation MUST be idempotent",
-)
-_FORGOTTEN = Clause(
-    Strength.SHOULD,
-    "NodeUnpublishVolume Errors",
-    "NOT_FOUND is allowed for a volume that does not exist; what it left on the host should be gone",
-)
-_DIRECTORY = Clause(
-    Strength.BEYOND, "after the case", "nothing of the driver's is in the CO's directories"
-)
-
-
 class Co(Calls):
-    """One case's CO. `clean` it; `findings` are the weaker clauses that were broken."""
+    """One case's CO. Clean its `undo`; `findings` are the weaker clauses that were broken."""
 
     def __init__(
         self,
@@ -83,7 +45,7 @@ class Co(Calls):
         self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
         self.node = csi_pb2_grpc.NodeStub(channel)
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
-        self._steps: list[Callable[[], None]] = []
+        self.undo = Undo(self, host, self.root)
         self._attached: dict[str, dict[str, str]] = {}
 
     def should(self) -> "_Weaker":
@@ -142,7 +104,7 @@ class Co(Calls):
     def delete_later(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
         """Delete a volume in the end, if it has an id to delete it by."""
         if volume.volume_id:
-            self._steps.append(lambda: self.delete(volume.volume_id))
+            self.undo.later(lambda: self.delete(volume.volume_id))
         return volume
 
     def volume(
@@ -211,7 +173,7 @@ class Co(Calls):
 
     def detach_later(self, volume_id: str) -> None:
         """Detach in the end."""
-        self._steps.append(lambda: self.detach(volume_id))
+        self.undo.later(lambda: self.detach(volume_id))
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
@@ -277,7 +239,7 @@ class Co(Calls):
         """Stage what is attached, where the driver stages; undone in the end."""
         if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
             return
-        self._steps.append(lambda: self.unstage(volume, path=path))
+        self.undo.later(lambda: self.unstage(volume, path=path))
         self.until_final(
             self.node.NodeStageVolume, self.stage_request(volume, capability, path=path)
         )
@@ -358,7 +320,7 @@ class Co(Calls):
 
     def unpublish_later(self, volume_id: str, target: Path) -> None:
         """Unpublish in the end."""
-        self._steps.append(lambda: self.unpublish(volume_id, target))
+        self.undo.later(lambda: self.unpublish(volume_id, target))
 
     def unpublish(self, volume_id: str, target: Path) -> None:
         """NodeUnpublishVolume that must be OK."""
@@ -386,35 +348,6 @@ class Co(Calls):
             return False
         return True
 
-    def later(self, step: Callable[[], None]) -> None:
-        """Do `step` in the end."""
-        self._steps.append(step)
-
-    def clean(self) -> list[Finding]:
-        """Remove everything, newest first; returns what could not be removed.
-
-        NOT_FOUND means that nothing is left of it: CSI allows it for a volume that does not exist.
-        """
-        left: list[Finding] = []
-        clause = _UNDO
-        while self._steps:
-            try:
-                self._steps.pop()()
-            except Refusal as refusal:
-                if refusal.code is Code.NOT_FOUND:
-                    clause = _FORGOTTEN
-                    continue
-                left.append(Finding(_UNDO, f"not removed: {explained(refusal)}", self.last))
-            except (AssertionError, OSError, grpc.RpcError) as error:
-                left.append(Finding(_UNDO, f"not removed: {explained(error)}", self.last))
-        for each in self.host.mounts_below(self.root):
-            left.append(Finding(clause, f"not removed: {each} was still mounted"))
-            self.host.unmount(each)
-        _remove_directories(self.root)
-        if self.root.exists():
-            left.append(Finding(_DIRECTORY, f"not removed: {self.root} is not empty"))
-        return left
-
 
 class _Weaker:
     """Turns a failed assertion into a finding of the CO. A class, so that mypy sees that it does."""
@@ -431,13 +364,3 @@ class _Weaker:
             return False
         self._co.findings.append(Finding(self._clause, explained(error), self._co.last))
         return True
-
-
-def _remove_directories(root: Path) -> None:
-    """Directories only: a file below the targets belongs to the driver, or to a volume."""
-    for directory, _, _ in os.walk(root, topdown=False):
-        with contextlib.suppress(OSError):
-            Path(directory).rmdir()
-
-
-__all__ = ["NO_FILESYSTEM", "Co", "Code", "Mode", "block", "mount"]

@@ -5,7 +5,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from crust.conformance.co import Co, Code, block
+from crust.conformance.calls import Code
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
 
 CHUNK = 64 * 1024
@@ -41,7 +43,7 @@ def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot once; deleted in the end, if it has an id to delete it by."""
     made = co.until_final(co.controller.CreateSnapshot, request).snapshot
     if made.snapshot_id:
-        co.later(lambda: delete(co, made.snapshot_id))
+        co.undo.later(lambda: delete(co, made.snapshot_id))
     return made
 
 
@@ -93,7 +95,7 @@ def take_group(
     call = co.groups.CreateVolumeGroupSnapshot
     made = co.until_final(call, request).group_snapshot
     deletion = group_deletion(co, made)
-    co.later(lambda: _delete_group(co, deletion))
+    co.undo.later(lambda: _delete_group(co, deletion))
     for _ in range(1000):
         if made.ready_to_use:
             return made

@@ -11,8 +11,8 @@ import grpc
 
 from crust.conformance.calls import Calls, Refusal
 from crust.conformance.case import BLOCK, CHECKS_FS_TYPE, CREATE
-from crust.conformance.co import NO_FILESYSTEM, block, mount
 from crust.conformance.options import Options
+from crust.conformance.volume_capabilities import NO_FILESYSTEM, block, mount
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _USUAL = "ext4"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust.conformance import case
-from crust.conformance.co import Co, mount
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import mount
 from crust.wire.csi.v1 import csi_pb2
 
 _ID = "vol-0000000000000000000000000000000000000000"

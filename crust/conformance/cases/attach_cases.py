@@ -1,5 +1,6 @@
 """ControllerPublishVolume, ControllerExpandVolume, ControllerModifyVolume (C-161 to C-182)."""
 
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     BLOCK,
     CHECKS_FS_TYPE,
@@ -15,7 +16,8 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import NO_FILESYSTEM, Co, Code, block, mount
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import NO_FILESYSTEM, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"

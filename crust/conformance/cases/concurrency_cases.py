@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import grpc
 
+from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, NODE, beyond, case, must, should
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _CALLERS = 6
@@ -110,7 +111,7 @@ def test_cancelled_calls_succeed_when_retried(co: Co) -> None:
     volume = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
     co.attach(volume)
     staging = co.stage_request(volume)
-    co.later(lambda: co.unstage(volume))
+    co.undo.later(lambda: co.unstage(volume))
     for after_s in (0.001, 0.005, 0.02):
         if "node.STAGE_UNSTAGE_VOLUME" in co.has:
             co.abandoned(co.node.NodeStageVolume, staging, after_s)

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from crust.conformance import copies, expansion
+from crust.conformance.calls import Code
 from crust.conformance.case import BLOCK, CLONE, CREATE, NODE, SNAPSHOT, beyond, case, must
-from crust.conformance.co import Co, Code, block
+from crust.conformance.co import Co
 from crust.conformance.options import MIB
+from crust.conformance.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
 
 

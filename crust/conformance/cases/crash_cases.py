@@ -3,6 +3,7 @@
 from typing import Any
 
 from crust.conformance import copies, expansion, restart_command
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -16,7 +17,7 @@ from crust.conformance.case import (
     case,
     must,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"written before the crash"
@@ -68,7 +69,7 @@ def test_calls_killed_midway_succeed_when_retried(co: Co) -> None:
     volume = volumes[0]
     co.attach(volume)
     target = co.target()
-    co.later(lambda: co.unstage(volume))
+    co.undo.later(lambda: co.unstage(volume))
     if "node.STAGE_UNSTAGE_VOLUME" in co.has:
         _killed_during(co, co.node.NodeStageVolume, co.stage_request(volume))
     co.stage(volume)

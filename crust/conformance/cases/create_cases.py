@@ -2,9 +2,11 @@
 
 import contextlib
 
+from crust.conformance.calls import Code
 from crust.conformance.case import BLOCK, CHECKS_FS_TYPE, CREATE, NODE, beyond, case, must
-from crust.conformance.co import NO_FILESYSTEM, Co, Code, Mode, block, mount
+from crust.conformance.co import Co
 from crust.conformance.options import MIB
+from crust.conformance.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _ODD_NAMES = (

@@ -1,7 +1,8 @@
 """Deferral, for plugins that advertise it (C-501 to C-503)."""
 
+from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, DEFER, beyond, case
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.rpc import extensions
 from crust.wire.csi.v1 import csi_pb2
 

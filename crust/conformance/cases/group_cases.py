@@ -4,8 +4,9 @@ import struct
 import threading
 
 from crust.conformance import copies
+from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, GROUP, NODE, beyond, case, must, should
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-group"

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from crust.conformance import copies, expansion
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -25,7 +26,7 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _CALLERS = 6
@@ -62,7 +63,7 @@ def test_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
     """Concurrency: equal NodeStageVolume calls at once, and equal NodeUnstageVolume calls, are OK or ABORTED."""
     volume = co.volume()
     co.attach(volume)
-    co.later(lambda: co.unstage(volume))
+    co.undo.later(lambda: co.unstage(volume))
     _joined(co, co.node.NodeStageVolume, co.stage_request(volume))
     unstage = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))

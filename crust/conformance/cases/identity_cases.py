@@ -6,6 +6,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     NODE,
     NODE_INFO,
@@ -15,7 +16,7 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.conformance.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 

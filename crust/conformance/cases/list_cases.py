@@ -1,5 +1,6 @@
 """ListVolumes, ControllerGetVolume, GetCapacity, volume health (C-131 to C-146)."""
 
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CAPACITY,
     CREATE,
@@ -13,7 +14,7 @@ from crust.conformance.case import (
     case,
     must,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"

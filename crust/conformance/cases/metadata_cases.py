@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from crust.conformance import copies
+from crust.conformance.calls import Code
 from crust.conformance.case import BLOCK, CREATE, METADATA, NODE, SNAPSHOT, beyond, case, must
-from crust.conformance.co import Co, Code, block
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-snapshot"

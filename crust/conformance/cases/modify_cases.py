@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 
+from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, EXPAND, MODIFY, NODE, beyond, case, must, should
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _CALLERS = 6

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     BLOCK,
     CREATE,
@@ -17,7 +18,8 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co, Code, Mode, block, mount
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"
@@ -108,7 +110,7 @@ def test_stage_at_second_path_keeps_data(co: Co) -> None:
     target = co.use(volume)
     co.host.write(target / "file", _DATA)
     other = co.staging(volume, "other")
-    co.later(lambda: co.unstage(volume, path=other))
+    co.undo.later(lambda: co.unstage(volume, path=other))
     co.outcome(co.node.NodeStageVolume, co.stage_request(volume, path=other))
     assert co.host.read(target / "file", 99) == _DATA
     co.unpublish(volume.volume_id, target)
@@ -398,7 +400,7 @@ def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> 
     """Undone in the end only where it was done: a driver that refuses a path cannot undo anything there."""
     if STAGE in co.has:
         co.ask(co.node.NodeStageVolume, co.stage_request(volume, path=staging))
-        co.later(lambda: co.unstage(volume, path=staging))
+        co.undo.later(lambda: co.unstage(volume, path=staging))
     co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
     co.unpublish_later(volume.volume_id, target)
     assert co.host.mounts_at(target), "nothing is mounted at the target"

@@ -1,7 +1,8 @@
 """What the controller says of a node: CSI pull request 603, as specs/node-identity.md has it (C-012 to C-017)."""
 
+from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, FEW_VOLUMES, NODE, PUBLISH, beyond, case
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _INFO_FROM_CONTROLLER = ("controller.GET_NODE_INFO", "node.NODE_INFO_FROM_CONTROLLER")

@@ -1,6 +1,7 @@
 """NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
 
 from crust.conformance import expansion
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     BLOCK,
     CHECKS_FS_TYPE,
@@ -12,8 +13,9 @@ from crust.conformance.case import (
     case,
     must,
 )
-from crust.conformance.co import NO_FILESYSTEM, Co, Code, block, mount
+from crust.conformance.co import Co
 from crust.conformance.options import MIB
+from crust.conformance.volume_capabilities import NO_FILESYSTEM, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-volume"

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from crust.conformance.case import CREATE, NODE, PUBLISH, READONLY, beyond, case, must
-from crust.conformance.co import Co, Mode
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import Mode
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"what a database has written"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     BLOCK,
     CHECKS_FS_TYPE,
@@ -13,7 +14,8 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import NO_FILESYSTEM, Co, Code, Mode, block, mount
+from crust.conformance.co import Co
+from crust.conformance.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"what both of them see"

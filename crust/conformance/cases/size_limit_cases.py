@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from crust.conformance import copies
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CAPACITY,
     CREATE,
@@ -15,7 +16,7 @@ from crust.conformance.case import (
     beyond,
     case,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.conformance.optional_rpcs import RPCS, Rpc
 from crust.wire.csi.v1 import csi_pb2
 

@@ -1,6 +1,7 @@
 """Snapshots, restores and clones: what is refused, and what is listed (C-301 to C-323)."""
 
 from crust.conformance import copies
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -11,7 +12,7 @@ from crust.conformance.case import (
     case,
     must,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _UNKNOWN = "conformance-no-such-thing"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from crust.conformance import copies
+from crust.conformance.calls import Code
 from crust.conformance.case import (
     CAPACITY,
     CREATE,
@@ -15,7 +16,7 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co, Code
+from crust.conformance.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _SNAPSHOT_TOPOLOGY = "plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"
