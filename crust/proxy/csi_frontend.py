@@ -1,22 +1,20 @@
 """The CSI service that the CO calls: it looks at six calls; all others pass through as bytes.
 
-A call for a volume that is not deferred passes through too, byte for byte, after a check that it cannot affect a
-deferred one. Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
+A call for a volume that is not deferred passes through too, byte for byte; `host_publish` checks a publish.
+Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import grpc.aio
-
-from crust import deferral_keys, errors, operations, volumes
+from crust import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.process.bounded_calls import BoundedCalls
-from crust.proxy import policy, reservations
+from crust.proxy import policy
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.deferred import DeferredVolumes, NoDeferredVolume
-from crust.proxy.driver_calls import STAGED, PublishCall
+from crust.proxy.host_publish import HostPublish
 from crust.proxy.publish import DeferredPublish
 from crust.proxy.targets import Targets
 from crust.proxy.unpublish import DeferredUnpublish
@@ -37,7 +35,6 @@ _INSPECTED = (
     "NodeExpandVolume",
     "NodeGetVolumeHealth",
 )
-_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
 T = TypeVar("T")
 
 
@@ -82,7 +79,9 @@ class CsiFrontend:
         self._targets = targets
         self.policy = decisions
         self._looks = BoundedCalls(limit=64)
-        self._publish_unflagged = passthrough.call(backend.channel, _NODE + "NodePublishVolume")
+        self._host_publish = HostPublish(
+            backend.channel, deferred, calls.unpublish, self.operations
+        )
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
@@ -125,7 +124,8 @@ class CsiFrontend:
     ) -> bytes:
         decision = await self._decide(request)
         if not decision.defer:
-            return await self._host_publish(request, data, context, decision)
+            unchecked = self._unchecked_key(request.volume_id)
+            return await self._host_publish.run(unchecked, request, data, context, decision.handler)
         key = self._key(request.volume_id)
         caller = _caller(context)
         response = await self.operations.run(
@@ -168,74 +168,6 @@ class CsiFrontend:
         """Do the work of a volume's operation as the only one at the target, too."""
         with self._deferred.operations.holding([volumes.TargetPath(target)], name):
             return await work()
-
-    async def _host_publish(
-        self,
-        request: csi_pb2.NodePublishVolumeRequest,
-        data: bytes,
-        context: passthrough.Context,
-        decision: policy.Decision,
-    ) -> bytes:
-        key, target = (
-            self._unchecked_key(request.volume_id),
-            volumes.TargetPath(request.target_path),
-        )
-        with (
-            self.operations.shared(key),
-            self._deferred.operations.shared(target, "NodePublishVolume"),
-        ):
-            self._check_host_publish(request)
-            deferral_keys.check_host_publish(
-                request.volume_id,
-                request.volume_context,
-                is_block=request.volume_capability.HasField("block"),
-            )
-            if request.volume_capability.HasField("block"):
-                self._deferred.raw.passes(target.text)
-            call = PublishCall(key, decision.handler, _readonly(request), guarded=False)
-            was_staged = self._deferred.has(target)
-            try:
-                async with self._deferred.driver_calls.publishing(target.text, call):
-                    return await self._publish_unflagged(data, context)
-            except grpc.aio.AioRpcError as error:
-                if not was_staged and self._deferred.has(target):
-                    await self._take_staged_back(key, target, error)
-                raise
-
-    async def _take_staged_back(
-        self, key: volumes.VolumeKey, target: volumes.TargetPath, error: grpc.aio.AioRpcError
-    ) -> None:
-        """A driver that staged failed its publish: nothing may stay for which the CO gets a final code."""
-        if not outcome.is_final(error):
-            return
-        try:
-            await self._calls.unpublish.remove_staged(key, target)
-        except errors.CrustError:
-            raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
-
-    def _check_host_publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        """Refuse a host mount if a deferred one has the device or the target."""
-        target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
-        key = self._unchecked_key(request.volume_id)
-        if self._is_deferred(target.text, key):
-            raise policy.AlreadyDeferred(target.text)
-        self._deferred.check_unreserved(
-            reservations.Reservation(key, target, None, _readonly(request)), deferred=False
-        )
-
-    def _is_deferred(self, target: str, key: volumes.VolumeKey) -> bool:
-        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget.
-
-        What the volume's driver staged itself is the driver's to publish again.
-        """
-        try:
-            record = self._deferred.find(target)
-        except errors.CrustError as error:
-            raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
-        if record is None:
-            return target in self._deferred.unfinished
-        is_drivers = record.staged_by_driver and record.key == key
-        return not (is_drivers or record.key.driver == STAGED)
 
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
@@ -385,10 +317,6 @@ class CsiFrontend:
 
     async def _pass(self, name: str, data: bytes, context: passthrough.Context) -> bytes:
         return await self._forward[name](data, context)
-
-
-def _readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:
-    return request.readonly or request.volume_capability.access_mode.mode in _READER_MODES
 
 
 def _caller(context: passthrough.Context) -> Caller:
