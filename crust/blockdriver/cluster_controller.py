@@ -73,6 +73,7 @@ async def serving(
         background("leadership", _lead(central, daemon)),
         daemon.serves(),
     ):
+        daemon.readiness.append(central.problem)
         metrics.export_operations("controller", central.calls.running.running)
         _log.info("controller serves", extra={"driver": name, "socket": socket})
         yield daemon

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from crust import operations
+from crust import errors, operations
 from crust.cluster.calls import ClusterCalls, Context
 from crust.cluster.controller import ClusterController, DescribesController
 from crust.cluster.create import VolumePlacement
@@ -93,7 +93,7 @@ class Central:
     ) -> None:
         self._store = store
         self.router = Router(store, look_every_s=look_every_s)
-        names = Names(self.router, settle_s=settle_s)
+        self._names = names = Names(self.router, settle_s=settle_s)
         running = operations.KeyedOperations()
         self._survey = Survey(self.router, names, running)
         self.calls = ClusterCalls(
@@ -119,6 +119,14 @@ class Central:
             lambda s: csi_pb2_grpc.add_GroupControllerServicer_to_server(self._groups, s),
             lambda s: csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(self._metadata, s),
         )
+
+    def problem(self) -> errors.CrustError | None:
+        """What keeps this controller from its work now: to serve if it leads, else to lead as soon as nobody does.
+
+        That another one leads is nothing to mend: of the replicas of a Deployment all but one wait.
+        """
+        found = self._store.problem()
+        return found or (self._names.problem if self.calls.leads else None)
 
     @contextlib.asynccontextmanager
     async def leading(self, name: str) -> AsyncIterator[None]:

@@ -76,6 +76,7 @@ class Names:
         self._store = router.store
         self.settle_s = settle_s
         self._is_settled = False
+        self._is_new = False
         self._surveyed: set[str] = set()
 
     async def pool_of(self, key: str) -> str:
@@ -115,6 +116,17 @@ class Names:
             return False
         return True
 
+    @property
+    def problem(self) -> StoreIsNew | None:
+        """What keeps new names from being created, as far as `look` has found it."""
+        return StoreIsNew(self.settle_s) if self._is_new and not self._is_settled else None
+
+    async def look(self) -> None:
+        """Look whether the store is new. Raises `StoreUnavailable`."""
+        if not self._is_settled:
+            self._is_settled = bool(await self._store.placement(_SETTLED))
+            self._is_new = not self._is_settled
+
     async def settle(self) -> None:
         """The nodes had time to announce themselves: mark the store as in use."""
         if self._is_settled:
@@ -139,10 +151,9 @@ class Names:
 
     async def _unrecorded(self, key: str) -> str:
         """The pool that has a volume without a record of it."""
-        if not self._is_settled:
-            self._is_settled = bool(await self._store.placement(_SETTLED))
-        if not self._is_settled:
-            raise StoreIsNew(self.settle_s)
+        await self.look()
+        if self.problem is not None:
+            raise self.problem
         for pool_id in self._router.pools():
             if not await self.is_surveyed(pool_id) and await self._was_there(pool_id, key):
                 return pool_id

@@ -146,6 +146,10 @@ class ControllerSide(Protocol):
         """Wait until it is known what is in the store. Raises `StoreUnavailable`."""
         ...
 
+    def problem(self) -> StoreUnavailable | None:
+        """Why the store cannot be used now, or what is in it is not known. Does not block."""
+        ...
+
     def nodes(self) -> Mapping[str, Announcement]:
         """The connected nodes by node id, as far as is known now. Does not block."""
         ...

@@ -52,6 +52,7 @@ class Survey:
         """Survey pools when they are connected, and collect, until cancelled."""
         settles_s = time.monotonic() + self._names.settle_s
         while True:
+            await self._tried(self._names.look(), "whether the store is new is not known")
             if time.monotonic() >= settles_s and self._router.connected():
                 await self._names.settle()
             async with asyncio.TaskGroup() as surveys:

@@ -212,6 +212,14 @@ class MemoryController:
         """See `ControllerSide`."""
         self._store.check(self._name)
 
+    def problem(self) -> StoreUnavailable | None:
+        """See `ControllerSide`."""
+        try:
+            self._store.check(self._name)
+        except StoreUnavailable as problem:
+            return problem
+        return None
+
     def nodes(self) -> Mapping[str, Announcement]:
         """See `ControllerSide`."""
         return dict(self._store.kept.announcements)

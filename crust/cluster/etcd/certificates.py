@@ -54,7 +54,11 @@ class Identity:
 
     def problems(self, now: datetime) -> tuple[str, ...]:
         """Why a member refuses it at `now`; empty if nothing is seen."""
-        found = list(self.flaws)
+        return (*self.flaws, *self.out_of_date(now))
+
+    def out_of_date(self, now: datetime) -> tuple[str, ...]:
+        """Why no member takes a new connection with it at `now`; empty if its dates are right."""
+        found = []
         if now >= self.not_after:
             found.append(
                 f"the certificate expired {_at(self.not_after)}, and it is {_at(now)} here"

@@ -58,6 +58,12 @@ class Client:
         """The certificate's user; empty as long as none could be read."""
         return self._channels.identity.user if self._channels.identity else ""
 
+    def refused(self, what: str) -> failures.StoreCertificateRefused | None:
+        """Why no new connection can be made, though those that there are go on: any call may need one."""
+        identity = self._channels.identity
+        found = identity.out_of_date(certificates.now()) if identity else ()
+        return failures.StoreCertificateRefused(what, "; ".join(found)) if found else None
+
     async def call(
         self,
         method: Method[Q, R],

@@ -58,6 +58,8 @@ class EtcdControllerSide:
         what = "the nodes cannot be read"
         self._follower = Follower(client, *layout.followed(), what=what, silence=silence)
         self._term: Term | None = None
+        self._not_leading: StoreUnavailable | None = None
+        """Why this controller could not try to lead when nobody did."""
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator["EtcdControllerSide"]:
@@ -77,6 +79,11 @@ class EtcdControllerSide:
         except TimeoutError:
             why = f"it was not read within {timeout_s:g} s"
             raise StoreUnavailable("the nodes are not known", why) from None
+
+    def problem(self) -> StoreUnavailable | None:
+        """See the protocol."""
+        found = self._follower.problem or self._not_leading
+        return found or self._client.refused("the store may refuse this controller")
 
     def nodes(self) -> Mapping[str, Announcement]:
         """See the protocol."""
@@ -160,7 +167,9 @@ class EtcdControllerSide:
     @contextlib.asynccontextmanager
     async def lead(self, name: str) -> AsyncIterator[Term]:
         """See the protocol."""
-        campaign = leadership.term(self._client, self._keys, self._mirror, name, self._ttl_s)
+        campaign = leadership.term(
+            self._client, self._keys, self._mirror, name, self._ttl_s, self._tried
+        )
         async with campaign as term:
             self._term = term
             tidying = forever(functools.partial(self._tidy, term), "answers")
@@ -174,6 +183,9 @@ class EtcdControllerSide:
                 await asyncio.gather(*parts, return_exceptions=True)
                 await self._leave(term)
                 self._inbox.fail(LeadershipLost())
+
+    def _tried(self, problem: StoreUnavailable | None) -> None:
+        self._not_leading = problem
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._follower.follow()) as following:

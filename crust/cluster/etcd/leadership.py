@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from crust.cluster.etcd import leases, records, writes
 from crust.cluster.etcd.client import Client
@@ -95,12 +95,20 @@ class Term:
 
 @contextlib.asynccontextmanager
 async def term(
-    client: Client, layout: Keys, mirror: Mirror, name: str, ttl_s: int
+    client: Client,
+    layout: Keys,
+    mirror: Mirror,
+    name: str,
+    ttl_s: int,
+    tried: Callable[[StoreUnavailable | None], None] = lambda _: None,
 ) -> AsyncIterator[Term]:
-    """Wait until `name` leads, and `mirror` has all that was before; lead until the end of the block, or less."""
+    """Wait until `name` leads, and `mirror` has all that was before; lead until the end of the block, or less.
+
+    `tried` is called after each attempt to lead, with what has kept the store from deciding it.
+    """
     async with contextlib.AsyncExitStack() as stack:
         while True:
-            lease, value, revision = await _won(client, layout, mirror, name, ttl_s)
+            lease, value, revision = await _won(client, layout, mirror, name, ttl_s, tried)
             won = Term(layout.leader, value, revision, lease)
             keeper = asyncio.create_task(_keep(won, lease, mirror), name="etcd leadership")
             stack.push_async_callback(lease.revoke)
@@ -114,20 +122,29 @@ async def term(
 
 
 async def _won(
-    client: Client, layout: Keys, mirror: Mirror, name: str, ttl_s: int
+    client: Client,
+    layout: Keys,
+    mirror: Mirror,
+    name: str,
+    ttl_s: int,
+    tried: Callable[[StoreUnavailable | None], None],
 ) -> tuple[Lease, bytes, int]:
     while True:
+        if mirror.leader:
+            tried(None)  # another one could
         await mirror.until(lambda: mirror.revision > 0 and mirror.leader == 0)
         try:
             lease = await leases.grant(client, ttl_s)
             # of this attempt: a key with the lease of an earlier one ends with that
             value = records.LeaderRecord(name=name, term=uuid.uuid4().hex).encoded()
             revision = await _try(client, layout, value, lease)
+            tried(None)
             if revision:
                 return lease, value, revision
             await lease.revoke()
             await asyncio.sleep(_LOST_S)  # until the mirror has the winner
         except (StoreUnavailable, LeaseGone) as problem:
+            tried(problem if isinstance(problem, StoreUnavailable) else None)
             _log.warning("this controller could not try to lead", extra={"error": problem})
             await asyncio.sleep(_PAUSE_S)
 

@@ -72,7 +72,13 @@ class Follower:
         self._what = what
         self._silence = silence
         self._reported = ""
-        self.is_connected = False
+        self.problem: StoreUnavailable | None = StoreUnavailable(what, "it was not read yet")
+        """Why it is not followed now."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is followed now."""
+        return self.problem is None
 
     async def follow(self) -> AsyncGenerator[Listing | Changes, None]:
         """A `Listing`, then `Changes`, and so on for ever."""
@@ -134,15 +140,19 @@ class Follower:
         return found.kind(self._what, found.why, found.hint)
 
     def _connected(self) -> None:
-        self.is_connected = True
+        self.problem = None
         metrics.store_connected.set(1)
         if self._reported:
             self._reported = ""
             _log.info("the store is followed again")
 
-    def _interrupted(self, problem: Exception) -> None:
+    def _interrupted(self, problem: Broken | StoreUnavailable) -> None:
         """Say it once as long as nothing else is the matter."""
-        self.is_connected = False
+        if isinstance(problem, Broken):
+            found = problem.failure
+            self.problem = found.kind(self._what, str(problem), found.hint)
+        else:
+            self.problem = problem
         metrics.store_connected.set(0)
         if str(problem) != self._reported:
             self._reported = str(problem)

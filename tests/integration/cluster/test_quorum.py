@@ -51,11 +51,13 @@ async def test_without_quorum_calls_say_so_and_go_on_when_it_is_back(
     with pytest.raises(StoreUnavailable):
         await controller.placement("volume-1")
     assert "n1" in controller.nodes()
+    await eventually(lambda: isinstance(controller.problem(), failures.StoreWithoutQuorum))
     for each in dead:
         three.restart(each)
     for each in dead:
         await asyncio.to_thread(each.wait_ready)
     await eventually(lambda: controller.nodes()["n1"].capacity_bytes == 5)
+    assert controller.problem() is None
 
 
 def first_of(etcd: Etcd) -> Member:

@@ -305,5 +305,11 @@ async def test_full_store_is_named_and_what_to_do(own_etcd: Etcd, own_cluster: E
     own_etcd.raise_no_space()
     with pytest.raises(failures.StoreFull, match="compact and defragment"):
         await node.announce(announcement("n1"))
-    own_etcd.ctl("alarm", "disarm")
-    await node.announce(announcement("n1"))
+    controller = await own_cluster.controller()
+    async with contextlib.AsyncExitStack() as leads:
+        leading = asyncio.create_task(leads.enter_async_context(controller.lead("c")))
+        await eventually(lambda: isinstance(controller.problem(), failures.StoreFull))
+        own_etcd.ctl("alarm", "disarm")
+        await node.announce(announcement("n1"))
+        await asyncio.wait_for(leading, WAIT_S)
+        assert controller.problem() is None

@@ -12,6 +12,8 @@ import pytest
 from crust import errors, pool_ids
 from crust.cluster import listing
 from crust.cluster.central import Central
+from crust.cluster.names import StoreIsNew
+from crust.cluster.protocol import StoreUnavailable
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.central_cluster import (
     DESCRIBED,
@@ -838,6 +840,8 @@ async def test_standby_is_not_ready_and_unavailable_until_it_leads(
         waiting = asyncio.create_task(central.lead("c2"))
         probe = csi_pb2.ProbeRequest()
         assert (await first.identity.Probe(probe)).ready.value
+        # /readyz of one that waits: all replicas of a Deployment are to be ready, and one leads
+        assert (first.central.problem(), central.problem()) == (None, None)
         assert not (await second.identity.Probe(probe)).ready.value
         async with refused(Code.UNAVAILABLE):
             await second.create("pvc")
@@ -859,10 +863,23 @@ async def test_controller_cut_from_the_store_answers_unavailable(
 ) -> None:
     sidecar = await cluster.controller()
     await sidecar.create("pvc", "n1")
+    assert sidecar.central.problem() is None
     cluster.store.cut("controller")
+    assert isinstance(sidecar.central.problem(), StoreUnavailable)
     async with refused(Code.UNAVAILABLE):
         await sidecar.create("pvc-2", "n1")
     assert cluster.homes("pvc-2") == []
+
+
+async def test_leader_in_a_new_store_has_a_problem_until_the_nodes_had_time(
+    cluster: SimulatedCluster,
+) -> None:
+    cluster.store.wipe()
+    central = Central(cluster.store.controller(), DESCRIBED, settle_s=2)
+    async with central.leading("c1"):
+        await eventually(lambda: isinstance(central.problem(), StoreIsNew))
+        await eventually(lambda: central.problem() is None)
+        assert "settled" in cluster.store.kept.placements
 
 
 async def test_slow_node_is_aborted_at_the_callers_deadline_and_others_go_on(

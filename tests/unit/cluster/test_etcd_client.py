@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from crust.cluster.etcd import failures, leases
+from crust.cluster.etcd import certificates, failures, leases
+from crust.cluster.etcd.certificates import Files
+from crust.cluster.etcd.channels import Channels
+from crust.cluster.etcd.client import Client
 from crust.cluster.etcd.failures import Failure, LeaseGone, Next
 from crust.cluster.etcd.inbox import Inbox
 from crust.cluster.etcd.mirror import Asking
@@ -17,6 +21,7 @@ from crust.cluster.protocol import Answer, LeadershipLost, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 
 Code = grpc.StatusCode
+DAY = timedelta(days=1)
 ONE, TWO = Asking("n1", "1"), Asking("n1", "2")
 
 
@@ -149,3 +154,22 @@ async def test_lease_that_etcd_does_not_know_any_more_has_ended() -> None:
     client.answers = [(0.0, 0)]
     await lease.keep()
     assert lease.left_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "why"),
+    [(-2, -1, "the certificate expired "), (1, 2, "the certificate is valid from "), (-1, 1, "")],
+)
+def test_certificate_out_of_date_is_a_problem_though_connections_outlive_it(
+    begins: int, ends: int, why: str
+) -> None:
+    channels = Channels(("m1:1",), Files("", "", ""))
+    client = Client(channels)
+    assert client.refused("x") is None  # none was read yet: it is not followed
+    now = certificates.now()
+    channels.identity = certificates.Identity(
+        *(b"", b"", b"", "controller"), now + begins * DAY, now + ends * DAY, flaws=("unsure",)
+    )
+    found = client.refused("x failed")
+    assert (found is not None) == bool(why)
+    assert found is None or (why in found.why and "unsure" not in found.why)

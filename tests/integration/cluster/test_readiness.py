@@ -1,0 +1,167 @@
+"""What /readyz of controllers and of nodes says while etcd is away, is new, or takes no certificate of theirs."""
+
+import asyncio
+import re
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from crust.cluster.etcd.certificates import Files
+from examples.cluster import etcd as members
+from examples.cluster.authority import DAY, Authority, Pair
+from examples.cluster.etcd import PREFIX, Etcd
+from tests.integration.cluster.test_processes import READY_S, Program, until
+
+LEASE_S = 60
+"""A leader whose store is away for longer ends, and is asked before."""
+
+
+class Started:
+    """Programs of crust, and what they answer."""
+
+    def __init__(self, base: Path, etcd: Etcd, stack: AsyncExitStack) -> None:
+        self.base = base
+        self._etcd = etcd
+        self._stack = stack
+
+    async def start(self, name: str, *arguments: str, files: Files) -> None:
+        """`crust driver`, as a member of the cluster with these certificates."""
+        root = self.base / name
+        root.mkdir(mode=0o700)
+        config = root / "driver.toml"
+        config.write_text(
+            f'[cluster]\nendpoints = ["{self._etcd.members[0].address}"]\nprefix = "{PREFIX}"\n'
+            f"lease_s = {LEASE_S}\nsettle_s = {LEASE_S}\n"
+            f'ca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
+        )
+        program = Program(
+            root / "log", "driver", "--config", str(config), "--socket", f"{root}/csi.sock",
+            "--run-dir", f"{root}/run", "--metrics-address", "127.0.0.1:0", *arguments,
+        )  # fmt: skip
+        self._stack.push_async_callback(program.end)
+        await program.start()
+
+    async def controller(self, name: str, files: Files | None = None) -> None:
+        """A controller."""
+        files = files or self._etcd.files("controller")
+        await self.start(name, "--mode", "controller", files=files)
+
+    async def node(self, name: str) -> None:
+        """A node with a pool of its own."""
+        root = self.base / name
+        await self.start(
+            name, "--mode", "node", "--node-id", name, "--state-dir", f"{root}/pool",
+            "--create-pool", "--no-check-propagation", files=self._etcd.files(name),
+        )  # fmt: skip
+
+    async def answer(self, name: str, path: str = "/readyz") -> tuple[int, str]:
+        """What it answers over HTTP."""
+        log = (self.base / name / "log").read_text()
+        found = re.search(r"metrics +address=(\S+)", log)
+        assert found is not None, log
+        return await asyncio.to_thread(read, f"http://{found[1]}{path}")
+
+    async def becomes(self, name: str, status: int, word: str) -> None:
+        """Wait until /readyz answers so, which no program tells unasked."""
+        said = (0, "")
+        try:
+            async with asyncio.timeout(READY_S):
+                while said[0] != status or word not in said[1]:
+                    await asyncio.sleep(0.1)
+                    said = await self.answer(name)
+        except TimeoutError:
+            raise AssertionError(f"{said}: {(self.base / name / 'log').read_text()}") from None
+
+
+def read(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=READY_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """A member for one test."""
+    with members.running(tmp_path, nodes=("n1",)) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+async def programs(etcd: Etcd) -> AsyncIterator[Started]:
+    """Programs that end with the test."""
+    async with AsyncExitStack() as stack:
+        base = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-cluster-"))
+        yield Started(Path(base), etcd, stack)
+
+
+def in_use(etcd: Etcd) -> None:
+    """Mark the store as one in which nodes have announced themselves."""
+    etcd.ctl("put", f"{PREFIX}placements/settled", "settled", user="controller")
+
+
+async def test_leader_and_standby_are_ready_only_while_etcd_can_be_used(
+    etcd: Etcd, programs: Started
+) -> None:
+    await programs.controller("c1")
+    await programs.becomes("c1", 503, "[StoreIsNew]")
+    in_use(etcd)
+    await programs.becomes("c1", 200, "ok")
+    await programs.controller("c2")  # it waits, as all replicas of a Deployment but one
+    await programs.becomes("c2", 200, "ok")
+    etcd.stop()
+    for each in ("c1", "c2"):
+        await programs.becomes(each, 503, "nobody listens there")
+        assert await programs.answer(each, "/healthz") == (200, "ok\n")
+    etcd.start()
+    await asyncio.to_thread(etcd.wait_ready)
+    for each in ("c1", "c2"):
+        await programs.becomes(each, 200, "ok")
+
+
+async def test_controller_without_a_usable_certificate_is_not_ready_until_it_has_one(
+    etcd: Etcd, programs: Started, tmp_path: Path
+) -> None:
+    in_use(etcd)
+    (tmp_path / "own").mkdir()
+    own = Authority(tmp_path / "own").files("controller")
+    Path(own.ca).write_bytes(etcd.authority.ca.read_bytes())
+    write(own, etcd.authority.issue("controller", begins=-2 * DAY, ends=-DAY))
+    key = Path(own.key).read_bytes()
+    Path(own.key).unlink()
+    await programs.controller("c1", own)
+    await programs.becomes("c1", 503, own.key)
+    Path(own.key).write_bytes(key)
+    await programs.becomes("c1", 503, "the certificate expired")
+    assert "[StoreCertificateRefused]" in (await programs.answer("c1"))[1]
+    assert await programs.answer("c1", "/healthz") == (200, "ok\n")
+    write(own, etcd.authority.issue("controller"))
+    await programs.becomes("c1", 200, "ok")
+
+
+def write(files: Files, pair: Pair) -> None:
+    Path(files.cert).write_bytes(pair.cert)
+    Path(files.key).write_bytes(pair.key)
+
+
+@pytest.mark.root
+async def test_node_is_ready_while_etcd_is_away_because_the_kubelets_calls_need_it_not(
+    etcd: Etcd, programs: Started
+) -> None:
+    await programs.node("n1")
+    await programs.becomes("n1", 200, "ok")
+    etcd.stop()
+
+    async def notices() -> bool:
+        return "crust_store_connected 0" in (await programs.answer("n1", "/metrics"))[1]
+
+    await asyncio.wait_for(until(notices), READY_S)
+    assert await programs.answer("n1") == (200, "ok\n")
+    assert await programs.answer("n1", "/healthz") == (200, "ok\n")
