@@ -59,11 +59,12 @@ async def running(
 ) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `flocks.LockHeld` when another process has the pool, and what `server.serving` raises.
+    Raises `flocks.LockHeld` when another process has the pool, `takeover.TakeoverRefused` also when the process of
+    `run_dir` runs another driver, and what `server.serving` raises.
     """
     await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
     async with (
-        starting(os.path.join(run_dir, LOCK), take_over=take_over) as daemon,
+        starting(os.path.join(run_dir, LOCK), take_over=take_over, of=driver.name) as daemon,
         part(driver, daemon, socket=socket, run_dir=run_dir, cluster=cluster),
         daemon.serves(),
     ):
