@@ -223,7 +223,10 @@ class Connection:
             yield held
         except self._binding.failures as err:
             number = failures.errno_of(err)
-            held.is_blocklisted |= number == errno.ESHUTDOWN
+            if number == errno.ESHUTDOWN:
+                held.is_blocklisted = True
+                address = held.cluster.get_addrs()
+                raise failures.CephClientBlocklisted(self.who.user, address) from err
             raise self._translated(number, what, step) from err
         finally:
             self._given_back(held)

@@ -101,11 +101,13 @@ class CephQuotaReached(errors.Exhausted):
 class CephClientBlocklisted(errors.PeerUnavailable):
     """The Ceph cluster has cut this client off."""
 
-    def __init__(self, user: str) -> None:
+    def __init__(self, user: str, address: str = "") -> None:
+        where = f", {address}" if address else ""
         super().__init__(
-            f"the Ceph cluster has blocklisted this client of client.{user}",
+            f"the Ceph cluster has blocklisted this client of client.{user}{where}",
             why="an administrator did it, or another client that took it for dead because it did not answer for 30 s",
-            hint="a retry uses a new connection; if that fails too, see `ceph osd blocklist ls` for the host",
+            hint="a retry uses a new connection; if that fails too, `ceph osd blocklist ls` has the whole host: "
+            "`ceph osd blocklist rm ADDRESS:0/0` when it may write again",
         )
         self.user = user
 

@@ -241,14 +241,35 @@ class CephCluster:
             self.wait_for_statistics(POOL)
 
     def connected_users(self) -> frozenset[str]:
-        """Who has a session with the monitor now, without `client.`, by its admin socket."""
+        """Who has a session with the monitor now, without `client.`."""
+        found = self._monitor_asked("sessions")
+        return frozenset(each["entity_name"].removeprefix("client.") for each in found)
+
+    def clients_of(self, user: str) -> frozenset[str]:
+        """The addresses of the clients of client.<user> that have a session now, as the blocklist has them."""
+        found = (
+            each
+            for each in self._monitor_asked("sessions")
+            if each["entity_name"] == f"client.{user}"
+        )
+        return frozenset(
+            f"{each['addr']}/{each['nonce']}"
+            for session in found
+            for each in session["addrs"]["addrvec"]
+        )
+
+    def sessions_made(self) -> int:
+        """How many sessions the monitor has begun since its start, of everybody."""
+        return int(self._monitor_asked("perf dump")["mon"]["session_add"])
+
+    def _monitor_asked(self, prefix: str) -> Any:
+        """By the admin socket."""
         with socket.socket(socket.AF_UNIX) as asked:
             asked.connect(str(self.directory / "mon.a.asok"))
-            asked.sendall(b'{"prefix": "sessions", "format": "json"}\0')
+            asked.sendall(json.dumps({"prefix": prefix, "format": "json"}).encode() + b"\0")
             with asked.makefile("rb") as answer:
                 size = int.from_bytes(answer.read(4), "big")
-                found = json.loads(answer.read(size))
-        return frozenset(each["entity_name"].removeprefix("client.") for each in found)
+                return json.loads(answer.read(size))
 
     def wait_for_statistics(self, pool: str) -> None:
         """Wait until the manager has reported a pool: it does so every few seconds."""

@@ -1,0 +1,162 @@
+"""A host whose address an administrator has put on Ceph's blocklist: each call says so, and works when it is off it.
+
+The cluster's daemons have an address of their own here, so that the entry of the clients' host cuts off no daemon.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from crust.wire.csi.v1 import csi_pb2
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import CephCluster
+from tests.integration.ceph.test_node import SIZE, Cluster, cluster
+from tests.support.refusals import refused
+
+__all__ = ["cluster"]
+
+pytestmark = pytest.mark.timeout(240)
+
+DAEMONS = "127.0.0.2"
+CLIENTS = "127.0.0.1"
+"""What Linux gives a connection to any address of the loopback network."""
+ENTRIES = {
+    "host": {"addr": f"{CLIENTS}:0/0"},
+    "range": {"range": "range", "addr": f"{CLIENTS}/32"},
+}
+WORDS = ("has blocklisted", f", {CLIENTS}:0/", "`ceph osd blocklist rm ADDRESS:0/0`")
+THREADS_OF_A_CONNECTION = 30
+"""More than librados starts for one."""
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """With a manager, without which no capacity is known."""
+    directory = tmp_path_factory.mktemp("ceph") / "c"
+    with ceph_cluster.running(directory, with_mgr=True, host=DAEMONS) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def blocklisted(ceph: CephCluster, kind: str) -> Iterator[None]:
+    """The clients' host is on the blocklist while the block runs."""
+    ceph.command("osd blocklist", blocklistop="add", **ENTRIES[kind])
+    try:
+        yield
+    finally:
+        ceph.command("osd blocklist", blocklistop="rm", **ENTRIES[kind])
+
+
+def pid_of(cluster: Cluster, mode: str) -> int:
+    return int((cluster.staging.parent / mode / "driver.pid").read_text())
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def until_refused(call: Callable[[], Awaitable[Any]]) -> str:
+    """Until the OSD has the map with the entry: before, a call may be answered as ever. Never anything else."""
+    while True:
+        try:
+            await call()
+        except grpc.aio.AioRpcError as err:
+            if err.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return err.details() or ""
+
+
+async def until_served(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Until the OSD has the map without the entry, and the driver has looked again: UNAVAILABLE before."""
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as err:
+            if err.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+
+
+def create(cluster: Cluster, name: str) -> Any:
+    return cluster.controller.CreateVolume(
+        csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[cluster.capability()],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
+        ),
+        timeout=30,
+    )
+
+
+def delete(cluster: Cluster, volume_id: str) -> Any:
+    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+    return cluster.controller.DeleteVolume(request, timeout=30)
+
+
+def unstage(cluster: Cluster) -> Any:
+    request = csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=cluster.volume.volume_id, staging_target_path=str(cluster.staging)
+    )
+    return cluster.node.NodeUnstageVolume(request, timeout=30)
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+async def test_controller_on_a_blocklisted_host_is_unavailable_and_goes_on_without_a_restart(
+    cluster: Cluster, kind: str
+) -> None:
+    pid, volume_id = pid_of(cluster, "controller"), cluster.volume.volume_id
+    absent = volume_id[:-8] + "0" * 8
+    before = threads(pid)
+    with blocklisted(cluster.ceph, kind):
+        await until_refused(lambda: delete(cluster, absent))
+        for _ in range(5):
+            await refused(create(cluster, "two"), grpc.StatusCode.UNAVAILABLE, *WORDS)
+            await refused(delete(cluster, volume_id), grpc.StatusCode.UNAVAILABLE, *WORDS)
+        assert threads(pid) < before + THREADS_OF_A_CONNECTION
+    await until_served(lambda: delete(cluster, absent))
+    assert cluster.images() == [volume_id], "nothing was made or deleted"
+    made = (await create(cluster, "two")).volume.volume_id
+    assert sorted(cluster.images()) == sorted((volume_id, made))
+    await delete(cluster, volume_id)
+    await delete(cluster, made)
+    assert cluster.images() == []
+    assert pid_of(cluster, "controller") == pid
+    assert threads(pid) < before + THREADS_OF_A_CONNECTION
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+async def test_node_on_a_blocklisted_host_is_unavailable_connects_once_a_call_and_goes_on(
+    cluster: Cluster, kind: str
+) -> None:
+    pid, ceph = pid_of(cluster, "node"), cluster.ceph
+    await cluster.stage()
+    await cluster.publish()
+    before = threads(pid)
+    # The controller looks at its pool once a second, and would be counted.
+    with stopped(pid_of(cluster, "controller")), blocklisted(ceph, kind):
+        await until_refused(cluster.stage)
+        calls = 5 * (cluster.stage, cluster.publish, lambda: unstage(cluster))
+        sessions = ceph.sessions_made()
+        for call in calls:
+            await refused(call(), grpc.StatusCode.UNAVAILABLE, *WORDS)
+        assert ceph.sessions_made() - sessions <= len(calls)
+        assert threads(pid) < before + THREADS_OF_A_CONNECTION
+    await until_served(cluster.stage)
+    assert (await cluster.publish()).network_image.image == cluster.volume.volume_id
+    await until_served(cluster.leave)
+    assert cluster.images() == []
+    assert pid_of(cluster, "node") == pid
