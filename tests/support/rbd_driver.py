@@ -72,8 +72,17 @@ class RbdDriver:
         os.kill(int(self.pid.read_text()), signal.SIGTERM)
 
 
-def write_config(base: Path, ceph: CephCluster, user: str, key: str, namespace: str) -> Path:
+def write_config(
+    base: Path,
+    ceph: CephCluster,
+    user: str,
+    key: str,
+    namespace: str,
+    *,
+    has_node: bool = False,
+) -> Path:
     """The settings and the key file."""
+    of_node = f'target_roots = ["{base}"]\ncheck_propagation = false\n' if has_node else ""
     key_file = base / "ceph.key"
     key_file.write_text(key + "\n")
     key_file.chmod(0o600)
@@ -81,7 +90,7 @@ def write_config(base: Path, ceph: CephCluster, user: str, key: str, namespace: 
     config.write_text(
         f"""engine = "rbd"
 log_level = "info"
-
+{of_node}
 [rbd]
 monitors = "{ceph.monitors}"
 pool = "{POOL}"
@@ -122,7 +131,7 @@ def serving(
     key = ceph.controller(user, namespace)
     with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
         base = Path(name)
-        config = write_config(base, ceph, user, key, namespace)
+        config = write_config(base, ceph, user, key, namespace, has_node=mode != "controller")
         driver = RbdDriver(base, config, mode=mode, profile=profile)
         driver.write()
         driver.start()

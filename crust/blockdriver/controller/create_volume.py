@@ -26,6 +26,7 @@ from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import (
     ChangedElsewhere,
+    ForeignImage,
     ImageBeingMade,
     Provisioning,
     StillAttached,
@@ -63,7 +64,8 @@ class OrphanImage(errors.Corrupt):
         super().__init__(
             f"{volume_id} is not created",
             why="an image of that id exists without a record of a volume",
-            hint="find out whose data it is, and move the file elsewhere; nothing was changed",
+            hint="find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd rename`); "
+            "nothing was changed",
         )
         self.volume_id = volume_id
 
@@ -286,7 +288,7 @@ class Provisioner:
             self.volume_records.check_stored(deleting)
             try:
                 self.provisioning.delete(volume_id)
-            except StillAttached:  # since it was looked at
+            except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
                 self.volume_records.save(deleting.but(phase=record.phase))
                 raise
             self.content_records.remove(volume_id)

@@ -34,6 +34,19 @@ class ImageMissing(errors.Corrupt):
         self.volume_id = volume_id
 
 
+class ForeignImage(errors.Corrupt):
+    """An image has the name of a volume's image, and the driver did not make it."""
+
+    def __init__(self, volume_id: str, shown: str, what: str = "created") -> None:
+        super().__init__(
+            f"{volume_id} is not {what}",
+            why=f"an image of that name is in {shown}, it has data, and the driver did not make it",
+            hint="find out whose it is, and rename it; nothing was changed. One that was restored from a backup "
+            "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
+        )
+        self.volume_id = volume_id
+
+
 class StillAttached(errors.NotReady):
     """A volume is attached on this node, and cannot be removed or moved."""
 
@@ -232,7 +245,7 @@ class Provisioning(Protocol):
         ...
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the image; absent is a success. Raises `StillAttached`."""
+        """Remove the image; absent is a success. Raises `StillAttached`, and `ForeignImage`."""
         ...
 
     def maximum_bytes(self) -> int:

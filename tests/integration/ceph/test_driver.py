@@ -17,8 +17,7 @@ from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import RecordChanged
-from crust.blockdriver.engines.protocol import ImageMissing, StillAttached
-from crust.blockdriver.engines.rbd.images import ForeignImage
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.space import CephStatisticsMissing
 from crust.blockdriver.records.content_record import ContentRecord

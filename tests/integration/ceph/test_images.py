@@ -13,6 +13,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import (
+    ForeignImage,
     Image,
     ImageMissing,
     NoChangeTracking,
@@ -20,12 +21,12 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd import background, copies, image_use
+from crust.blockdriver.engines.rbd import background, copies, image_use, images
 from crust.blockdriver.engines.rbd.background import BackgroundWork
 from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.image_use import RbdClientSilent
-from crust.blockdriver.engines.rbd.images import ForeignImage, features
+from crust.blockdriver.engines.rbd.images import features
 from crust.blockdriver.engines.rbd.limits import RbdLimits
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
@@ -590,3 +591,31 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
         assert image.features() & features() == features()
         assert image.flags() == 0
         assert engine.copies.depth(ioctx, B) == 0
+
+
+def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry knows it by its parent: one with data and without a parent is somebody else's."""
+    engine.create(A, SIZE)
+    _write(guest, A, b"deep")
+    monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
+    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+    with monkeypatch.context() as killed:
+        killed.setattr(images.VolumeImages, "finish", _killed)
+        with pytest.raises(_Killed):
+            engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.background.look()
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    assert _read(guest, B, 4) == b"deep"
+    engine.background.look()
+    with engine.place.ioctx("cannot look") as ioctx:
+        assert engine.copies.depth(ioctx, B) == 0
+
+
+class _Killed(BaseException):
+    """The process dies here."""
+
+
+def _killed(*_: object) -> None:
+    raise _Killed

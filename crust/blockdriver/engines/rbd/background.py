@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from crust import errors
-from crust.blockdriver.engines.rbd import image_use, omap
+from crust.blockdriver.engines.rbd import image_use, images, omap
 from crust.blockdriver.engines.rbd.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
@@ -142,6 +142,9 @@ class BackgroundWork:
             if not self._place.has_image(ioctx, name):
                 return  # its create has not come so far, or it is deleted (`RbdCopies.clear`)
             with ignoring(errno.ENOENT):
+                with self._place.image(ioctx, name) as image:
+                    if not images.is_complete(image, name):
+                        return  # a create goes on with it, and knows a begun copy by its parent
                 if self._copies.depth(ioctx, name) > SOFT_DEPTH:
                     image_use.check_answers(self._place, ioctx, name)
                     with self._place.image(ioctx, name, read_only=False) as image:

@@ -5,8 +5,9 @@ The image of a volume is named by the volume's id. When it is complete it says s
     crust.volume     the volume's id, set last: an image without it is half made, or somebody else's
 
 A create that finds an image of its name takes one with our mark as it is, whoever made it: it may have data by now.
-It completes or replaces one without the mark only if nobody can have data in it: it is empty, or it is a copy that
-was begun. Anything else is refused (`ForeignImage`) and not touched.
+It completes, replaces or deletes one without the mark only if nobody can have data in it: it is empty, or it is a
+copy that was begun. Anything else is refused (`ForeignImage`) and not touched. An image that a person has restored by
+hand has no mark either, and gets it by hand.
 
 Deleting takes the time of the data, so an image goes to RBD's trash, at once, and is removed from there in the
 background (`trash`). An image with snapshots that still exist keeps them: it is renamed to `deleted.<id>.<image id>`,
@@ -17,7 +18,7 @@ import errno
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import ImageBeingMade, ImageMissing
+from crust.blockdriver.engines.protocol import ForeignImage, ImageBeingMade, ImageMissing
 from crust.blockdriver.engines.rbd import directory, image_use
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding, claim_object, failures
@@ -27,18 +28,6 @@ MARK = "crust.volume"
 DELETED = "deleted."
 ORDER_BYTES = 4 * 1024**2
 FEATURES = ("LAYERING", "EXCLUSIVE_LOCK", "OBJECT_MAP", "FAST_DIFF", "DEEP_FLATTEN")
-
-
-class ForeignImage(errors.Corrupt):
-    """An image has the name of a volume's image, and the driver did not make it."""
-
-    def __init__(self, volume_id: str, shown: str) -> None:
-        super().__init__(
-            f"{volume_id} is not created",
-            why=f"an image of that name is in {shown}, it has data, and the driver did not make it",
-            hint="find out whose it is, and rename it; nothing was changed",
-        )
-        self.volume_id = volume_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +80,7 @@ class VolumeImages:
         try:
             with self.place.image(ioctx, volume_id) as image:
                 marked = is_marked(image, volume_id)
-                begun = parent(image) != "" or is_blank(image)
+                begun = _is_begun(image)
                 is_kept = keep_bytes == image.size() and is_blank(image)
         except binding.load().rbd.ImageNotFound:
             # an id without a header: a create was killed within librbd
@@ -135,16 +124,25 @@ class VolumeImages:
             image_use.check_unused(self.place, ioctx, volume_id)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Move the image to the trash; or aside, as long as it has snapshots. Raises `StillAttached`."""
+        """Move the image to the trash; or aside, as long as it has snapshots.
+
+        Raises `StillAttached`, and `ForeignImage`.
+        """
         with self.place.ioctx(f"cannot delete the image of {volume_id}") as ioctx:
             if not self.place.has_image(ioctx, volume_id):
                 directory.forget_removed(ioctx, volume_id)
                 return
             try:
+                self._check_own(ioctx, volume_id)
                 image_use.check_unused(self.place, ioctx, volume_id)
                 self._put_away(ioctx, volume_id)
             except binding.load().rbd.ImageNotFound:
                 self.clear_begun(ioctx, volume_id)
+
+    def _check_own(self, ioctx: Ioctx, volume_id: str) -> None:
+        with self.place.image(ioctx, volume_id) as image:
+            if not is_marked(image, volume_id) and not _is_begun(image):
+                raise ForeignImage(volume_id, self.place.shown, "deleted")
 
     def _put_away(self, ioctx: Ioctx, name: str) -> None:
         with self.place.image(ioctx, name) as image:
@@ -236,6 +234,17 @@ def features() -> int:
 def is_marked(image: Image, volume_id: str) -> bool:
     """Whether the image says that it is complete, and this volume's."""
     return dict(image.metadata_list()).get(MARK) == volume_id
+
+
+def is_complete(image: Image, name: str) -> bool:
+    """Whether the image of that name says that it is complete; a copy that was begun has the mark of its source."""
+    is_deleted = name.startswith(DELETED)
+    return is_marked(image, name.removeprefix(DELETED).rpartition(".")[0] if is_deleted else name)
+
+
+def _is_begun(image: Image) -> bool:
+    """Whether nobody can have data in an image without the mark."""
+    return parent(image) != "" or is_blank(image)
 
 
 def parent(image: Image) -> str:

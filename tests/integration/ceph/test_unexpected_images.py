@@ -1,0 +1,217 @@
+"""Images with a volume's name that crust did not make, and a controller that is cut off while it makes one.
+
+By the controller's socket, on a real cluster: the code and the name of the error, and that nobody's data is touched.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+import rbd
+
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.rbd.records import object_name
+from crust.rpc import channel, csi
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster.ceph_cluster import POOL
+from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, _serving, ceph, cluster
+from tests.support import rbd_driver
+from tests.support.block_driver import mount
+from tests.support.refusals import refused
+
+__all__ = ["ceph", "cluster"]
+
+pytestmark = pytest.mark.timeout(240)
+
+DATA = b"somebody's"
+
+
+def create(cluster: Cluster, name: str) -> Any:
+    return cluster.controller.CreateVolume(
+        csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[cluster.capability()],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
+        ),
+        timeout=60,
+    )
+
+
+def delete(cluster: Cluster, volume_id: str) -> Any:
+    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+    return cluster.controller.DeleteVolume(request, timeout=60)
+
+
+def put_foreign(cluster: Cluster, name: str) -> str:
+    """Somebody makes an image of that name, in place of the one that is there, and writes to it; its id."""
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        if name in rbd.RBD().list(ioctx):
+            rbd.RBD().remove(ioctx, name)
+        rbd.RBD().create(ioctx, name, SIZE)
+        with rbd.Image(ioctx, name) as image:
+            image.write(DATA, 0)
+            found: str = image.id()
+            return found
+
+
+def check_untouched(cluster: Cluster, name: str, image_id: str) -> None:
+    with (
+        cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
+        rbd.Image(ioctx, name, read_only=True) as image,
+    ):
+        assert (image.id(), image.size(), image.read(0, len(DATA))) == (image_id, SIZE, DATA)
+        assert dict(image.metadata_list()) == {}
+
+
+def interrupt_create(cluster: Cluster, volume_id: str) -> None:
+    """Make the volume's record one of a controller that was killed before it made the image."""
+    name = object_name(RecordKind.VOLUMES)
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        found = omap.read_keys(ioctx, name, (f"d.{volume_id}",))[f"d.{volume_id}"]
+        begun = found.replace(b'"ready"', b'"creating"')
+        assert begun != found
+        digest = hashlib.sha256(begun).hexdigest().encode()
+        omap.put(ioctx, name, {f"d.{volume_id}": begun, f"v.{volume_id}": digest})
+
+
+async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_and_is_not_touched(
+    cluster: Cluster,
+) -> None:
+    volume_id = cluster.volume.volume_id
+    await delete(cluster, volume_id)
+    image_id = put_foreign(cluster, volume_id)
+    for _ in range(2):
+        await refused(
+            create(cluster, "one"), grpc.StatusCode.DATA_LOSS, "[OrphanImage]", "`rbd rename`"
+        )
+        await delete(cluster, volume_id)  # there is no such volume
+        check_untouched(cluster, volume_id, image_id)
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        rbd.RBD().rename(ioctx, volume_id, "theirs")
+    assert (await create(cluster, "one")).volume.volume_id == volume_id
+    await delete(cluster, volume_id)
+    check_untouched(cluster, "theirs", image_id)
+
+
+async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_nor_deleted(
+    cluster: Cluster,
+) -> None:
+    volume_id, loss = cluster.volume.volume_id, grpc.StatusCode.DATA_LOSS
+    interrupt_create(cluster, volume_id)
+    image_id = put_foreign(cluster, volume_id)
+    for _ in range(2):
+        await refused(create(cluster, "one"), loss, "[ForeignImage]", "is not created", "rename")
+        await refused(delete(cluster, volume_id), loss, "[ForeignImage]", "is not deleted")
+        check_untouched(cluster, volume_id, image_id)
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        rbd.RBD().rename(ioctx, volume_id, "theirs")
+    await create(cluster, "one")
+    await delete(cluster, volume_id)
+    assert cluster.images() == ["theirs"]
+    check_untouched(cluster, "theirs", image_id)
+
+
+async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_the_volumes(
+    cluster: Cluster,
+) -> None:
+    """Somebody else's, or restored from a backup: nobody but a person knows."""
+    volume_id, loss = cluster.volume.volume_id, grpc.StatusCode.DATA_LOSS
+    image_id = put_foreign(cluster, volume_id)
+    for _ in range(2):
+        await refused(
+            delete(cluster, volume_id),
+            loss,
+            "[ForeignImage]",
+            "`rbd image-meta set IMAGE crust.volume VOLUME`",
+        )
+        check_untouched(cluster, volume_id, image_id)
+    assert (await create(cluster, "one")).volume.volume_id == volume_id, "it is ready as before"
+    with (
+        cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
+        rbd.Image(ioctx, volume_id) as image,
+    ):
+        image.metadata_set("crust.volume", volume_id)
+    await delete(cluster, volume_id)
+    assert cluster.images() == []
+
+
+async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume_once(
+    cluster: Cluster,
+) -> None:
+    names, was_refused = [f"volume {number}" for number in range(8)], False
+    (user,) = (each for each in cluster.ceph.connected_users() if each.startswith("controller-"))
+    while not was_refused:
+        (address,) = cluster.ceph.clients_of(user)
+        calls = [asyncio.ensure_future(create(cluster, each)) for each in names]
+        await asyncio.sleep(0)
+        cluster.ceph.command("osd blocklist", blocklistop="add", addr=address)
+        for each in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(each, grpc.aio.AioRpcError):
+                assert each.code() is grpc.StatusCode.UNAVAILABLE, each
+                assert "has blocklisted this client" in str(each.details())
+                was_refused = True
+            else:
+                assert not isinstance(each, BaseException), each
+        if not was_refused:
+            for name in names:
+                await delete(cluster, (await created(cluster, name)))
+    made = [await created(cluster, each) for each in names]
+    assert sorted(cluster.images()) == sorted([*made, cluster.volume.volume_id])
+    for each in made:
+        await delete(cluster, each)
+    assert cluster.images() == [cluster.volume.volume_id]
+
+
+async def created(cluster: Cluster, name: str) -> str:
+    """The volume's id, when the controller has connected again."""
+    while True:
+        try:
+            return str((await create(cluster, name)).volume.volume_id)
+        except grpc.aio.AioRpcError as err:
+            if err.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+
+
+@pytest.fixture
+def whole(cluster: Cluster) -> Iterator[rbd_driver.RbdDriver]:
+    """A driver that is controller and node, with a key of its own."""
+    with rbd_driver.serving(cluster.ceph, mode="all") as driver:
+        yield driver
+
+
+async def test_driver_in_mode_all_with_a_key_of_its_own_makes_no_ephemeral_volume(
+    cluster: Cluster, whole: rbd_driver.RbdDriver
+) -> None:
+    target = whole.base / "pod" / "target"
+    request = csi_pb2.NodePublishVolumeRequest(
+        volume_id="csi-" + "0" * 64,
+        target_path=str(target),
+        volume_capability=csi.capability_to_wire(mount()),
+        volume_context={"csi.storage.k8s.io/ephemeral": "true"},
+        defer_fs_ops=True,
+    )
+    async with channel.connect(str(whole.socket)) as connected:
+        await _serving(connected)
+        node = csi_pb2_grpc.NodeStub(connected)
+        for _ in range(2):
+            await refused(
+                node.NodePublishVolume(request, timeout=60, metadata=OPT_IN),
+                grpc.StatusCode.UNIMPLEMENTED,
+                "[EphemeralInSharedPool]",
+                "volumeClaimTemplate",
+            )
+        await node.NodeUnpublishVolume(
+            csi_pb2.NodeUnpublishVolumeRequest(
+                volume_id=request.volume_id, target_path=str(target)
+            ),
+            timeout=60,
+        )
+        listed = await csi_pb2_grpc.ControllerStub(connected).ListVolumes(
+            csi_pb2.ListVolumesRequest(), timeout=60
+        )
+    assert list(listed.entries) == []
+    assert not target.parent.exists()
