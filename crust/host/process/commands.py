@@ -97,7 +97,7 @@ async def run(
     `input` is its standard input, else empty. Standard output beyond the limit is a failure; of standard error the
     last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
-    process = await _start(argv, has_input=input is not None, inherits=inherits)
+    process = await _started(argv, has_input=input is not None, inherits=inherits)
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr_tail = await _converse(process, input, output_limit_bytes)
@@ -116,6 +116,28 @@ async def run(
     if code not in ok:
         raise CommandFailed(argv, code, text)
     return Completed(code, stdout, text)
+
+
+async def _started(
+    argv: Sequence[str], *, has_input: bool, inherits: Sequence[int]
+) -> asyncio.subprocess.Process:
+    """A started program; the start itself is not cancelled.
+
+    asyncio would kill the leader alone, and wait until its pipes are closed, which a child may hold open.
+    """
+    starting = asyncio.create_task(_start(argv, has_input=has_input, inherits=inherits))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            with suppress(asyncio.CancelledError):  # the first one is raised when nothing is left
+                await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            try:
+                await _end(starting.result())
+            finally:
+                _close_pipes(starting.result())
+        raise
 
 
 async def _start(

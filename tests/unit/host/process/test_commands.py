@@ -3,7 +3,9 @@
 import asyncio
 import os
 import select
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from crust.host.process import commands
 
 pytestmark = pytest.mark.usefixtures("strict_event_loop")
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 def python(code: str) -> list[str]:
@@ -132,6 +134,35 @@ async def test_run_past_the_deadline_ends_child_processes_too(tmp_path: Path) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await asyncio.to_thread(ends, pidfd)
+
+
+async def test_run_cancelled_while_the_program_starts_ends_it_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio then kills the leader alone, and waits for the pipes, which a child holds open without end."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    pids: list[int] = []
+    pidfds: list[int] = []
+
+    class Cancelled(subprocess.Popen[bytes]):
+        """A program that has a child before asyncio has its pipes; its caller leaves then."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            reader = threading.Thread(target=lambda: pids.append(int(ready.read_text())))
+            reader.start()
+            while reader.is_alive():  # the loop must not go on meanwhile
+                os.sched_yield()
+            pidfds.append(os.pidfd_open(pids[0]))
+            task.cancel()
+
+    monkeypatch.setattr(subprocess, "Popen", Cancelled)
+    code = f"sleep 600 & echo $! > {ready}; wait"
+    task = asyncio.create_task(commands.run(["sh", "-c", code], timeout_s=LONG_S))
+    await asyncio.wait([task], timeout=LONG_S)
+    assert task.cancelled(), "it waits without end"
+    assert await asyncio.to_thread(ends, pidfds[0])
 
 
 async def test_run_kills_a_program_that_ignores_sigterm(
