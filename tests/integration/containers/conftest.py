@@ -1,5 +1,6 @@
 """One containerd for all tests of a run, and a node whose daemons are pods, each in a container of its own."""
 
+import asyncio
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import capabilities, containers, fake_handler
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.node import NAMED, Co
+from tests.support.refusals import until_probe
 
 MIB = 1 << 20
 ANSWER_S = 120.0
@@ -70,12 +72,14 @@ class Pods:
         self.running[name or program] = started
         return started
 
-    def start_all(self) -> None:
-        """Driver, shim and proxy; returns when they serve."""
+    async def start_all(self) -> None:
+        """Driver, shim and proxy; returns when a call reaches the driver through both."""
         for program in ("driver", "shim", "proxy"):
-            self.start(program)
-        self.running["driver"].wait_for("driver serves")
-        self.running["proxy"].wait_for("proxy serves")
+            await asyncio.to_thread(self.start, program)
+        for program in ("driver", "proxy"):
+            await asyncio.to_thread(self.running[program].wait_for, f"{program} serves")
+        async with channel.connect(self.csi) as connected:
+            await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
 
     def target(self, pod: str) -> str:
         """A target path, whose parent is the kubelet's to make."""

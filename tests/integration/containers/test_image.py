@@ -55,7 +55,7 @@ async def test_volume_lives_from_create_to_delete_in_containers_of_the_image(
     pods: Pods, image: Path
 ) -> None:
     pods.image = image
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     target = pods.target("pod-1")
     async with kubelet_of(pods) as kubelet, pods.handler():
         volume_id = await kubelet.volume("v-1")
@@ -73,7 +73,7 @@ async def test_guest_mounts_a_volume_that_containers_of_the_image_publish(
 ) -> None:
     """The runtime is a daemon of the host, as Kata is."""
     pods.image = image
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     target = pods.target("pod-1")
     async with kubelet_of(pods) as kubelet, guests(pods) as runtime:
         volume_id = await kubelet.volume("v-1")

@@ -19,7 +19,7 @@ CYCLES_S = 600.0
 
 
 async def test_volume_is_mounted_on_the_host_from_create_to_delete(pods: Pods) -> None:
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     async with kubelet_of(pods) as kubelet:
         volume_id, target = await kubelet.volume("plain"), pods.target("one")
         await kubelet.publish(volume_id, target, defer=False)
@@ -36,7 +36,7 @@ async def test_volume_is_mounted_on_the_host_from_create_to_delete(pods: Pods) -
 
 
 async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) -> None:
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     async with kubelet_of(pods) as kubelet, pods.handler():
         volume_id, target = await kubelet.volume("deferred"), pods.target("one")
         await kubelet.publish(volume_id, target, defer=True)
@@ -56,7 +56,7 @@ async def test_volume_is_deferred_guarded_on_the_host_and_deleted(pods: Pods) ->
 
 
 async def test_proxy_that_was_killed_finds_what_is_deferred_and_its_claim(pods: Pods) -> None:
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     async with kubelet_of(pods) as kubelet, pods.handler():
         volume_id, target = await kubelet.volume("deferred"), pods.target("one")
         await kubelet.publish(volume_id, target, defer=True)
@@ -78,7 +78,7 @@ async def test_proxy_that_was_killed_finds_what_is_deferred_and_its_claim(pods: 
 
 async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) -> None:
     """Their processes do not see each other: both are process 1."""
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     same = await asyncio.to_thread(pods.start, "proxy", name="same")
     await asyncio.to_thread(same.wait_ended)
     assert "LockHeld" in same.text()
@@ -138,7 +138,7 @@ class Callers:
 
 
 async def test_no_caller_sees_an_error_while_all_three_are_taken_over(pods: Pods) -> None:
-    await asyncio.to_thread(pods.start_all)
+    await pods.start_all()
     callers = Callers(pods)
     async with kubelet_of(pods) as kubelet, pods.handler():
         one, two = await kubelet.volume("one"), await kubelet.volume("two")
