@@ -45,17 +45,22 @@ class StoredRecord(pydantic.BaseModel):
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
         """Decode a record; raises the kind's errors."""
-        found = schema_of(data)
+        try:
+            made = cls.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            cls._check_schema(schema_of(data), path)
+            first = err.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise cls.UNREADABLE(path, f"{where}: {first['msg']}") from err
+        cls._check_schema(made.version if "version" in made.model_fields_set else None, path)
+        return made
+
+    @classmethod
+    def _check_schema(cls, found: int | None, path: str) -> None:
         if found is None:
             raise cls.UNREADABLE(path, "it is not JSON with a schema number")
         if found > SCHEMA:
             raise cls.NEWER(path, found)
-        try:
-            return cls.model_validate_json(data)
-        except pydantic.ValidationError as err:
-            first = err.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise cls.UNREADABLE(path, f"{where}: {first['msg']}") from err
 
     def encode(self) -> bytes:
         """The record as one line of JSON."""

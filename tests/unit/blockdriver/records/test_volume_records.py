@@ -93,6 +93,28 @@ def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
     assert path.read_text() == text
 
 
+def test_load_of_a_record_without_a_schema_number_is_refused(
+    records: VolumeRecords, tmp_path: Path
+) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    plain = json.loads(path.read_text())
+    del plain["schema"]
+    path.write_text(json.dumps(plain))
+    with pytest.raises(volume_record.UnreadableVolumeRecord, match="schema number"):
+        records.load(VOLUME)
+
+
+def test_load_of_a_newer_schema_that_fits_no_field_is_refused_as_newer(
+    records: VolumeRecords, tmp_path: Path
+) -> None:
+    records.save(volume())
+    path = tmp_path / f"{VOLUME}.json"
+    path.write_text(json.dumps({"schema": 2}))
+    with pytest.raises(volume_record.NewerVolumeRecord, match="schema 2"):
+        records.load(VOLUME)
+
+
 def test_save_keeps_a_field_of_a_later_version(records: VolumeRecords, tmp_path: Path) -> None:
     usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
     records.save(volume(usages=(usage,)))
