@@ -7,7 +7,8 @@ the same world-wide name. Only sysfs is read: no device is opened.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
 from crust import volumes
 from crust.host.process import sysfs
@@ -39,44 +40,70 @@ class DeviceSet:
 
 def device_set(identity: volumes.DeviceIdentity, *, by_number: str = _BY_NUMBER) -> DeviceSet:
     """The set of a device; alone if the kernel does not have it, or has another one of its number."""
-    directory = _leads_to(f"{by_number}/{identity.major}:{identity.minor}")
-    own = frozenset(_keys(directory))
+    device = _Device.at(_leads_to(f"{by_number}/{identity.major}:{identity.minor}"))
+    own = frozenset(device.keys())
     if identity not in own:
         return DeviceSet.alone(identity)
-    below, above = _closure(directory, _parts_of), _closure(directory, _made_of_it)
-    return DeviceSet(own, own.union(*map(_keys, below | above)))
+    below, above = _closure(device, _Device.made_of), _closure(device, _Device.made_of_it)
+    return DeviceSet(own, own.union(*(each.keys() for each in below | above)))
 
 
-def _closure(directory: str, neighbours: Callable[[str], Iterator[str]]) -> set[str]:
-    found: set[str] = set()
-    todo = [directory]
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device's directory, with the names in it: of what is looked for most is absent, which one listing tells."""
+
+    directory: str
+    names: frozenset[str] = field(compare=False)
+
+    @classmethod
+    def at(cls, directory: str) -> Self:
+        return cls(directory, frozenset(_names(directory)))
+
+    def keys(self) -> Iterator[Key]:
+        number = self._attribute("dev")
+        # a partition has no sequence of its own
+        sequence = self._attribute("diskseq") or _attribute(f"{self.directory}/../diskseq")
+        if number and sequence:
+            major, _, minor = number.partition(":")
+            yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
+        for place in ("wwid", "device/wwid"):  # of NVMe, of SCSI
+            name = self._attribute(place)
+            if name.startswith(_UNIQUE_NAMES):
+                yield name
+
+    def made_of(self) -> Iterator[Self]:
+        """What the device is made of: the disk of a partition, the slaves of a mapped device."""
+        if "partition" in self.names:
+            yield self.at(os.path.dirname(self.directory))
+        yield from self._linked("slaves")
+
+    def made_of_it(self) -> Iterator[Self]:
+        """What is made of the device: the partitions of a disk, the holders."""
+        disk = os.path.basename(self.directory)
+        for name in self.names:
+            # the kernel names a partition after its disk; the other thirty names need no look each
+            if name.startswith(disk) and os.path.exists(f"{self.directory}/{name}/partition"):
+                yield self.at(f"{self.directory}/{name}")
+        yield from self._linked("holders")
+
+    def _linked(self, links: str) -> Iterator[Self]:
+        if links in self.names:
+            for name in _names(f"{self.directory}/{links}"):
+                yield self.at(_leads_to(f"{self.directory}/{links}/{name}"))
+
+    def _attribute(self, place: str) -> str:
+        name, _, _ = place.partition("/")
+        return _attribute(f"{self.directory}/{place}") if name in self.names else ""
+
+
+def _closure(device: _Device, neighbours: Callable[[_Device], Iterator[_Device]]) -> set[_Device]:
+    found: set[_Device] = set()
+    todo = [device]
     while todo:
         new = set(neighbours(todo.pop())) - found
         found |= new
         todo += new
     return found
-
-
-def _parts_of(directory: str) -> Iterator[str]:
-    """What the device is made of: the disk of a partition, the slaves of a mapped device."""
-    if os.path.exists(f"{directory}/partition"):
-        yield os.path.dirname(directory)
-    yield from _links(f"{directory}/slaves")
-
-
-def _made_of_it(directory: str) -> Iterator[str]:
-    """What is made of the device: the partitions of a disk, the holders."""
-    disk = os.path.basename(directory)
-    for name in _names(directory):
-        # the kernel names a partition after its disk; the other thirty names need no look each
-        if name.startswith(disk) and os.path.exists(f"{directory}/{name}/partition"):
-            yield f"{directory}/{name}"
-    yield from _links(f"{directory}/holders")
-
-
-def _links(directory: str) -> Iterator[str]:
-    for name in _names(directory):
-        yield _leads_to(f"{directory}/{name}")
 
 
 def _leads_to(link: str) -> str:
@@ -90,21 +117,8 @@ def _leads_to(link: str) -> str:
 def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
-    except OSError:  # the device has none, or was detached just now
+    except OSError:  # it was detached just now
         return []
-
-
-def _keys(directory: str) -> Iterator[Key]:
-    number = _attribute(f"{directory}/dev")
-    # a partition has no sequence of its own
-    sequence = _attribute(f"{directory}/diskseq") or _attribute(f"{directory}/../diskseq")
-    if number and sequence:
-        major, _, minor = number.partition(":")
-        yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
-    for place in ("wwid", "device/wwid"):  # of NVMe, of SCSI
-        name = _attribute(f"{directory}/{place}")
-        if name.startswith(_UNIQUE_NAMES):
-            yield name
 
 
 def _attribute(path: str) -> str:
