@@ -211,12 +211,12 @@ class Record:
 
 @functools.lru_cache(maxsize=16)  # a record is checked when it is created, and written soon after
 def _bytes_of(record: Record) -> bytes:
+    data = _encode(_plain_of(record), record.target)
     try:
-        model = mount_info.MountInfo.model_validate(_model_of(record))
+        mount_info.MountInfo.model_validate_json(data)
     except pydantic.ValidationError as err:
         raise UnrecordableMount(record.target, reasons(err)) from None
-    plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return _encode(plain, record.target)
+    return data
 
 
 def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
@@ -279,37 +279,42 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
     return UnreadableHandoffRecord(path, reasons(err))
 
 
-def _model_of(record: Record) -> dict[str, Any]:
+def _plain_of(record: Record) -> dict[str, Any]:
     mount = record.mount
     outer, inner = _source_of(mount.source)
     work = _guest_work_of(mount)
-    required = tuple(key for key in (*inner, *work) if key != "identity")
+    required = [key for key in (*inner, *work) if key != "identity"]
+    part = {
+        "schema": mount_info.SCHEMA,
+        "driver": record.key.driver,
+        "volume_id": record.key.volume_id,
+        "target_path": record.target.text,
+        "handler": record.handler,
+        "readonly": mount.readonly,
+        **inner,
+        "capacity_bytes": mount.capacity_bytes,
+        "generation": record.generation,
+        "content_generation": mount.content_generation,
+        "published_at": record.published_at.isoformat().replace("+00:00", "Z"),
+        "limits": _limits_of(mount.io_limits),
+        "decided_by": record.decided_by or None,
+        "request_id": record.published_by.request_id or None,
+        "traceparent": record.published_by.traceparent or None,
+        "staged_by_driver": record.staged_by_driver or None,
+        **work,
+        "required": required or None,
+    }
     return {
         **outer,
         "fstype": mount.fs_type,
         "metadata": _metadata_of(mount.group),
-        "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
-        "crust": {
-            "schema": mount_info.SCHEMA,
-            "driver": record.key.driver,
-            "volume_id": record.key.volume_id,
-            "target_path": record.target.text,
-            "handler": record.handler,
-            "readonly": mount.readonly,
-            **inner,
-            "capacity_bytes": mount.capacity_bytes,
-            "generation": record.generation,
-            "content_generation": mount.content_generation,
-            "published_at": record.published_at,
-            "limits": _limits_of(mount.io_limits),
-            "decided_by": record.decided_by or None,
-            "request_id": record.published_by.request_id or None,
-            "traceparent": record.published_by.traceparent or None,
-            "staged_by_driver": record.staged_by_driver or None,
-            **work,
-            **({"required": required} if required else {}),
-        },
+        "options": ["ro", *mount.mount_options] if mount.readonly else mount.mount_options,
+        "crust": _without_none(part),
     }
+
+
+def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _source_of(
@@ -325,7 +330,7 @@ def _guest_work_of(mount: volumes.DeferredMount) -> dict[str, Any]:
     """The keys that a runtime must know, because it must not mount without that work."""
     work: dict[str, Any] = {}
     if mount.format is not None:
-        work["format"] = asdict(mount.format)
+        work["format"] = _without_none(asdict(mount.format))
     if mount.encryption is not None:
         work["encryption"] = mount.encryption.value
     return work
