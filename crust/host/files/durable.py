@@ -210,13 +210,15 @@ def _place(
 def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
-    with open(fd, "wb", buffering=0) as file:
+    try:
         os.fchmod(fd, mode)  # the umask must not decide
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
+            rest = rest[os.write(fd, rest) :]
         if sync:
             os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _set_mode(path: str, mode: int) -> None:
