@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Member:
     def __init__(self, name: str, directory: Path, certificates: Files, host: str) -> None:
         self.name = name
         self.host = host
-        self.client_port, self.peer_port = free_ports(2, host)
+        self.client_port, self.peer_port = free_ports(2, host, self)
         self.options: list[str] = []
         self._directory = directory / name
         self._certificates = certificates
@@ -274,12 +275,20 @@ def _wait_ready(ready: socket.socket, log: Path) -> None:
         ready.close()
 
 
-def free_ports(number: int, host: str) -> list[int]:
-    """Below those that the kernel gives to clients, so that a member that was killed can have its port again."""
+def free_ports(number: int, host: str, holder: object) -> list[int]:
+    """Below those that the kernel gives to clients, so that a member that was killed can have its port again.
+
+    While `holder` lives, no other one on this machine gets them here: the name of a socket says so.
+    """
     free: list[int] = []
     while len(free) < number:
         port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
+        with socket.socket(socket.AF_UNIX) as mark, socket.socket() as probe:
+            try:
+                mark.bind(f"\0crust-test-port-{port}")
+                probe.bind((host, port))
+            except OSError:
+                continue
+            weakref.finalize(holder, os.close, mark.detach())
             free.append(port)
     return free

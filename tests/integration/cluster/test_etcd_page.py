@@ -31,7 +31,7 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.client, self.peer = members.free_ports(2, "127.0.0.1")
+        self.client, self.peer = members.free_ports(2, "127.0.0.1", self)
 
     def here(self, text: str) -> str:
         """The page's text with this machine's addresses and directories."""
