@@ -95,7 +95,7 @@ async def start(short: str, name: bytes, *, take_over: bool = False) -> Process:
 
 async def begun(call: Call, process: Process) -> asyncio.Task[bytes]:
     """A call that has begun at a process, and ends when the test says so."""
-    slow = asyncio.ensure_future(call(b"slow", timeout=20))
+    slow = asyncio.ensure_future(call(b"slow", timeout=60))
     await process.service.slow_began.wait()
     return slow
 
@@ -121,7 +121,7 @@ class Clients:
 
     async def _call(self, connected: grpc.aio.Channel) -> None:
         call: Call = connected.unary_unary(CALL)
-        self.add(await call(b"", timeout=20))
+        self.add(await call(b"", timeout=60))
         await asyncio.sleep(0.005)
 
     def add(self, answer: bytes) -> None:
@@ -170,7 +170,7 @@ async def test_a_running_call_ends_at_the_predecessor_and_later_ones_wait_for_th
         slow = await begun(call, old)
         starts = asyncio.create_task(start(short, b"new", take_over=True))
         await old.gate.closed.wait()
-        waits = asyncio.ensure_future(call(b"", timeout=20))
+        waits = asyncio.ensure_future(call(b"", timeout=60))
         done, _ = await asyncio.wait([waits, slow], timeout=0.05)
         assert not done
         assert old.service.may_write
@@ -193,7 +193,7 @@ async def test_a_predecessor_whose_call_does_not_end_refuses_and_goes_on(
         slow = await begun(call, old)
         with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
             await start(short, b"new", take_over=True)
-        assert await call(b"", timeout=20) == b"old"
+        assert await call(b"", timeout=60) == b"old"
         old.service.slow_ends.set()
         assert await slow == b"old"
     await old.stop()
@@ -209,42 +209,52 @@ async def test_calls_that_waited_for_a_refused_takeover_are_answered_and_the_nex
         slow = await begun(call, old)
         starts = asyncio.create_task(start(short, b"new", take_over=True))
         await old.gate.closed.wait()
-        waits = [asyncio.ensure_future(call(b"", timeout=20)) for _ in range(3)]
+        waits = [asyncio.ensure_future(call(b"", timeout=60)) for _ in range(3)]
         with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
             await starts
         assert await asyncio.gather(*waits) == [b"old"] * 3
         old.service.slow_ends.set()
         assert await slow == b"old"
         new = await start(short, b"new", take_over=True)
-        assert await call(b"", timeout=20) == b"new"
+        assert await call(b"", timeout=60) == b"new"
     await old.stop()
     await new.stop()
 
 
-async def test_server_that_appears_during_a_refused_takeover_serves_afterwards(
-    short: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Unending(KeyedOperations):
+    """An operation that has not ended when the time for it is over, which the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time_is_over = asyncio.Event()
+
+    def running(self) -> int:
+        return int(not self.time_is_over.is_set())
+
+    async def idle(self) -> None:
+        if not self.time_is_over.is_set():
+            await self.time_is_over.wait()
+            raise TimeoutError
+
+
+async def test_server_that_appears_during_a_refused_takeover_serves_afterwards(short: str) -> None:
     """A driver's drop-in file, say: its socket is closed with the others, and opened with them."""
-    monkeypatch.setattr(daemon, "DRAIN_S", 1.0)
-    old = await start(short, b"old")
-    async with channel.connect(f"{short}/a.sock") as connected:
-        call: Call = connected.unary_unary(CALL)
-        slow = await begun(call, old)
-        starts = asyncio.create_task(start(short, b"new", take_over=True))
-        await old.gate.closed.wait()
-        late = server.serving(
-            f"{short}/b.sock", name="b", generic=[old.service], daemon=old.daemon, gate=Gate()
-        )
-        async with late, channel.connect(f"{short}/b.sock") as to_late:
-            late_call: Call = to_late.unary_unary(CALL)
-            waits = asyncio.ensure_future(late_call(b"", timeout=20))
-            await asyncio.wait([waits], timeout=0.05)
-            assert not waits.done()
-            with pytest.raises(takeover.TakeoverRefused):
-                await starts
-            assert await waits == b"old"
-        old.service.slow_ends.set()
-        assert await slow == b"old"
+    old, unending = await start(short, b"old"), Unending()
+    old.daemon.before_release(lambda: [unending])
+    starts = asyncio.create_task(start(short, b"new", take_over=True))
+    await old.gate.closed.wait()
+    late = server.serving(
+        f"{short}/b.sock", name="b", generic=[old.service], daemon=old.daemon, gate=Gate()
+    )
+    async with late, channel.connect(f"{short}/b.sock") as to_late:
+        late_call: Call = to_late.unary_unary(CALL)
+        waits = asyncio.ensure_future(late_call(b"", timeout=60))
+        await asyncio.wait([waits], timeout=0.05)
+        assert not waits.done()
+        unending.time_is_over.set()
+        with pytest.raises(takeover.TakeoverRefused, match="have not ended within"):
+            await starts
+        assert await waits == b"old"
     await old.stop()
 
 
@@ -278,7 +288,7 @@ async def test_a_successor_starts_as_after_a_kill_if_its_predecessor_dies_meanwh
     listening.close()
     async with channel.connect(f"{short}/a.sock") as connected:
         call: Call = connected.unary_unary(CALL)
-        assert await call(b"", timeout=20) == b"new"
+        assert await call(b"", timeout=60) == b"new"
     await new.stop()
 
 
@@ -323,7 +333,7 @@ async def test_callers_see_no_error_when_the_predecessor_ends_under_them(
     async def calls(connected: grpc.aio.Channel, method: str) -> None:
         call: Call = connected.unary_unary(method)
         while True:
-            clients.add(await call(b"", timeout=20))
+            clients.add(await call(b"", timeout=60))
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
@@ -348,7 +358,7 @@ async def test_a_forwarded_call_is_answered_after_the_predecessor_was_told_to_en
     old = await start(short, b"old")
     async with channel.connect(f"{short}/a.sock") as connected:
         call: Call = connected.unary_unary(CALL)
-        assert await call(b"", timeout=20) == b"old"
+        assert await call(b"", timeout=60) == b"old"
         new = await start(short, b"new", take_over=True)
         slow = await begun(call, new)
         ends = asyncio.create_task(old.stop())
