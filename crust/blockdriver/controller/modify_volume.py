@@ -17,7 +17,8 @@ from crust import errors, volumes
 from crust.blockdriver.controller import io_limit_parameters, volume_size
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
-from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
+from crust.blockdriver.engines.pool_store import RecordChanged
+from crust.blockdriver.engines.protocol import ChangedElsewhere, ImageMissing, Provisioning
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.stored_record import UNREADABLE
@@ -124,11 +125,23 @@ class VolumeModifier:
         if change.limits is None or unmodified is not None:
             return Outcome(expanded, unmodified), None
         try:
-            self.enforcement.set_on_host(volume_id, wanted.io_limits)
+            self._enforce(wanted)
+        except (ChangedElsewhere, RecordChanged) as err:  # before anything was set
+            self._restore_record(wanted)
+            return Outcome(expanded, err), None
         except errors.CrustError as err:
             self._restore_limits(wanted)
             return Outcome(expanded, err), None
         return Outcome(expanded), wanted
+
+    def _enforce(self, record: VolumeRecord) -> None:
+        """Set the limits of the record on this host or in the storage, as a change of the volume: a controller that
+        slept meanwhile sets nothing on what another one has made of the volume since.
+        """
+        volume_id = volumes.VolumeId(record.volume_id)
+        with self.provisioning.changing(volume_id):
+            self.volume_records.check_stored(record)
+            self.enforcement.set_on_host(volume_id, record.io_limits)
 
     def _with_limits(
         self, record: VolumeRecord, change: Change
@@ -192,11 +205,20 @@ class VolumeModifier:
         if intended.limits_before is not None:
             self.volume_records.save(intended.but(limits_before=None))
 
-    def _restore_limits(self, intended: VolumeRecord) -> None:
+    def _restore_record(self, intended: VolumeRecord) -> VolumeRecord | None:
+        """The record with the previous limits; None if another controller has written it since: it is theirs."""
         before = intended.limits_before or intended.limits
-        record = self.volume_records.save(intended.but(limits=before, limits_before=None))
         try:
-            self.enforcement.set_on_host(volumes.VolumeId(record.volume_id), record.io_limits)
+            return self.volume_records.save(intended.but(limits=before, limits_before=None))
+        except RecordChanged:
+            return None
+
+    def _restore_limits(self, intended: VolumeRecord) -> None:
+        record = self._restore_record(intended)
+        if record is None:
+            return
+        try:
+            self._enforce(record)
         except errors.CrustError as err:
             extra = {"volume_id": record.volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)

@@ -407,7 +407,10 @@ class StorageLimits(Protocol):
     """Limits of a volume's I/O that the storage itself keeps, wherever the volume is used."""
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
+        """Set all limits of a volume, also while it is used: a change, inside of `Provisioning.changing`.
+
+        Raises `ImageMissing`.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import ChangedElsewhere
@@ -317,3 +318,85 @@ def _address(driver: Driver) -> str:
     place = driver.stores.provisioning.place  # type: ignore[attr-defined]
     found: str = place.connection.address()
     return found
+
+
+def _limited(iops: int) -> Change:
+    return Change(limits=(("read_iops", iops),))
+
+
+def _modify(driver: Driver, volume_id: volumes.VolumeId, change: Change) -> Any:
+    async def work() -> Any:
+        outcome = await driver.controller_rules.modifier.apply(volume_id, change)
+        for each in (outcome.unmodified, outcome.expanded):
+            if isinstance(each, errors.CrustError):
+                raise each
+        return outcome
+
+    return work
+
+
+def _limit(ceph: CephCluster, namespace: str, image: str) -> str:
+    """The limit of reads that the image has; empty for none."""
+    import rbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx, rbd.Image(ioctx, image, read_only=True) as opened:
+        try:
+            return str(opened.config_get("rbd_qos_read_iops_limit"))
+        except KeyError:
+            return ""
+
+
+async def test_change_of_limits_that_slept_sets_none_on_the_volume_that_was_made_since(
+    controllers: Controllers, ceph: CephCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    with paused(monkeypatch, "config_set") as pause:
+        late = asyncio.create_task(_modify(first, volume_id, _limited(100))())
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        await _patient(second, lambda: second.controller_rules.provisioner.delete(volume_id))
+        assert await _made(second, "a") == volume_id
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert _limit(ceph, controllers.namespace, volume_id) == ""
+    assert second.stores.volume_records.load(volume_id).io_limits == volumes.IoLimits()
+    await _modify(first, volume_id, _limited(200))()  # it serves again
+    assert _limit(ceph, controllers.namespace, volume_id) == "200"
+
+
+async def test_limits_of_a_controller_that_slept_do_not_replace_those_that_were_set_since(
+    controllers: Controllers, ceph: CephCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    with paused(monkeypatch, "config_set") as pause:
+        late = asyncio.create_task(_modify(first, volume_id, _limited(100))())
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        await _patient(second, _modify(second, volume_id, _limited(300)))
+        pause.go_on.set()
+        with pytest.raises(CephClientBlocklisted):
+            await late
+    assert _limit(ceph, controllers.namespace, volume_id) == "300"
+    assert first.stores.volume_records.load(volume_id).io_limits.read_iops == 300
+
+
+async def test_volume_is_not_grown_while_another_controller_changes_its_limits(
+    controllers: Controllers, ceph: CephCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await _made(first, "a")
+    grow = Change(expansion=Expansion(volumes.CapacityRange(128 * MIB, 0)))
+    with paused(monkeypatch, "config_set") as pause:
+        late = asyncio.create_task(_modify(first, volume_id, _limited(100))())
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        with pytest.raises(ChangedElsewhere, match=_address(first)):
+            await _modify(second, volume_id, grow)()
+        assert second.stores.provisioning.image_bytes(volume_id) == 64 * MIB
+        pause.go_on.set()
+        await late
+    await _modify(second, volume_id, grow)()
+    assert second.stores.provisioning.image_bytes(volume_id) == 128 * MIB
+    record = first.stores.volume_records.load(volume_id)
+    assert (record.capacity_bytes, record.io_limits.read_iops) == (128 * MIB, 100)
+    assert _limit(ceph, controllers.namespace, volume_id) == "100"
