@@ -110,7 +110,7 @@ def build(  # noqa: PLR0913 - one per setting
     of reach. `role` is what of it others may call.
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    here = NodeIdentity(volumes.DriverName(name), node_id, csi_profile, role)
+    identity = NodeIdentity(volumes.DriverName(name), node_id, csi_profile, role)
     threads = threads or Workers("the block driver")
     running, reads = operations.KeyedOperations(threads), Reads()
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
@@ -140,12 +140,21 @@ def build(  # noqa: PLR0913 - one per setting
             unused.findings(),
         ),
     )
-    calls = SnapshotCalls(here, snapshots.volume_snapshots, snapshots.group_snapshots, running)
+    calls = SnapshotCalls(identity, snapshots.volume_snapshots, snapshots.group_snapshots, running)
     controller_rules = _controller_rules(
-        here, stores, live, slots, io_limits, sources, health_check, calls, running, modify_window_s
+        identity,
+        stores,
+        live,
+        slots,
+        io_limits,
+        sources,
+        health_check,
+        calls,
+        running,
+        modify_window_s,
     )
     node_rules = _node_rules(
-        here,
+        identity,
         stores,
         live,
         slots,
@@ -157,7 +166,7 @@ def build(  # noqa: PLR0913 - one per setting
         controller_rules.modifier.grow_image if role.node_deployment else None,
     )
     return Driver(
-        name=here.driver,
+        name=identity.driver,
         node_id=node_id,
         role=role,
         stores=stores,
@@ -165,22 +174,22 @@ def build(  # noqa: PLR0913 - one per setting
         node_rules=node_rules,
         snapshots=snapshots,
         identity=Identity(
-            here.driver,
+            identity.driver,
             stores.provisioning,
             csi_profile,
             threads,
             role=role,
             is_ready=lambda: stores.pool.is_served,
         ),
-        controller=Controller(here, controller_rules, running, reads),
+        controller=Controller(identity, controller_rules, running, reads),
         group_controller=GroupController(calls),
         snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
-        node=Node(here, node_rules, running, reads),
+        node=Node(identity, node_rules, running, reads),
         volume_orphans=VolumeGarbageCollector(
-            here.driver, stores.volume_records, controller_rules.provisioner, running
+            identity.driver, stores.volume_records, controller_rules.provisioner, running
         ),
         snapshot_orphans=SnapshotGarbageCollector(
-            here.driver,
+            identity.driver,
             snapshots.volume_snapshots.snapshot_records,
             snapshots.groups,
             snapshots.volume_snapshots,
@@ -188,10 +197,10 @@ def build(  # noqa: PLR0913 - one per setting
             running,
         ),
         attachment_orphans=AttachmentGarbageCollector(
-            here.driver, stores.node_state, stores.access, io_limits, running
+            identity.driver, stores.node_state, stores.access, io_limits, running
         ),
         ephemeral_orphans=EphemeralGarbageCollector(
-            here.driver, unused, node_rules.ephemeral.provisioner, running, ephemeral_grace_s
+            identity.driver, unused, node_rules.ephemeral.provisioner, running, ephemeral_grace_s
         ),
         operations=running,
         workers=threads,
@@ -265,7 +274,7 @@ def _snapshots(
 
 
 def _controller_rules(  # noqa: PLR0913 - composition
-    here: NodeIdentity,
+    identity: NodeIdentity,
     stores: Stores,
     live: LiveVolumes,
     attach_slots: AttachSlots,
@@ -277,7 +286,7 @@ def _controller_rules(  # noqa: PLR0913 - composition
     modify_window_s: float,
 ) -> ControllerRules:
     publisher = ControllerPublish(
-        stores.pool, stores.volume_records, live, stores.supported, attach_slots, here.node_id
+        stores.pool, stores.volume_records, live, stores.supported, attach_slots, identity.node_id
     )
     in_storage = stores.engine.limits
     modifier = VolumeModifier(
@@ -298,23 +307,23 @@ def _controller_rules(  # noqa: PLR0913 - composition
             sources=sources,
             capacity=stores.capacity,
             supported=stores.supported,
-            segment=here.segment,
+            segment=identity.segment,
             limits=in_storage,
         ),
         publisher=publisher,
         lister=VolumeLister(stores.pool, stores.volume_records, publisher, health_check),
         health_check=health_check,
         capacity_report=CapacityReport(
-            stores.capacity, stores.provisioning, stores.supported, here.segment
+            stores.capacity, stores.provisioning, stores.supported, identity.segment
         ),
         snapshots=calls,
         modifier=modifier,
-        coalescer=Coalescer(here.driver, running, modifier.apply, window_s=modify_window_s),
+        coalescer=Coalescer(identity.driver, running, modifier.apply, window_s=modify_window_s),
     )
 
 
 def _node_rules(  # noqa: PLR0913 - composition
-    here: NodeIdentity,
+    identity: NodeIdentity,
     stores: Stores,
     live: LiveVolumes,
     attach_slots: AttachSlots,
@@ -344,7 +353,7 @@ def _node_rules(  # noqa: PLR0913 - composition
         attach_slots=attach_slots,
         preparation=FilesystemPreparation(content_records, access),
         tool_locks=stores.tool_locks,
-        node_id=here.node_id,
+        node_id=identity.node_id,
     )
     node_unstage = NodeUnstage(stores.pool, node_state, live, access, io_limits)
     return NodeRules(
@@ -376,7 +385,11 @@ def _node_rules(  # noqa: PLR0913 - composition
         ),
         node_expand=node_expand,
         node_stats=NodeStats(
-            volume_records, node_state, access, health_check, tells_condition=here.tells_condition
+            volume_records,
+            node_state,
+            access,
+            health_check,
+            tells_condition=identity.tells_condition,
         ),
         health_check=health_check,
     )

@@ -74,7 +74,7 @@ def config() -> None:
     show_default=True,
 )
 def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> None:
-    """What the daemons would take for their settings, and from where; without PROGRAMS of all in /etc/crust.
+    """What the daemons would use as their settings, and from where; without PROGRAMS of all in /etc/crust.
 
     Nothing is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
     """

@@ -1,4 +1,4 @@
-"""`crust config check`: what a daemon would take for its settings, and from where, without starting it.
+"""`crust config check`: what a daemon would use as its settings, and from where, without starting it.
 
 The sources are those of the daemon's start: defaults, its file, the environment of this command. A unit may give its
 daemon another environment; flags of the unit are seen by nobody but the daemon.

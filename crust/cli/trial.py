@@ -152,14 +152,16 @@ class Trial:
             each.rpc.type for each in answer.capabilities
         }:
             return {}
-        here = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
+        node_id = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
         request = csi_pb2.ControllerPublishVolumeRequest(
             volume_id=volume.volume_id,
-            node_id=here,
+            node_id=node_id,
             volume_capability=capability,
             volume_context=volume.volume_context,
         )
-        detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id, node_id=here)
+        detach = csi_pb2.ControllerUnpublishVolumeRequest(
+            volume_id=volume.volume_id, node_id=node_id
+        )
         rpc = self.controller.ControllerUnpublishVolume
         self._back("ControllerUnpublishVolume", lambda: _call(rpc, detach))
         made = await self._step(

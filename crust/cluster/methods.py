@@ -43,7 +43,7 @@ class Method:
 
     @property
     def frees(self) -> bool:
-        """Whether the node may have more room after the call."""
+        """Whether the node may have more free capacity after the call."""
         return self.name.startswith("Delete") or self.name == "ControllerUnpublishVolume"
 
 

@@ -5,8 +5,8 @@ Among equals the name decides, by rendezvous hashing weighted with the free capa
 long as the announcements are the same, many volumes spread in proportion to what is free, and a burst of creations
 does not go to the one node that was the emptiest when it announced itself.
 
-An announcement is older than what its node has just answered. So a node that had no room, and has freed some since,
-is put behind those that have room, and decides itself.
+An announcement is older than what its node has just answered. So a node that had too little, and has
+freed some since, is put behind those that have enough, and decides itself.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def choose(
 ) -> tuple[Announcement, ...]:
     """The nodes that can take the volume, the best first. Raises `NoNodeForVolume`, `NoNodeConnected`.
 
-    `freed`: the pools that may have more room than their nodes announced.
+    `freed`: the pools that may have more free capacity than their nodes announced.
     """
     nodes = tuple(nodes)
     if not nodes:

@@ -61,7 +61,7 @@ def announcement(node_id: str, pool_id: str = "", **but: Any) -> Announcement:
 async def eventually(check: Callable[[], bool]) -> None:
     """Wait until `check` is true, which nothing tells."""
     async with asyncio.timeout(WAIT_S):
-        while not check():  # noqa: ASYNC110 - a store tells nobody that its picture changed
+        while not check():  # noqa: ASYNC110 - a store tells nobody that its index changed
             await asyncio.sleep(0.01)
 
 

@@ -60,14 +60,14 @@ class MemoryBackend:
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Make an image, if there is capacity."""
-        self._check_room(size_bytes)
+        self._check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images.get(volume_id, 0))
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow an image, if there is capacity."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
-        self._check_room(size_bytes)
+        self._check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[volume_id])
 
     def check_unused(self, volume_id: volumes.VolumeId) -> None:
@@ -192,7 +192,7 @@ class MemoryBackend:
         """An image at least as large as the snapshot."""
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
-        self._check_room(size_bytes)
+        self._check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.snapshots[image.snapshot_id])
 
     def clone(
@@ -208,7 +208,7 @@ class MemoryBackend:
             raise ImageMissing(source)
         if self.images[source] < source_bytes:
             raise errors.Corrupt(f"{source} is cut short")
-        self._check_room(size_bytes)
+        self._check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[source])
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
@@ -221,7 +221,7 @@ class MemoryBackend:
         """Numbers have no blocks."""
         raise NoChangeTracking("the images are numbers")
 
-    def _check_room(self, size_bytes: int) -> None:
+    def _check_free(self, size_bytes: int) -> None:
         if size_bytes > POOL_BYTES:
             raise errors.Exhausted(f"no capacity for {size_bytes} bytes")
 

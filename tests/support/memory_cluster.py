@@ -201,7 +201,7 @@ class Term:
 
 
 class MemoryController:
-    """`ControllerSide`. Its picture of the nodes is the store's."""
+    """`ControllerSide`. Its index of the nodes is the store's."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store

@@ -44,12 +44,12 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     """The processes, while the block runs; killed at its end."""
     root = base / "kubelet"
     root.mkdir()
-    front = base / "front" / "csi.sock"
-    front.parent.mkdir()
+    frontend = base / "front" / "csi.sock"
+    frontend.parent.mkdir()
     with ExitStack() as stack:
         if way == "central":
             _cluster_settings(base, stack)
-        commands = _commands(base, root, front, profile, way)
+        commands = _commands(base, root, frontend, profile, way)
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
             start = _started(base, name, arguments)
@@ -61,7 +61,7 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
         controller = str(base / "controller.sock") if way == "central" else ""
         if way == "central":
             central_ready.wait(controller)
-        yield OwnDriver(front, root, base / "log", command, controller)
+        yield OwnDriver(frontend, root, base / "log", command, controller)
 
 
 def _restart(base: Path, way: Way) -> Iterator[str]:
@@ -105,10 +105,12 @@ def _reflinking_pool(base: Path) -> Iterator[None]:
         subprocess.run(["umount", str(pool)], check=True, timeout=TIMEOUT_S)
 
 
-def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> dict[str, list[str]]:
+def _commands(
+    base: Path, root: Path, frontend: Path, profile: str, way: Way
+) -> dict[str, list[str]]:
     if way == "node":
         config = base / "node.toml"
-        config.write_text(_node_toml(base, root, front, profile))
+        config.write_text(_node_toml(base, root, frontend, profile))
         return {"node": ["crust", "node", f"--config={config}"]}
     behind_proxy = way not in ("alone", "node-deployment", "central")
     driver_socket = base / "driver.sock"
@@ -116,7 +118,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
     alone = {
         "driver": [
             *("crust", "driver"),
-            f"--socket={driver_socket if behind_proxy else front}",
+            f"--socket={driver_socket if behind_proxy else frontend}",
             f"--state-dir={base / 'pool' / 'state'}",
             "--create-pool",
             f"--run-dir={base / 'driver-run'}",
@@ -160,7 +162,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
                 *("crust", "proxy"),
                 f"--run-dir={run}",
                 f"--volumes-root={run / 'volumes'}",
-                f"--driver={NAME},{front},{base / 'shim.sock'}",
+                f"--driver={NAME},{frontend},{base / 'shim.sock'}",
                 f"--target-root={root}",
                 "--no-check-propagation",
             ],
@@ -168,7 +170,7 @@ def _commands(base: Path, root: Path, front: Path, profile: str, way: Way) -> di
     )
 
 
-def _node_toml(base: Path, root: Path, front: Path, profile: str) -> str:
+def _node_toml(base: Path, root: Path, frontend: Path, profile: str) -> str:
     return f"""
 [proxy]
 run_dir = "{base}/run"
@@ -177,7 +179,7 @@ target_roots = ["{root}"]
 check_propagation = false
 [[proxy.drivers]]
 name = "{NAME}"
-socket = "{front}"
+socket = "{frontend}"
 backend = "{base}/run/shim/csi.sock"
 [shim]
 kubelet_root = "{root}"

@@ -19,22 +19,22 @@ def wrapping(
     base: Path, kind: str, driver_socket: str, *, as_node: bool, flags: Sequence[str] = ()
 ) -> Iterator[str]:
     """The proxy's CSI socket while the block runs. `flags` are for the process that has the shim."""
-    front = base / "csi.sock"
+    frontend = base / "csi.sock"
     ways = _node if as_node else _parts
     with ExitStack() as stack, (base / "crust.log").open("wb") as log:
-        for each in ways(base, kind, driver_socket, front):
+        for each in ways(base, kind, driver_socket, frontend):
             command = [sys.executable, "-m", "crust", *each]
             if each[0] != "proxy":
                 command.extend(flags)
             started = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(started.wait)
             stack.callback(started.terminate)
-        with grpc.insecure_channel(f"unix:{front}") as channel:
+        with grpc.insecure_channel(f"unix:{frontend}") as channel:
             grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
-        yield str(front)
+        yield str(frontend)
 
 
-def _node(base: Path, kind: str, driver_socket: str, front: Path) -> list[list[str]]:
+def _node(base: Path, kind: str, driver_socket: str, frontend: Path) -> list[list[str]]:
     config = base / "node.toml"
     config.write_text(f"""
 [proxy]
@@ -44,7 +44,7 @@ target_roots = ["{base}/kubelet"]
 check_propagation = false
 [[proxy.drivers]]
 name = "{NAMES[kind]}"
-socket = "{front}"
+socket = "{frontend}"
 backend = "{base}/run/shim/csi.sock"
 [shim]
 driver_socket = "{driver_socket}"
@@ -54,7 +54,7 @@ check_propagation = false
     return [["node", f"--config={config}"]]
 
 
-def _parts(base: Path, kind: str, driver_socket: str, front: Path) -> list[list[str]]:
+def _parts(base: Path, kind: str, driver_socket: str, frontend: Path) -> list[list[str]]:
     run, shim, root = base / "run", base / "shim.sock", base / "kubelet"
     return [
         [
@@ -69,7 +69,7 @@ def _parts(base: Path, kind: str, driver_socket: str, front: Path) -> list[list[
             "proxy",
             f"--run-dir={run}",
             f"--volumes-root={run / 'volumes'}",
-            f"--driver={NAMES[kind]},{front},{shim}",
+            f"--driver={NAMES[kind]},{frontend},{shim}",
             f"--target-root={root}",
             "--no-check-propagation",
         ],

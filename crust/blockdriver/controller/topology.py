@@ -30,10 +30,10 @@ class InvalidTopology(errors.InvalidRequest):
 class TopologyNotAccessible(errors.Exhausted):
     """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
 
-    def __init__(self, here: str, what: str = "volume") -> None:
+    def __init__(self, segment: str, what: str = "volume") -> None:
         super().__init__(
             f"no {what} can be made in the required topology",
-            why=f"{what}s of this pool can be used only at {KEY}={here}",
+            why=f"{what}s of this pool can be used only at {KEY}={segment}",
             hint="let the scheduler choose that node, or another driver's pool",
         )
 
@@ -80,14 +80,14 @@ def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]
     return Requirement(requisite, preferred)
 
 
-def is_here(place: Segments, here: str) -> bool:
-    """Whether `place` is this node; any place is, for a pool that every node reaches (`here` is empty).
+def is_here(place: Segments, segment: str) -> bool:
+    """Whether `place` is this node; any place is, for a pool that every node reaches (`segment` is empty).
 
     Segments with other keys are unknown to this driver.
     """
-    return not here or place == ((KEY, here),)
+    return not segment or place == ((KEY, segment),)
 
 
-def is_met(wanted: Requirement, here: str) -> bool:
+def is_met(wanted: Requirement, segment: str) -> bool:
     """Whether a volume of this node meets the requirement; preferences alone require nothing."""
-    return not wanted.requisite or any(is_here(each, here) for each in wanted.requisite)
+    return not wanted.requisite or any(is_here(each, segment) for each in wanted.requisite)

@@ -89,10 +89,10 @@ class DeferredNodePublish:
         if not is_free:
             _check_host(ready)
         if ready.present is None:
-            self._grant(ready, is_free=is_free)
+            self._note(ready, is_free=is_free)
         return _describe(ready, access.group, secrets)
 
-    def _grant(self, ready: Ready, *, is_free: bool) -> None:
+    def _note(self, ready: Ready, *, is_free: bool) -> None:
         if not ready.entry.readonly:
             if not is_free:
                 # The holder of the device is a guest whose publish this driver lost, or another program.

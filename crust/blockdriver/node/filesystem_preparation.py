@@ -167,7 +167,7 @@ class FilesystemPreparation:
         )
         clear = action is format_decision.Action.CLEAR_AND_MAKE
         intended = await workers.run(self._begin, intended, device, clear=clear)
-        options = mkfs_options.words(fs_type, parameters)
+        options = mkfs_options.arguments(fs_type, parameters)
         await self.mkfs.make(
             device,
             fs_type,

@@ -41,7 +41,7 @@ class AttachmentGarbageCollector:
         """Detach devices of volumes that are not staged, or have no image any more."""
         for volume_id in await workers.run(self._unused):
             await self._detach(volume_id)
-        await workers.run(self._drop_strays)
+        await workers.run(self._drop_orphans)
 
     def _unused(self) -> tuple[volumes.VolumeId, ...]:
         attached = self._access.attached_here()
@@ -75,7 +75,7 @@ class AttachmentGarbageCollector:
                 self._access.detach(volume_id)
             _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
 
-    def _drop_strays(self) -> None:
+    def _drop_orphans(self) -> None:
         """Not an operation of the volume, which would not find this device."""
         for orphan in self._access.orphans():
             extra = {"device": orphan.shown}

@@ -154,11 +154,11 @@ class HealthCheck:
         try:
             self._pool.home.check_in_place()  # held folders can be read wherever they were moved to
             self._provisioning.check()
-            room_bytes = self._free_bytes()
+            free_bytes = self._free_bytes()
             found = list(itertools.islice(self._other_findings(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
-        if room_bytes == 0:
+        if free_bytes == 0:
             text = "the pool has no free capacity: no volume can be created or expanded"
             found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
         return tuple(found)

@@ -85,12 +85,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
 
     def __init__(
         self,
-        here: NodeIdentity,
+        identity: NodeIdentity,
         rules: ControllerRules,
         running: operations.KeyedOperations,
         reads: Reads,
     ) -> None:
-        self._here = here
+        self._identity = identity
         self._reads = reads
         self._rules = rules
         self._provisioner = rules.provisioner
@@ -100,12 +100,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
-        types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
+        types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
         if extensions.node_info_requested(context):
             types.append(_Rpc.GET_NODE_INFO)
-        if self._here.role.node_deployment:
+        if self._identity.role.node_deployment:
             types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
-        if self._here.role.is_shared:
+        if self._identity.role.is_shared:
             types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
         capabilities = [csi_pb2.ControllerServiceCapability(rpc=_Rpc(type=each)) for each in types]
         return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=capabilities)
@@ -122,7 +122,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
                 return await self._provisioner.create(create)
 
         volume = await self._run(key, "CreateVolume", create, work, context)
-        return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._here.segment))
+        return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, context: Context
@@ -199,10 +199,11 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         page, token = await self._reads.read(
             "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), context
         )
-        here = self._here
         return csi_pb2.ListVolumesResponse(
             entries=[
-                responses.entry(each, here.segment, tell_condition=here.tells_condition)
+                responses.entry(
+                    each, self._identity.segment, tell_condition=self._identity.tells_condition
+                )
                 for each in page
             ],
             next_token=token,
@@ -216,14 +217,15 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         found = await self._reads.read(
             "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), context
         )
-        here = self._here
-        return responses.got(found, here.segment, tell_condition=here.tells_condition)
+        return responses.got(
+            found, self._identity.segment, tell_condition=self._identity.tells_condition
+        )
 
     async def ControllerListVolumeHealth(
         self, request: csi_pb2.ControllerListVolumeHealthRequest, context: Context
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
-        self._here.require("1.13")
+        self._identity.require("1.13")
         wanted = (request.max_entries, request.starting_token)
         page, token = await self._reads.read(
             "ControllerListVolumeHealth",
@@ -239,7 +241,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerGetVolumeHealthRequest, context: Context
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """CSI 1.13."""
-        self._here.require("1.13")
+        self._identity.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
         found = await self._reads.read(
             "ControllerGetVolumeHealth",
@@ -283,7 +285,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=slots.limit, published_volume_ids=slots.taken
         )
-        for place in responses.places(self._here.segment):
+        for place in responses.places(self._identity.segment):
             response.accessible_topology.CopyFrom(place)
         return response
 
@@ -379,7 +381,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         )
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
-        return volumes.VolumeKey(self._here.driver, volume_id)
+        return volumes.VolumeKey(self._identity.driver, volume_id)
 
 
 def _create(request: csi_pb2.CreateVolumeRequest) -> Create:

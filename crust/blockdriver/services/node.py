@@ -88,12 +88,12 @@ class Node(csi_pb2_grpc.NodeServicer):
 
     def __init__(
         self,
-        here: NodeIdentity,
+        identity: NodeIdentity,
         rules: NodeRules,
         running: operations.KeyedOperations,
         reads: Reads,
     ) -> None:
-        self._here = here
+        self._identity = identity
         self._reads = reads
         self._rules = rules
         self._running = running
@@ -104,8 +104,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """The capabilities; deferral only for callers that opt in."""
-        types = [*_CAPABILITIES, *_HEALTH[self._here.csi_profile]]
-        role = self._here.role
+        types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
+        role = self._identity.role
         has_controller = not (role.node_deployment or role.is_shared)
         if extensions.node_info_requested(context) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
@@ -119,13 +119,13 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetInfoRequest, context: Context
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id, topology and attach limit; the id alone for a CO that asks the controller for the rest."""
-        response = csi_pb2.NodeGetInfoResponse(node_id=self._here.node_id)
+        response = csi_pb2.NodeGetInfoResponse(node_id=self._identity.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
         if not (request.controller_get_node_info and extensions.node_info_requested(context)):
             response.max_volumes_per_node = await self._reads.read(
                 "NodeGetInfo", (), self._rules.live.attach_limit, context
             )
-            for place in responses.places(self._here.segment):
+            for place in responses.places(self._identity.segment):
                 response.accessible_topology.CopyFrom(place)
         if extensions.deferral_requested(context):
             response.supported_file_systems.extend(self._rules.fs_types)
@@ -135,13 +135,13 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetIDRequest, context: Context
     ) -> csi_pb2.NodeGetIDResponse:
         """CSI PR #603, first shape: the id that NodeGetInfo returns."""
-        return csi_pb2.NodeGetIDResponse(node_id=self._here.node_id)
+        return csi_pb2.NodeGetIDResponse(node_id=self._identity.node_id)
 
     async def NodeGetVolumeHealth(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """CSI 1.13. Problems of the volume's mount and of its image."""
-        self._here.require("1.13")
+        self._identity.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
         path = _optional_path(request.volume_publish_path, "volume_publish_path")
         _optional_path(request.staging_target_path, "staging_target_path")
@@ -153,7 +153,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
-        self._here.require("1.13")
+        self._identity.require("1.13")
         found = await self._reads.read(
             "NodeGetStorageHealth", (), self._rules.health_check.pool, context
         )
@@ -312,7 +312,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         inline: bool = False,
     ) -> T:
         """Run `work`; for an `inline` volume lock the driver's own id too, which the garbage collector uses."""
-        driver = self._here.driver
+        driver = self._identity.driver
         own = [volumes.VolumeKey(driver, self._rules.ephemeral.id_of(volume_id))] if inline else []
 
         async def alone() -> T:

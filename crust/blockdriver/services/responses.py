@@ -8,18 +8,18 @@ from crust.rpc import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 
 
-def places(here: str) -> tuple[csi_pb2.Topology, ...]:
+def places(segment: str) -> tuple[csi_pb2.Topology, ...]:
     """The topology of this node; none where every node reaches the pool."""
-    return (csi_pb2.Topology(segments={topology.KEY: here}),) if here else ()
+    return (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
 
 
-def volume(value: Volume, here: str) -> csi_pb2.Volume:
+def volume(value: Volume, segment: str) -> csi_pb2.Volume:
     """A volume, and its topology."""
     pb = csi_pb2.Volume(
         volume_id=value.volume_id,
         capacity_bytes=value.capacity_bytes,
         volume_context=value.context,
-        accessible_topology=places(here),
+        accessible_topology=places(segment),
     )
     if value.source is not None and value.source.kind == "snapshot":
         pb.content_source.snapshot.snapshot_id = value.source.id
@@ -28,18 +28,22 @@ def volume(value: Volume, here: str) -> csi_pb2.Volume:
     return pb
 
 
-def entry(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ListVolumesResponse.Entry:
+def entry(
+    value: Listed, segment: str, *, tell_condition: bool
+) -> csi_pb2.ListVolumesResponse.Entry:
     """An entry of ListVolumes."""
-    pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, here))
+    pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, segment))
     pb.status.published_node_ids.extend(value.nodes)
     if tell_condition:
         pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
     return pb
 
 
-def got(value: Listed, here: str, *, tell_condition: bool) -> csi_pb2.ControllerGetVolumeResponse:
+def got(
+    value: Listed, segment: str, *, tell_condition: bool
+) -> csi_pb2.ControllerGetVolumeResponse:
     """ControllerGetVolume's answer."""
-    pb = csi_pb2.ControllerGetVolumeResponse(volume=volume(value.volume, here))
+    pb = csi_pb2.ControllerGetVolumeResponse(volume=volume(value.volume, segment))
     pb.status.published_node_ids.extend(value.nodes)
     if tell_condition:
         pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))

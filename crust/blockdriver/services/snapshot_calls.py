@@ -42,9 +42,9 @@ class UnknownSnapshotParameter(errors.InvalidRequest):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
-    """The Controller's snapshot calls. `here` is the identity of driver and node."""
+    """The Controller's snapshot calls. `identity` is that of driver and node."""
 
-    here: NodeIdentity
+    identity: NodeIdentity
     volume_snapshots: VolumeSnapshots
     group_snapshots: GroupSnapshots
     running: operations.KeyedOperations
@@ -57,8 +57,8 @@ class SnapshotCalls:
         name = limits.required(request.name, "name")
         check_parameters(limits.mapping(request.parameters, "parameters"))
         wanted = responses.requirement(request.accessibility_requirements)
-        if not topology.is_met(wanted, self.here.segment):
-            raise topology.TopologyNotAccessible(self.here.segment, "snapshot")
+        if not topology.is_met(wanted, self.identity.segment):
+            raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
         snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
 
         async def work() -> SnapshotRecord:
@@ -144,8 +144,8 @@ class SnapshotCalls:
             group_snapshot_id=record.group_id,
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
-        if self.here.csi_profile == "1.13":
-            pb.accessible_topology.extend(responses.places(self.here.segment))
+        if self.identity.csi_profile == "1.13":
+            pb.accessible_topology.extend(responses.places(self.identity.segment))
         return pb
 
     def group_to_wire(
@@ -162,7 +162,7 @@ class SnapshotCalls:
 
     def key(self, thing_id: str) -> volumes.VolumeKey:
         """The key of a volume, snapshot or group: their ids differ in their prefix."""
-        return volumes.VolumeKey(self.here.driver, volumes.VolumeId(thing_id))
+        return volumes.VolumeKey(self.identity.driver, volumes.VolumeId(thing_id))
 
 
 def source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None:

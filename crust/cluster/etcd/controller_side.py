@@ -213,7 +213,7 @@ class EtcdControllerSide:
             written = term.written
             response = await writes.commit(
                 self._client,
-                [*term.fence(), *compare],
+                [*term.unchanged(), *compare],
                 success,
                 [writes.get(self._keys.leader), *otherwise],
                 what=what,

@@ -57,7 +57,7 @@ class Term:
         """It has ended."""
         self._ended.set()
 
-    def fence(self) -> Sequence[pb.Compare]:
+    def unchanged(self) -> Sequence[pb.Compare]:
         """Holds as long as the term has not ended for etcd, and the key was not written since."""
         return (
             writes.created_at(self._key, self.revision),

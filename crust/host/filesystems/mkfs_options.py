@@ -37,10 +37,10 @@ def allowed(key: str, value: str) -> str:
     return f"a number from {option.least} to {option.most}"
 
 
-def words(fs_type: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
+def arguments(fs_type: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
     """The options for mkfs of `fs_type` besides crust's own, from checked parameters."""
-    arguments: list[str] = []
+    found: list[str] = []
     for key, option in _OPTIONS.items():
         if key in parameters and option.fs_type == fs_type:
-            arguments += [option.flag, parameters[key]]
-    return tuple(arguments)
+            found += [option.flag, parameters[key]]
+    return tuple(found)

@@ -139,8 +139,10 @@ async def test_publish_on_a_node_without_io_limits_is_refused(
     with pytest.raises(throttling.CannotThrottle, match="io_cgroup"):
         await bench.publish(made.volume_id, target)
     assert not os.path.lexists(target)
-    granted = await bench.publish(made.volume_id, target, deferred=True)  # its hypervisor limits it
-    assert granted.deferred_mount.io_limits.read_iops == 3000
+    published = await bench.publish(
+        made.volume_id, target, deferred=True
+    )  # its hypervisor limits it
+    assert published.deferred_mount.io_limits.read_iops == 3000
     await bench.unpublish(made.volume_id, target)
     await bench.modify(made.volume_id, **dict.fromkeys(SENT, "0"))
     await bench.publish(made.volume_id, target)
@@ -244,8 +246,8 @@ async def test_modify_of_a_deferred_volume_changes_only_the_guest(
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")
     await limited.stage(made.volume_id)
-    granted = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
-    assert csi.deferred_mount(granted).io_limits == LIMITS
+    published = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    assert csi.deferred_mount(published).io_limits == LIMITS
     guest = end.add(target)
     await limited.modify(made.volume_id, readIOPS="50")
     after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)

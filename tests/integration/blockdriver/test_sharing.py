@@ -23,16 +23,16 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     capability = mount("ext4", "noatime,_netdev", group=group)
     await bench.stage(volume.volume_id)
     answer = await bench.publish(volume.volume_id, target, capability, deferred=True)
-    granted = answer.deferred_mount
+    deferred = answer.deferred_mount
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
     [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
-    assert granted.block_device.path == device.path
-    assert granted.block_device.identity.disk_sequence == device.identity.disk_sequence
-    assert (granted.fs_type, granted.capacity_bytes) == ("ext4", 64 * MIB)
-    assert list(granted.mount_options) == ["noatime"]
-    assert granted.supplemental_group == "2000"
-    assert granted.supplemental_group_change_policy == "OnRootMismatch"
+    assert deferred.block_device.path == device.path
+    assert deferred.block_device.identity.disk_sequence == device.identity.disk_sequence
+    assert (deferred.fs_type, deferred.capacity_bytes) == ("ext4", 64 * MIB)
+    assert list(deferred.mount_options) == ["noatime"]
+    assert deferred.supplemental_group == "2000"
+    assert deferred.supplemental_group_change_policy == "OnRootMismatch"
     bench.restart()
     again = await bench.publish(volume.volume_id, target, capability, deferred=True)
     assert again == answer

@@ -50,8 +50,8 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
         driver = stack.enter_context(vendor_driver.running(kind, str(base)))
         socket = driver.socket
         if way != "alone":
-            front = wrapping(base, kind, driver.socket, as_node=way == "node")
-            socket = stack.enter_context(front)
+            frontend = wrapping(base, kind, driver.socket, as_node=way == "node")
+            socket = stack.enter_context(frontend)
         given = Parameters(
             secrets={"token": cloud.TOKEN},
             size_bytes=64 * MIB,

@@ -147,7 +147,7 @@ async def test_full_shim_fails_probe_and_readyz_by_name_until_the_calls_end(
     flags = ["--metrics-address=127.0.0.1:0"]
     with (
         serving(f"{base}/driver.sock") as driver,
-        wrapping(base, "minimal", f"{base}/driver.sock", as_node=as_node, flags=flags) as front,
+        wrapping(base, "minimal", f"{base}/driver.sock", as_node=as_node, flags=flags) as frontend,
     ):
         try:
             async with (
@@ -156,7 +156,7 @@ async def test_full_shim_fails_probe_and_readyz_by_name_until_the_calls_end(
                     proxy_socket=f"{base}/run/handlers.sock",
                     endpoint=f"{base}/handler.sock",
                 ),
-                channel.connect(front) as co,
+                channel.connect(frontend) as co,
             ):
                 await until_probe(co, Code.OK)
                 assert await asyncio.to_thread(ready, base) == (200, "ok\n")

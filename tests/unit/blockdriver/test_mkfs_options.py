@@ -15,8 +15,8 @@ def test_mkfs_options_apply_to_their_filesystem_only() -> None:
     }
     kept = parameters.parse(sent, FS_TYPES).kept
     assert kept == sent
-    assert mkfs_options.words("ext4", kept) == ("-i", "65536", "-m", "1")
-    assert mkfs_options.words("xfs", kept) == ()
+    assert mkfs_options.arguments("ext4", kept) == ("-i", "65536", "-m", "1")
+    assert mkfs_options.arguments("xfs", kept) == ()
     assert parameters.parse(sent, FS_TYPES).volume_context == {}
 
 

@@ -329,15 +329,15 @@ async def test_csi_driver_object_is_compared_with_the_settings(
     api = FakeKubernetes()
     name = "csi.example.com"
     api.add_object("csidrivers", name, spec={"attachRequired": False, "podInfoOnMount": pod_info})
-    front = str(root / "csi.sock")
+    frontend = str(root / "csi.sock")
     with fake_kubernetes.serving(api, root) as kubeconfig:
         drivers = (
-            f'[[drivers]]\nname = "{name}"\nsocket = "{front}"\nbackend = "/b.sock"\n{defer}\n'
+            f'[[drivers]]\nname = "{name}"\nsocket = "{frontend}"\nbackend = "/b.sock"\n{defer}\n'
         )
         table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
         write(root, "etc/crust/proxy.toml", drivers + table)
         node = Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
-        async with fake_driver.serving(fake_driver.FakeDriver(), front):
+        async with fake_driver.serving(fake_driver.FakeDriver(), frontend):
             (result,) = await asyncio.to_thread(found, node, "csidriver")
     assert (result.level, name in result.what) == (level, True)
 

@@ -107,7 +107,7 @@ async def test_no_capacity_anywhere_is_resource_exhausted_and_leaves_no_record(
     assert cluster.placements() == {}
 
 
-async def test_room_that_a_deletion_made_is_used_before_its_node_announces_it(
+async def test_capacity_that_a_deletion_freed_is_used_before_its_node_announces_it(
     cluster: SimulatedCluster,
 ) -> None:
     sidecar = await cluster.controller()

@@ -56,7 +56,7 @@ def test_node_that_cannot_take_the_volume_is_left_out(but: dict[str, Any]) -> No
     assert chosen(wanted, [announcement("n1", **but), announcement("n2")]) == ["n2"]
 
 
-def test_full_node_that_has_freed_something_since_comes_after_those_with_room() -> None:
+def test_full_node_that_has_freed_something_since_comes_after_those_with_free_capacity() -> None:
     wanted = Wanted("volume-1", required_bytes=GIB)
     full = announcement("n1", capacity_bytes=0)
     both = choose(wanted, [full, announcement("n2")], {full.pool_id})

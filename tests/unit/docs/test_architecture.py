@@ -1,4 +1,4 @@
-"""docs/architecture.md: every file it names exists, and so does every function that its walks name."""
+"""docs/architecture.md: every file it names exists, and so does every function that its request flows name."""
 
 import importlib
 import re

@@ -5,7 +5,7 @@ attachments. A search through all loop devices takes time in proportion to their
 cached, and used only after a comparison of its disk sequence, which no second attachment can have.
 
 Each device carries a tag: the identity of the pool's directory and the end of the volume's id. So the driver
-recognises its device after the file was unlinked, and never takes another program's device for its own, even one of
+recognises its device after the file was unlinked, and never treats another program's device as its own, even one of
 its images. Only devices of files that are named as an image of this pool are opened to see the tag: what other
 programs have attached may hang. An image that was renamed by hand while it was attached keeps its device.
 """
@@ -88,12 +88,12 @@ class FileAccess:
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
         return tuple(
-            _attachment(each, loop_devices.size_bytes(each)) for each in self._stray_devices()
+            _attachment(each, loop_devices.size_bytes(each)) for each in self._orphaned_devices()
         )
 
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
-        for device in self._stray_devices():
+        for device in self._orphaned_devices():
             if device.identity == orphan.host_device.identity:
                 loop.detach(device)
 
@@ -170,7 +170,7 @@ class FileAccess:
         size_bytes = loop_devices.size_bytes(known) if known is not None else 0
         return _attachment(known, size_bytes) if known is not None and size_bytes else None
 
-    def _stray_devices(self) -> list[loop_devices.LoopDevice]:
+    def _orphaned_devices(self) -> list[loop_devices.LoopDevice]:
         ours = self._devices()
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]

@@ -185,7 +185,7 @@ class FileProvisioning:
             self._snapshots.take(image, self._images.path(image.volume_id), device)
 
     def take_group(self, images: Sequence[Image]) -> bool:
-        """One file after the other is not one moment."""
+        """One file after the other is not one point in time."""
         return False
 
     def moved_on(self, image: Image) -> bool:

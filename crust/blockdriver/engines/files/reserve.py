@@ -43,8 +43,8 @@ class Reserve:
     def spend(self) -> bool:
         """Free the reserve's blocks for the next write; whether there were any."""
         try:
-            has_room = os.stat(self._path).st_blocks > 0
+            was_allocated = os.stat(self._path).st_blocks > 0
             os.unlink(self._path)
         except OSError:
             return False
-        return has_room
+        return was_allocated
