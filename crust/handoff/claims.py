@@ -15,7 +15,6 @@ import json
 import os
 import stat
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Literal, Self
 
 import pydantic
@@ -192,12 +191,7 @@ class ClaimLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -13,7 +13,6 @@ pool at a time, so the question is never who comes first, only whether anybody i
 import hashlib
 import os
 from dataclasses import dataclass
-from types import TracebackType
 
 from crust import errors, volumes
 from crust.host.files import ofdlocks
@@ -46,12 +45,7 @@ class ToolLock:
     def __enter__(self) -> "ToolLock":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """After an error a program may be left: closing ends the lock only with the last copy."""
         try:
             if kind is None:

@@ -10,7 +10,6 @@ answers a mistake of crust, so it is no InvalidRequest.
 
 import errno
 import os
-from types import TracebackType
 
 from crust import errors
 
@@ -128,11 +127,6 @@ class translating:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, OSError):
             raise translate(error, self._what, hint=self._hint) from error
