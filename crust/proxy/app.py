@@ -47,6 +47,7 @@ from crust.proxy.volume_health import DeferredHealth
 from crust.rpc import wiring
 from crust.rpc.daemon import Daemon, starting
 from crust.rpc.gate import Gate
+from crust.rpc.server import AddServicer
 from crust.rpc.worker_watch import WorkerWatch
 from crust.settings.loading import InvalidSettings
 from crust.settings.proxy import ProxySettings, ServedDriver
@@ -213,6 +214,12 @@ async def _serve_proxy_sockets(
     stack: AsyncExitStack,
 ) -> None:
     sockets = Sockets.below(settings.run_dir)
+
+    async def serve(name: str, path: str, add_servicer: AddServicer) -> None:
+        gate = Gate(stage=2)
+        serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon, gate=gate)
+        await stack.enter_async_context(serving)
+
     stage = RuntimeStage(
         parts.deferred, parts.handlers, parts.deferred.operations, parts.targets, parts.devices
     )
@@ -228,36 +235,24 @@ async def _serve_proxy_sockets(
         parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
     )
     inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
-    await stack.enter_async_context(
-        wires.serving(
-            sockets.handlers,
-            lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
-            name="handlers",
-            daemon=parts.daemon,
-            gate=Gate(stage=2),
-        )
+    await serve(
+        "handlers",
+        sockets.handlers,
+        lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
     )
     stack.callback(registry.stop)
     parts.daemon.after_takeover(registry.stop)
-    await stack.enter_async_context(
-        wires.serving(
-            sockets.inspect,
-            lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
-            name="inspect",
-            daemon=parts.daemon,
-            gate=Gate(stage=2),
-        )
+    await serve(
+        "inspect",
+        sockets.inspect,
+        lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
     )
     stack.callback(inspect.stop)
     parts.daemon.after_takeover(inspect.stop)
-    await stack.enter_async_context(
-        wires.serving(
-            sockets.runtime,
-            lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
-            name="runtime",
-            daemon=parts.daemon,
-            gate=Gate(stage=2),
-        )
+    await serve(
+        "runtime",
+        sockets.runtime,
+        lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
     )
 
 

@@ -110,17 +110,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
         counted_as = _UNKNOWN if handler.stream_stream is not None else ""
         call = _Call(self._served, method, counted_as, self._admit, is_inner=self._is_inner)
-        if call.name == "Probe" and handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                call.unary(self._healthy(handler.unary_unary)),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
         if handler.unary_unary is not None:
+            is_probe = call.name == "Probe"
+            behaviour = self._healthy(handler.unary_unary) if is_probe else handler.unary_unary
             return grpc.unary_unary_rpc_method_handler(
-                call.unary(handler.unary_unary),
-                handler.request_deserializer,
-                handler.response_serializer,
+                call.unary(behaviour), handler.request_deserializer, handler.response_serializer
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(

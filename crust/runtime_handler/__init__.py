@@ -17,13 +17,13 @@ from crust.handoff.record import Record
 from crust.runtime_handler.claim import (
     Claim,
     ClaimLost,
-    DeviceChanged,
     WrongHandler,
     adopt_volume,
     claim_volume,
     of_publish,
     reclaim_volume,
 )
+from crust.runtime_handler.claimed_device import DeviceChanged
 from crust.runtime_handler.needs import FeatureMissing
 from crust.runtime_handler.resolve import (
     GuardWithoutEntry,

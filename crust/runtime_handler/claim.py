@@ -8,12 +8,6 @@
     hand_over      close the handler's copies: then the claim lives as long as the hypervisor
     release        after the sandbox has ended, or when it has given the device back
 
-The device descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
-hypervisor's plain open works. So only a runtime whose mounts are made by another kernel can use a claim: mount(2) is
-EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
-are opened without it: then only an existing writable mount is refused, and the proxy's device reservation does the
-rest.
-
 A sandbox claims a volume once, for all of its containers; the runtime counts them. A restarted handler adopts the
 claims of the virtual machines that it finds running: it copies the lock's descriptor out of the process that holds
 it, so that the claim cannot end, and another sandbox's begin, while it writes claim.json. Functions block.
@@ -34,10 +28,9 @@ from typing import Self
 from crust import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
-from crust.host.block import devices, holders
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
-from crust.runtime_handler import needs
+from crust.runtime_handler import claimed_device, needs
 
 
 class WrongHandler(errors.NotReady):
@@ -51,19 +44,6 @@ class WrongHandler(errors.NotReady):
         )
         self.record = record
         self.handler = handler
-
-
-class DeviceChanged(errors.NotReady):
-    """The record's device path names another device now than the one that was published."""
-
-    def __init__(self, record: Record, found: volumes.DeviceIdentity) -> None:
-        super().__init__(
-            f"the volume at {record.target} cannot be used",
-            why=f"{record.device} is {found} now, but {record.identity} was published",
-            hint="the device was attached again; unpublish the volume and publish it again",
-        )
-        self.record = record
-        self.found = found
 
 
 class ClaimLost(errors.NotReady):
@@ -147,7 +127,7 @@ class Claim:
         if self._lock is None:
             raise ClaimLost(self.record.target, self.sandbox_id, "the lock is handed over")
         if self._device_fd < 0:
-            self._device_fd = _device_of(self.record)
+            self._device_fd = claimed_device.hold(self.record)
 
     def hand_over(self) -> None:
         """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends."""
@@ -245,7 +225,7 @@ def claim_volume(
             if record.handler != handler:
                 raise WrongHandler(record, handler)
             needs.check(record, features)
-            device_fd = _device_of(record)
+            device_fd = claimed_device.hold(record)
             if device_fd >= 0:
                 undo.append(lambda: os.close(device_fd))
             claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
@@ -282,7 +262,7 @@ def reclaim_volume(
         record = _record(root, target)
         if record.handler != handler:
             raise WrongHandler(record, handler)
-        device_fd = _device_of(record)
+        device_fd = claimed_device.hold(record)
         claim = Claim(
             paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
         )
@@ -367,38 +347,3 @@ def _end_dead(
             if last is not None:
                 claims.write(paths, last)
         claims.touch(paths)
-
-
-def _device_of(record: Record) -> int:
-    """The descriptor that holds the device; -1 for an image, of which this host has no device.
-
-    That no other host writes to an image is the matter of its claim in the cluster (specs/handoff.md).
-    """
-    return -1 if record.image is not None else _open_device(record)
-
-
-def _open_device(record: Record) -> int:
-    """Open the record's device, then check its identity: an open device does not change any more."""
-    fd = _open_shared(record) if record.readonly else devices.open_exclusive(record.device)
-    try:
-        _check_identity(record, fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _open_shared(record: Record) -> int:
-    identity = devices.identify(record.device)
-    if any(not each.readonly for each in mountinfo.of_device(identity.major, identity.minor)):
-        raise holders.device_in_use(record.device)
-    with oserrors.translating(f"cannot open {record.device}"):
-        return os.open(record.device, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _check_identity(record: Record, fd: int) -> None:
-    found = devices.identify(record.device)
-    number = os.fstat(fd).st_rdev
-    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), found.disk_sequence)
-    if opened != found or found != record.identity:
-        raise DeviceChanged(record, opened)

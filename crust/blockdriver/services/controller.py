@@ -1,7 +1,6 @@
 """CSI Controller: decode, call, encode. RPCs that are not here are UNIMPLEMENTED and not advertised."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -121,7 +120,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             with self._with_source(create, key):
                 return await self._provisioner.create(create)
 
-        volume = await self._run(key, "CreateVolume", create, work, context)
+        volume = await deadlines.change(self._running, key, "CreateVolume", create, work, context)
         return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
@@ -129,7 +128,8 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
-        await self._run(
+        await deadlines.change(
+            self._running,
             self._key(volume_id),
             "DeleteVolume",
             None,
@@ -167,7 +167,8 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
         attach = _attach(request)
-        await self._run(
+        await deadlines.change(
+            self._running,
             self._key(attach.volume_id),
             "ControllerPublishVolume",
             attach,
@@ -182,7 +183,8 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
         node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        await self._run(
+        await deadlines.change(
+            self._running,
             self._key(volume_id),
             "ControllerUnpublishVolume",
             node_id,
@@ -362,23 +364,6 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         if create.source.kind == "snapshot":
             return self._running.shared(source, "CreateVolume")
         return self._running.holding({source}, "CreateVolume")
-
-    async def _run(
-        self,
-        key: volumes.VolumeKey,
-        name: str,
-        identity: object,
-        work: Callable[[], Awaitable[T]],
-        context: Context,
-    ) -> T:
-        return await self._running.run(
-            key,
-            name,
-            identity,
-            work,
-            limit_s=deadlines.change_s(name),
-            left_s=context.time_remaining(),
-        )
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._identity.driver, volume_id)

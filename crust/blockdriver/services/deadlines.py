@@ -6,12 +6,12 @@ none needs to be exact. Work that takes long by its nature has an hour: copies, 
 their own, and fsGroup of many files.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 import grpc.aio
 
-from crust import operations
+from crust import operations, volumes
 from crust.host.process.bounded_calls import BoundedCalls
 
 T = TypeVar("T")
@@ -36,6 +36,20 @@ _READ_S = 30.0
 def change_s(rpc: str) -> float:
     """How long a change may take before its callers are told that it is overdue."""
     return _LONG_S if rpc in _LONG else _CHANGE_S
+
+
+async def change(
+    running: operations.KeyedOperations,
+    key: volumes.VolumeKey,
+    rpc: str,
+    identity: object,
+    work: Callable[[], Awaitable[T]],
+    context: Context,
+) -> T:
+    """Run a change as the operation of `key`, within the time of its kind and its caller's."""
+    return await running.run(
+        key, rpc, identity, work, limit_s=change_s(rpc), left_s=context.time_remaining()
+    )
 
 
 class Reads:

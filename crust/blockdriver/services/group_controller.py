@@ -10,7 +10,7 @@ import grpc.aio
 
 from crust import errors, volumes
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
-from crust.blockdriver.services import snapshot_calls
+from crust.blockdriver.services import deadlines, snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.host.process import workers
 from crust.rpc import limits
@@ -57,7 +57,9 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
                 return await group_snapshots.create(name, ids)
 
         key = calls.key(group_snapshots.pool.ids.group_id(name))
-        found = await calls.run(key, "CreateVolumeGroupSnapshot", ids, work, context)
+        found = await deadlines.change(
+            calls.running, key, "CreateVolumeGroupSnapshot", ids, work, context
+        )
         return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 
     async def DeleteVolumeGroupSnapshot(
@@ -73,7 +75,9 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
                 await workers.run(group_snapshots.delete, group_id, named)
 
-        await calls.run(calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work, context)
+        await deadlines.change(
+            calls.running, calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work, context
+        )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
     async def GetVolumeGroupSnapshot(

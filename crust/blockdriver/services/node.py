@@ -319,14 +319,8 @@ class Node(csi_pb2_grpc.NodeServicer):
             with self._running.holding(own, name):
                 return await work()
 
-        return await self._running.run(
-            volumes.VolumeKey(driver, volume_id),
-            name,
-            identity,
-            alone,
-            limit_s=deadlines.change_s(name),
-            left_s=context.time_remaining(),
-        )
+        key = volumes.VolumeKey(driver, volume_id)
+        return await deadlines.change(self._running, key, name, identity, alone, context)
 
 
 def _optional_path(text: str, role: str) -> volumes.TargetPath | None:

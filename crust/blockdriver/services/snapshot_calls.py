@@ -5,7 +5,7 @@ volume while it is copied, and a call during the copy gets ABORTED (CSI).
 """
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -65,7 +65,9 @@ class SnapshotCalls:
             with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
                 return await self.volume_snapshots.create(name, volume_id)
 
-        record = await self.run(self.key(snapshot_id), "CreateSnapshot", volume_id, work, context)
+        record = await deadlines.change(
+            self.running, self.key(snapshot_id), "CreateSnapshot", volume_id, work, context
+        )
         return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
 
     async def delete(
@@ -77,26 +79,10 @@ class SnapshotCalls:
         async def work() -> None:
             await workers.run(self.volume_snapshots.delete, snapshot_id)
 
-        await self.run(self.key(snapshot_id), "DeleteSnapshot", None, work, context)
-        return csi_pb2.DeleteSnapshotResponse()
-
-    async def run(
-        self,
-        key: volumes.VolumeKey,
-        name: str,
-        identity: object,
-        work: Callable[[], Awaitable[T]],
-        context: Context,
-    ) -> T:
-        """Run an operation, within the time of its kind and its caller's."""
-        return await self.running.run(
-            key,
-            name,
-            identity,
-            work,
-            limit_s=deadlines.change_s(name),
-            left_s=context.time_remaining(),
+        await deadlines.change(
+            self.running, self.key(snapshot_id), "DeleteSnapshot", None, work, context
         )
+        return csi_pb2.DeleteSnapshotResponse()
 
     async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that is ready."""

@@ -1,0 +1,64 @@
+"""The descriptor of a claimed device, which the hypervisor gets.
+
+The descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
+hypervisor's plain open works. So only a runtime whose mounts are made by another kernel can use a claim: mount(2) is
+EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
+are opened without it: then only an existing writable mount is refused, and the proxy's device reservation does the
+rest.
+"""
+
+import os
+
+from crust import errors, volumes
+from crust.handoff.record import Record
+from crust.host.block import devices, holders
+from crust.host.mounts import mountinfo
+from crust.host.process import oserrors
+
+
+class DeviceChanged(errors.NotReady):
+    """The record's device path names another device now than the one that was published."""
+
+    def __init__(self, record: Record, found: volumes.DeviceIdentity) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used",
+            why=f"{record.device} is {found} now, but {record.identity} was published",
+            hint="the device was attached again; unpublish the volume and publish it again",
+        )
+        self.record = record
+        self.found = found
+
+
+def hold(record: Record) -> int:
+    """The descriptor that holds the device; -1 for an image, of which this host has no device.
+
+    That no other host writes to an image is the matter of its claim in the cluster (specs/handoff.md).
+    """
+    return -1 if record.image is not None else _opened(record)
+
+
+def _opened(record: Record) -> int:
+    """Open the record's device, then check its identity: an open device does not change any more."""
+    fd = _opened_shared(record) if record.readonly else devices.open_exclusive(record.device)
+    try:
+        _check_identity(record, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _opened_shared(record: Record) -> int:
+    identity = devices.identify(record.device)
+    if any(not each.readonly for each in mountinfo.of_device(identity.major, identity.minor)):
+        raise holders.device_in_use(record.device)
+    with oserrors.translating(f"cannot open {record.device}"):
+        return os.open(record.device, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _check_identity(record: Record, fd: int) -> None:
+    found = devices.identify(record.device)
+    number = os.fstat(fd).st_rdev
+    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), found.disk_sequence)
+    if opened != found or found != record.identity:
+        raise DeviceChanged(record, opened)
