@@ -16,7 +16,10 @@ from crust.conformance.options import MIB, Options, Parameters, Profile
 from crust.conformance.results import OUTCOMES
 from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
-from tests.unit.conformance.mutants import ALL, Mutant
+from tests.unit.conformance import controller_mutants, node_mutants
+from tests.unit.conformance.mutant import Mutant
+
+ALL = (*controller_mutants.ALL, *node_mutants.ALL)
 
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
 CASES = {each.number: each for each in catalogue.cases()}

@@ -11,7 +11,9 @@ from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults
 from tests.support.fake_driver import Gate
-from tests.support.fake_vms import Body, FakeHandoff, FakeVms, World
+from tests.support.fake_vms.handoff import FakeHandoff
+from tests.support.fake_vms.vms import FakeVms
+from tests.support.fake_vms.world import Body, World
 from tests.support.node import until
 from tests.support.records import TARGET, a_record
 

@@ -17,7 +17,9 @@ from examples.kata.runtime import handoff, volume
 from examples.kata.runtime.ceph_images import CephImages
 from examples.kata.runtime.taken_images import Taken, TakenImages
 from examples.kata.vm import faults
-from tests.support.fake_vms import Body, FakeClaim, FakeHandoff, FakeVm, World
+from tests.support.fake_vms.handoff import FakeClaim, FakeHandoff
+from tests.support.fake_vms.vms import FakeVm
+from tests.support.fake_vms.world import Body, World
 from tests.support.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")

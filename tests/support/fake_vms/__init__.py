@@ -1,0 +1,1 @@
+"""VMs without QEMU, for the example runtime."""

@@ -1,0 +1,316 @@
+"""Drivers that break one rule each of attach, publish and copies, or in trouble, and the case that must fail."""
+
+from itertools import count
+from typing import Any
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.memory_csi.driver import Twist
+from tests.support.memory_csi.state import Code, Refused
+from tests.unit.conformance.mutant import (
+    EXISTS,
+    GONE,
+    INVALID,
+    RANGE,
+    UNREADY,
+    Mutant,
+    altered,
+    faulty,
+    name_of,
+    not_refused,
+    noted,
+    refused,
+    repeats_secrets,
+    says,
+    unknown,
+    warned,
+    wrong_code,
+)
+
+_BACKEND = csi_pb2.NodeGetStorageHealthResponse.StorageBackendHealth(message="nothing")
+
+
+def _every_other(number: int, method: str) -> Mutant:
+    def start() -> Twist:
+        calls = count()
+
+        def twist(called: str, _request: Any, answer: Any) -> Any:
+            return Refused(Code.ABORTED, "busy") if called == method and next(calls) % 2 else answer
+
+        return twist
+
+    return Mutant(name_of(number), f"{method}-one-at-a-time", start)
+
+
+def _never_free_again() -> Twist:
+    full = []
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called != "ControllerPublishVolume":
+            return answer
+        if isinstance(answer, Refused) and answer.code is Code.RESOURCE_EXHAUSTED:
+            full.append(answer)
+        return full[0] if full else answer
+
+    return twist
+
+
+def _new_each_time(method: str) -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called != method or isinstance(answer, Refused):
+            return answer
+        changed = type(answer)()
+        changed.CopyFrom(answer)
+        changed.snapshot.snapshot_id += f"-{next(calls)}"
+        return changed
+
+    return twist
+
+
+def _refuses_the_retry(method: str) -> Twist:
+    calls = count()
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        again = called == method and next(calls) > 0
+        return Refused(Code.INTERNAL, "done already") if again else answer
+
+    return twist
+
+
+ATTACHING = (
+    wrong_code(161, "ControllerPublishVolume", GONE),
+    not_refused(161, "ControllerPublishVolume", INVALID),
+    warned(refused(162, "ControllerUnpublishVolume", unknown)),
+    not_refused(162, "ControllerUnpublishVolume", INVALID),
+    not_refused(163, "ControllerPublishVolume", EXISTS),
+    faulty(164, "detach-needs-node"),
+    not_refused(165, "ControllerPublishVolume", UNREADY),
+    warned(says(165, "it is elsewhere", b"", "does-not-name-the-node")),
+    noted(not_refused(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED)),
+    wrong_code(166, "ControllerPublishVolume", Code.RESOURCE_EXHAUSTED),
+    Mutant("C-166", "never-free-again", lambda: _never_free_again()),
+    not_refused(167, "ControllerPublishVolume", EXISTS),
+    faulty(168, "attached-readonly-is-writable"),
+    wrong_code(171, "ControllerExpandVolume", GONE),
+    not_refused(171, "ControllerExpandVolume", INVALID),
+    faulty(172, "shrinks"),
+    not_refused(173, "ControllerExpandVolume", RANGE),
+    altered(
+        174,
+        "ControllerExpandVolume",
+        lambda a: setattr(a, "node_expansion_required", True),
+        "always-on-the-node",
+    ),
+    not_refused(175, "ControllerExpandVolume", INVALID),
+    wrong_code(175, "ControllerExpandVolume", INVALID),
+    Mutant(
+        "C-176",
+        "grows-in-use",
+        not_refused(176, "ControllerExpandVolume", UNREADY).twist,
+        offline=True,
+    ),
+    not_refused(181, "ControllerModifyVolume", INVALID),
+    not_refused(182, "ControllerModifyVolume", INVALID),
+    noted(not_refused(183, "CreateVolume", INVALID)),
+    refused(183, "CreateVolume", lambda r: len(r.mutable_parameters) == 1, INVALID),
+    faulty(184, "no-sidecars"),
+    refused(185, "ControllerModifyVolume", lambda r: True, UNREADY),
+    refused(186, "ControllerModifyVolume", lambda r: True, Code.INTERNAL),
+    refused(187, "ControllerExpandVolume", lambda r: True, Code.INTERNAL),
+    altered(
+        187,
+        "ControllerExpandVolume",
+        lambda a: setattr(a, "capacity_bytes", a.capacity_bytes // 2),
+        "as-it-was",
+    ),
+)
+
+
+PUBLISHING = (
+    wrong_code(201, "NodeStageVolume", GONE),
+    not_refused(201, "NodeStageVolume", INVALID),
+    refused(202, "NodeUnstageVolume", unknown, Code.INTERNAL),
+    not_refused(203, "NodeUnstageVolume", INVALID),
+    not_refused(204, "NodeStageVolume", EXISTS),
+    faulty(204, "restage-unstages"),
+    faulty(205, "format-second-path"),
+    wrong_code(206, "NodeStageVolume", UNREADY),
+    not_refused(206, "NodeStageVolume", UNREADY),
+    wrong_code(211, "NodePublishVolume", GONE),
+    not_refused(211, "NodePublishVolume", INVALID),
+    not_refused(212, "NodePublishVolume", UNREADY),
+    faulty(213, "format-again"),
+    faulty(214, "format-again"),
+    faulty(214, "block-is-a-file"),
+    faulty(215, "mounts-again"),
+    not_refused(216, "NodePublishVolume", EXISTS),
+    faulty(217, "strict-context"),
+    not_refused(218, "NodePublishVolume", UNREADY),
+    not_refused(219, "NodePublishVolume", UNREADY),
+    faulty(220, "unpublish-forgets-all"),
+    faulty(221, "target-stays"),
+    refused(221, "NodeUnpublishVolume", unknown, Code.INTERNAL),
+    not_refused(222, "NodeUnpublishVolume", INVALID),
+    faulty(223, "readonly-is-writable"),
+    faulty(223, "readonly-for-ever"),
+    refused(224, "NodePublishVolume", lambda r: len(r.target_path) > 127, INVALID),
+    warned(faulty(224, "short-paths")),
+    faulty(225, "unstage-rips"),
+    faulty(226, "no-group"),
+    faulty(227, "ephemeral-stays"),
+    wrong_code(228, "NodePublishVolume", UNREADY),
+    not_refused(228, "NodePublishVolume", UNREADY),
+    not_refused(229, "NodePublishVolume", EXISTS),
+    faulty(229, "republish-unmounts"),
+    not_refused(230, "NodePublishVolume", EXISTS),
+    not_refused(231, "NodePublishVolume", UNREADY),
+    faulty(232, "readonly-is-writable"),
+    warned(faulty(232, "never-shares")),
+    faulty(232, "readonly-is-for-all"),
+    warned(faulty(233, "never-shares")),
+    faulty(233, "unpublish-forgets-all"),
+    not_refused(234, "NodePublishVolume", UNREADY),
+    faulty(235, "never-shares"),
+    not_refused(235, "NodePublishVolume", EXISTS),
+    faulty(237, "readers-write"),
+    faulty(238, "ro-is-writable"),
+    wrong_code(241, "NodeGetVolumeStats", GONE),
+    not_refused(241, "NodeGetVolumeStats", INVALID),
+    altered(242, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "used", -1), "negative"),
+    noted(faulty(242, "constant-stats")),
+    altered(243, "NodeGetVolumeStats", lambda a: setattr(a.usage[0], "total", 1), "wrong-size"),
+    Mutant(
+        "C-244",
+        "no-condition",
+        altered(244, "NodeGetVolumeStats", lambda a: a.ClearField("volume_condition"), "").twist,
+        profile="1.12",
+    ),
+    wrong_code(251, "NodeExpandVolume", GONE),
+    not_refused(251, "NodeExpandVolume", INVALID),
+    faulty(252, "never-grows"),
+    faulty(252, "grow-loses"),
+    faulty(253, "device-stays"),
+    faulty(254, "never-grows"),
+    wrong_code(255, "NodeExpandVolume", GONE),
+    not_refused(255, "NodeExpandVolume", RANGE),
+    not_refused(255, "NodeExpandVolume", INVALID),
+    wrong_code(261, "NodeGetVolumeHealth", GONE),
+    altered(
+        262, "NodeGetStorageHealth", lambda a: a.backend_health.append(_BACKEND), "says-nothing"
+    ),
+)
+
+
+COPYING = (
+    noted(wrong_code(301, "CreateSnapshot", GONE)),
+    not_refused(301, "CreateSnapshot", INVALID),
+    not_refused(302, "CreateSnapshot", EXISTS),
+    not_refused(303, "DeleteSnapshot", INVALID),
+    refused(304, "CreateSnapshot", lambda r: not r.name.isascii(), INVALID),
+    noted(not_refused(304, "CreateSnapshot", INVALID)),
+    faulty(305, "snapshot-shares"),
+    faulty(305, "restore-empty"),
+    faulty(306, "restore-torn"),
+    faulty(306, "snapshot-shares"),
+    faulty(307, "never-grows"),
+    wrong_code(307, "CreateVolume", RANGE),
+    wrong_code(308, "CreateVolume", GONE),
+    faulty(309, "snapshots-die"),
+    not_refused(310, "CreateVolume", EXISTS),
+    faulty(311, "clone-shares"),
+    faulty(313, "restores-die"),
+    wrong_code(314, "CreateVolume", RANGE),
+    faulty(314, "never-grows"),
+    faulty(315, "clone-torn"),
+    faulty(315, "clone-shares"),
+    faulty(316, "clones-die"),
+    wrong_code(312, "CreateVolume", GONE),
+    wrong_code(312, "CreateVolume", RANGE),
+    altered(321, "ListSnapshots", lambda a: a.ClearField("entries"), "empty"),
+    noted(faulty(322, "token-is-index")),
+    wrong_code(322, "ListSnapshots", Code.ABORTED),
+    wrong_code(323, "GetSnapshot", GONE),
+    not_refused(341, "CreateVolumeGroupSnapshot", INVALID),
+    noted(wrong_code(341, "CreateVolumeGroupSnapshot", GONE)),
+    not_refused(342, "CreateVolumeGroupSnapshot", EXISTS),
+    altered(
+        342, "CreateVolumeGroupSnapshot", lambda a: a.group_snapshot.snapshots.pop(), "one-less"
+    ),
+    not_refused(343, "GetVolumeGroupSnapshot", INVALID),
+    wrong_code(344, "DeleteSnapshot", INVALID),
+    not_refused(345, "DeleteVolumeGroupSnapshot", INVALID),
+    faulty(346, "group-out-of-order"),
+    faulty(361, "misses-blocks"),
+    faulty(361, "ignores-max-results"),
+    faulty(361, "blocks-descend"),
+    faulty(361, "fixed-lengths-differ"),
+    faulty(362, "misses-blocks"),
+    noted(faulty(362, "delta-is-everything")),
+    faulty(363, "offset-ignored"),
+    wrong_code(364, "GetMetadataAllocated", GONE),
+    wrong_code(364, "GetMetadataDelta", INVALID),
+    faulty(365, "empty-is-an-error"),
+    wrong_code(366, "GetMetadataDelta", RANGE),
+    wrong_code(366, "GetMetadataDelta", INVALID),
+)
+
+
+TROUBLE = (
+    faulty(401, "never-idempotent"),
+    warned(faulty(401, "races-CreateVolume")),
+    _every_other(402, "CreateVolume"),
+    faulty(403, "mounts-again"),
+    warned(faulty(403, "races-NodePublishVolume")),
+    warned(faulty(403, "races-NodeUnpublishVolume")),
+    refused(404, "DeleteVolume", lambda r: not unknown(r), Code.INTERNAL),
+    faulty(405, "mounts-again"),
+    Mutant("C-406", "refuses-the-retry", lambda: _refuses_the_retry("ControllerPublishVolume")),
+    warned(faulty(406, "races-ControllerPublishVolume")),
+    warned(faulty(406, "races-ControllerUnpublishVolume")),
+    Mutant("C-407", "refuses-the-retry", lambda: _refuses_the_retry("NodeStageVolume")),
+    warned(faulty(407, "races-NodeStageVolume")),
+    warned(faulty(407, "races-NodeUnstageVolume")),
+    Mutant("C-408", "refuses-the-retry", lambda: _refuses_the_retry("CreateSnapshot")),
+    warned(faulty(408, "races-CreateSnapshot")),
+    warned(faulty(408, "races-DeleteSnapshot")),
+    Mutant("C-409", "refuses-the-retry", lambda: _refuses_the_retry("CreateVolumeGroupSnapshot")),
+    warned(faulty(409, "races-CreateVolumeGroupSnapshot")),
+    warned(faulty(409, "races-DeleteVolumeGroupSnapshot")),
+    Mutant("C-410", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
+    warned(faulty(410, "races-ControllerExpandVolume")),
+    warned(faulty(411, "races-NodeExpandVolume")),
+    faulty(411, "grow-loses"),
+    Mutant("C-412", "refuses-the-retry", lambda: _refuses_the_retry("DeleteVolume")),
+    warned(faulty(412, "races-DeleteVolume")),
+    Mutant("C-413", "a-snapshot-each-time", lambda: _new_each_time("CreateSnapshot")),
+    faulty(413, "snapshots-freeze"),
+    Mutant("C-414", "refuses-the-retry", lambda: _refuses_the_retry("ControllerExpandVolume")),
+    Mutant("C-415", "refuses-the-retry", lambda: _refuses_the_retry("NodeUnpublishVolume")),
+    faulty(415, "target-stays"),
+    refused(416, "ControllerExpandVolume", lambda _: True, UNREADY),
+    faulty(416, "restore-empty"),
+    faulty(501, "defer-mounts"),
+    altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "returns-nothing"),
+    not_refused(502, "NodePublishVolume", EXISTS),
+    refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
+    faulty(601, "logs-requests"),
+    faulty(602, "logs-requests"),
+    repeats_secrets(602),
+    faulty(701, "restart-forgets"),
+    faulty(702, "restart-forgets"),
+    faulty(703, "restart-freezes"),
+    faulty(704, "restart-loses-snapshots"),
+    faulty(704, "restore-empty"),
+    faulty(705, "restart-freezes"),
+    faulty(705, "clone-shares"),
+    faulty(706, "restart-forgets"),
+    faulty(706, "never-grows"),
+    faulty(706, "grow-loses"),
+    faulty(707, "restart-freezes"),
+    faulty(707, "restart-loses-snapshots"),
+    faulty(708, "target-stays"),
+    faulty(708, "delete-is-nothing"),
+)
+
+ALL = (*ATTACHING, *PUBLISHING, *COPYING, *TROUBLE)
