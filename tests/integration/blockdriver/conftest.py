@@ -8,6 +8,7 @@ import pytest
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.block_driver import Bench
+from tests.support.pools import bench_on
 
 
 @pytest.fixture
@@ -20,3 +21,21 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     for device in loop_devices.list_all():
         if device.backing.startswith(f"{tmp_path}/"):
             loop.detach(device)
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture(params=["xfs", "btrfs"])
+def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> Iterator[Bench]:
+    with bench_on("ext4", tmp_path) as bench:
+        yield bench

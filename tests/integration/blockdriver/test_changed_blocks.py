@@ -9,12 +9,12 @@ import itertools
 import os
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.blockdriver.test_snapshots import (
+from tests.support.block_driver import MIB, Bench, block, mount
+from tests.support.copies import (
     blocks,
     covered,
     differing_blocks,
@@ -24,19 +24,11 @@ from tests.integration.blockdriver.test_snapshots import (
     snapshot,
     up,
 )
-from tests.support.block_driver import MIB, Bench, block, mount
-from tests.support.pools import bench_on
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
 KIB = 1024
 _BLKDISCARD = 0x1277
-
-
-@pytest.fixture(params=["xfs", "btrfs"])
-def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench_on(request.param, tmp_path) as bench:
-        yield bench
 
 
 class Scribbler:

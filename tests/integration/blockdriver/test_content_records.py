@@ -10,8 +10,8 @@ from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.records import content_records
 from crust.host.filesystems import mkfs_compatibility
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import made_of, snapshot
 from tests.support.block_driver import Bench, block, caller, mount
+from tests.support.copies import made_of, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
 

@@ -18,8 +18,8 @@ import pytest
 from crust import volumes
 from crust.host.process import boot
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import group, snapshot
 from tests.support.block_driver import MIB, Bench, caller
+from tests.support.copies import group, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

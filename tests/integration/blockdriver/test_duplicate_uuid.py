@@ -10,8 +10,8 @@ from crust.host.block import signatures
 from crust.host.filesystems import duplicate_uuid
 from crust.host.mounts import mountinfo
 from tests.integration.blockdriver.test_guest_snapshots import Scene
-from tests.integration.blockdriver.test_snapshots import made_of, snapshot, up, write
 from tests.support.block_driver import MIB, Bench, mount
+from tests.support.copies import made_of, snapshot, up, write
 from tests.support.mounting_guests import MountingGuests
 from tests.support.pools import bench_on
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import down, drop, group, snapshot, up, write
 from tests.support.block_driver import MIB, Bench, caller
+from tests.support.copies import down, drop, group, snapshot, up, write
 from tests.support.pools import bench_on
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]

@@ -15,7 +15,8 @@ from crust.blockdriver.snapshots import guest_freeze
 from crust.host.block import devices
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
-from tests.integration.blockdriver.test_snapshots import (
+from tests.support.block_driver import MIB, Bench, mount
+from tests.support.copies import (
     digest,
     down,
     group,
@@ -25,7 +26,6 @@ from tests.integration.blockdriver.test_snapshots import (
     up,
     write,
 )
-from tests.support.block_driver import MIB, Bench, mount
 from tests.support.mounting_guests import MountingGuests
 from tests.support.pools import bench_on
 

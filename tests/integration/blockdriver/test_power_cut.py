@@ -17,9 +17,9 @@ from crust import errors
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import drop, group, made_of, snapshot
 from tests.support import power_cut
 from tests.support.block_driver import MIB, Bench, caller
+from tests.support.copies import drop, group, made_of, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 

@@ -9,8 +9,8 @@ from crust.blockdriver.controller import capacity, topology
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import snapshot_record
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import down, group, snapshot, up, write
 from tests.support.block_driver import MIB, Bench, caller
+from tests.support.copies import down, group, snapshot, up, write
 from tests.support.pools import bench_on
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]

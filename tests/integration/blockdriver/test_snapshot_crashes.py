@@ -17,7 +17,8 @@ from crust import errors
 from crust.blockdriver.snapshots import host_freeze
 from crust.host.block import signatures
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.blockdriver.test_snapshots import (
+from tests.support.block_driver import Bench, caller
+from tests.support.copies import (
     down,
     drop,
     group,
@@ -27,7 +28,6 @@ from tests.integration.blockdriver.test_snapshots import (
     up,
     write,
 )
-from tests.support.block_driver import Bench, caller
 from tests.support.crashes import at_call, crash_points, failure_points
 from tests.support.pools import bench_on
 

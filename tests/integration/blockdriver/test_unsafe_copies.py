@@ -19,7 +19,8 @@ from crust.host.files import file_copy
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
 from crust.host.process import boot
-from tests.integration.blockdriver.test_snapshots import (
+from tests.support.block_driver import MIB, Bench, block, mount
+from tests.support.copies import (
     down,
     drop,
     group,
@@ -30,7 +31,6 @@ from tests.integration.blockdriver.test_snapshots import (
     up,
     write,
 )
-from tests.support.block_driver import MIB, Bench, block, mount
 from tests.support.pools import bench_on
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
