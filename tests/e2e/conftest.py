@@ -180,3 +180,12 @@ async def attempt(
         f"c{next(_numbers)}", ("sh", "-ec", script), binds, uid=uid, gid=uid, groups=groups
     )
     return await vm.guest.run(wanted, timeout_s=50)
+
+
+@pytest.fixture
+def blank(tmp_path: Path) -> Path:
+    """The path of an empty image of a disk."""
+    path = tmp_path / "disk"
+    with path.open("wb") as image:
+        image.truncate(512 * MIB)
+    return path

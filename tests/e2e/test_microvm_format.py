@@ -18,14 +18,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.
 EMPTY = volumes.GuestFormat()
 
 
-@pytest.fixture
-def blank(tmp_path: Path) -> Path:
-    path = tmp_path / "disk"
-    with path.open("wb") as image:
-        image.truncate(512 * MIB)
-    return path
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
     """The serial number of the blank disk, attached."""

@@ -20,14 +20,6 @@ MARKER = "the plaintext of the file"
 BIND = values.Bind("secret", "/data")
 
 
-@pytest.fixture
-def blank(tmp_path: Path) -> Path:
-    path = tmp_path / "disk"
-    with path.open("wb") as image:
-        image.truncate(512 * MIB)
-    return path
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
     """The serial number of the blank disk, attached."""

@@ -3,10 +3,7 @@ work.
 """
 
 import asyncio
-import ctypes
-import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,33 +11,10 @@ import pytest
 from crust import errors, volumes
 from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
-from tests.support import leaks
 from tests.support.block_driver import Bench, block, mount
 from tests.support.crashes import crash_points, failure_points
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-@pytest.fixture
-def reap() -> Iterator[Callable[[], None]]:
-    """Waits for the end of orphans: a formatter whose driver was killed runs on, and becomes our child.
-
-    Not for those who were here before: they may be anybody's, and have no end.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = frozenset(leaks.children())
-
-    def wait() -> None:
-        while orphans := frozenset(leaks.children()) - before:
-            for pid in orphans:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    yield wait
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def image_of(bench: Bench, volume_id: str) -> str:

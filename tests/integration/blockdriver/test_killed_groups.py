@@ -25,35 +25,15 @@ from crust.blockdriver.node import tool_lock
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
-from tests.support import killed_groups, leaks
+from tests.support import killed_groups
 from tests.support.block_driver import MIB, Bench, block, mount
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(120), pytest.mark.usefixtures("reap")]
 
-_PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_GETFD = 438  # the same number on every architecture
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
 _TIMEOUT_MS = 60_000
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture(autouse=True)
-def reap() -> Iterator[Callable[[], None]]:
-    """Waits for the end of all that a killed driver left, which becomes our child."""
-    before = frozenset(leaks.children())
-
-    def wait(*, kill: bool = False) -> None:
-        while orphans := frozenset(leaks.children()) - before:
-            for pid in orphans:
-                with suppress(ProcessLookupError, ChildProcessError):
-                    if kill:
-                        os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    yield wait
-    wait(kill=True)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

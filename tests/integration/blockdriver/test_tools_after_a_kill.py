@@ -5,7 +5,6 @@ before it has opened the device: the next driver can detect it only by the lock 
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -23,34 +22,12 @@ from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
-from tests.support import leaks
 from tests.support.block_driver import MIB, Bench, block, mount
 from tests.support.syncs import recorded
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
-_PR_SET_CHILD_SUBREAPER = 36
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
-
-
-@pytest.fixture
-def reap() -> Iterator[Callable[[], None]]:
-    """Waits for the programs that a killed driver left, which become our children; kills those of a failed test."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = frozenset(leaks.children())
-
-    def wait(*, kill: bool = False) -> None:
-        while orphans := frozenset(leaks.children()) - before:
-            for pid in orphans:
-                with suppress(ProcessLookupError, ChildProcessError):
-                    if kill:
-                        os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    yield wait
-    wait(kill=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture

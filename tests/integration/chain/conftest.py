@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -244,3 +245,22 @@ async def chain(request: pytest.FixtureRequest) -> AsyncIterator[Chain]:
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         async with _chain(root, request.param) as running_chain:
             yield running_chain
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
+        yield Places.make(root)
+
+
+@pytest.fixture
+def device(places: Places) -> Iterator[str]:
+    image = f"{places.root}/volume.img"
+    with open(image, "wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+    attached = loop.attach(image)
+    yield attached.path
+    for mount in mountinfo.below(places.kubelet):
+        mount_api.unmount(mount.target)
+    loop.detach(attached)

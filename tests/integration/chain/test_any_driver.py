@@ -4,9 +4,7 @@ It gives one device to everybody, and mounts it at any target. So what the own d
 hide a hole in the proxy here.
 """
 
-import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,14 @@ import grpc
 import pytest
 
 from crust import volumes
-from crust.host.block import devices, loop
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.block import devices
+from crust.host.mounts import mount_api
 from crust.proxy import targets
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import fake_driver
 from tests.support import node as nodes
-from tests.support.fake_driver import MIB, Context
+from tests.support.fake_driver import Context
 from tests.support.node import Node, Places
 from tests.support.refusals import refused
 
@@ -65,25 +63,6 @@ class PermissiveDriver(fake_driver.FakeDriver):
         answer.block_device.identity.minor = found.minor
         answer.block_device.identity.disk_sequence = found.disk_sequence
         return answer
-
-
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
-
-
-@pytest.fixture
-def device(places: Places) -> Iterator[str]:
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    attached = loop.attach(image)
-    yield attached.path
-    for mount in mountinfo.below(places.kubelet):
-        mount_api.unmount(mount.target)
-    loop.detach(attached)
 
 
 @pytest.fixture

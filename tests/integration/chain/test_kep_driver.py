@@ -1,46 +1,24 @@
 """A driver that calls RuntimeStageVolume itself, behind the proxy, on the real kernel: guard, claim and refusals."""
 
 import os
-import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
 from crust import volumes
-from crust.host.block import devices, loop
+from crust.host.block import devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import targets
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
 from tests.support import node as nodes
-from tests.support.fake_driver import MIB
 from tests.support.kep_driver import KepDriver
 from tests.support.node import NAMED, Node, Places
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
-
-
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
-
-
-@pytest.fixture
-def device(places: Places) -> Iterator[str]:
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    attached = loop.attach(image)
-    yield attached.path
-    for mount in mountinfo.below(places.kubelet):
-        mount_api.unmount(mount.target)
-    loop.detach(attached)
 
 
 @pytest.fixture
