@@ -130,13 +130,19 @@ class Claim:
             self._device_fd = claimed_device.hold(self.record)
 
     def hand_over(self) -> None:
-        """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        if self._device_fd >= 0:
-            os.close(self._device_fd)
-            self._device_fd = -1
+        """Close this process's copies of the descriptors. The hypervisor has its own; the claim ends when it ends.
+
+        The device first: the lock says that somebody may use it. If these are the last copies, because the hypervisor
+        has ended or never had any, whoever finds the lock free must find the device free too.
+        """
+        device_fd, self._device_fd = self._device_fd, -1
+        lock, self._lock = self._lock, None
+        try:
+            if device_fd >= 0:
+                os.close(device_fd)
+        finally:
+            if lock is not None:
+                lock.close()
 
     def release(self, *, error: str = "") -> None:
         """Remove claim.json, then close device and lock. Only after the sandbox has given the device back or ended.
