@@ -18,6 +18,8 @@ from tests.support.cluster_contract import WAIT_S, eventually
 from tests.support.memory_cluster import Store
 from tests.support.simulated_pools import GIB, KEY, SimulatedPool, joined
 
+NODES = ("n1", "n2", "n3")
+
 Code = grpc.StatusCode
 
 

@@ -1,6 +1,6 @@
 """The central controller and its nodes' agents on a real member of etcd, with TLS and access by role.
 
-The same disturbances as in tests/unit/cluster/test_central.py, where the store is in memory, made with what really
+The same disturbances as in tests/unit/cluster, where the store is in memory, made with what really
 happens: connections end, the member stops or loses its data, an agent dies between the work and the answer.
 """
 

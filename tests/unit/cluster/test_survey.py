@@ -1,7 +1,6 @@
 """Surveys of pools while something is made there, and records of names that stand nowhere."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -10,23 +9,16 @@ from crust import pool_ids
 from crust.cluster import survey
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.central_cluster import (
+    NODES,
     Sidecar,
     SimulatedCluster,
     all_of,
     leading,
     refused,
-    simulated,
 )
 from tests.support.cluster_contract import eventually
 
 Code = grpc.StatusCode
-NODES = ("n1", "n2", "n3")
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[SimulatedCluster]:
-    async with simulated(*NODES) as cluster:
-        yield cluster
 
 
 async def test_volume_that_is_being_created_during_the_survey_is_not_made_again_elsewhere(
