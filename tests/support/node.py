@@ -12,6 +12,7 @@ import grpc.aio
 from crust import volumes
 from crust.csi_shim import frontend, process
 from crust.handoff import store
+from crust.handoff.record import Record
 from crust.host.process.workers import Workers
 from crust.proxy import app
 from crust.proxy.devices import Devices
@@ -202,6 +203,12 @@ class Node:
     def entry(self, target: str) -> store.Entry | None:
         """The entry of a target."""
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
+
+    def record(self, target: str) -> Record:
+        """The record of a target, which has one."""
+        entry = self.entry(target)
+        assert entry is not None
+        return entry.require()
 
     def check_untouched(self, target: str) -> None:
         """Check that there is no entry, hidden or not, no target directory, and nothing published by the driver."""

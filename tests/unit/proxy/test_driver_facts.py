@@ -98,18 +98,14 @@ async def test_options_that_the_driver_does_not_repeat_reach_the_record(kata: No
     target = kata.places.target("one")
     mount = {"fs_type": "ext4", "mount_flags": ["nosuid,noexec", "dirsync", "_netdev"]}
     await kata.co.publish("vol-1", target, mount=mount)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().mount.mount_options == ("nosuid", "noexec", "dirsync")
+    assert kata.record(target).mount.mount_options == ("nosuid", "noexec", "dirsync")
 
 
 async def test_readonly_among_the_options_is_kept(kata: Node) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "mount_flags": ["ro"]})
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().readonly
+    assert kata.record(target).readonly
 
 
 async def test_an_option_that_is_a_credential_is_refused_before_the_driver_is_asked(

@@ -31,9 +31,7 @@ async def test_volume_created_empty_is_recorded_with_its_mkfs_options(kata: Node
     target = kata.places.target("one")
     kata.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
     await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().mount.format == volumes.GuestFormat(None, 1)
+    assert kata.record(target).mount.format == volumes.GuestFormat(None, 1)
 
 
 @pytest.mark.spec("D-39")
@@ -52,9 +50,7 @@ async def test_passphrase_reaches_no_file_of_the_entry(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.passphrase = PASSPHRASE
     await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().mount.encryption is volumes.Encryption.LUKS
+    assert kata.record(target).mount.encryption is volumes.Encryption.LUKS
     files = [path for path in Path(kata.places.volumes).rglob("*") if path.is_file()]
     assert files
     assert not any(PASSPHRASE.encode() in path.read_bytes() for path in files)

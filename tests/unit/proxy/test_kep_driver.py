@@ -42,9 +42,7 @@ async def _publish(node: Node, target: str, volume_id: str = "vol-1") -> None:
 
 
 def _check_published(node: Node, target: str, volume_id: str = "vol-1") -> None:
-    entry = node.entry(target)
-    assert entry is not None
-    record = entry.require()
+    record = node.record(target)
     assert record.key == volumes.VolumeKey(
         volumes.DriverName(nodes.DRIVER), volumes.VolumeId(volume_id)
     )
@@ -201,9 +199,7 @@ async def test_volume_staged_while_nobody_knew_whose_it_is_is_the_volume_that_th
     await node.co.unpublish("vol-1", one)
     node.check_untouched(one)
     await _stage_late(node, two)
-    unkeyed = node.entry(two)
-    assert unkeyed is not None
-    assert not unkeyed.require().staged_by_driver
+    assert not node.record(two).staged_by_driver
     await _publish(node, two)
     _check_published(node, two)
     await node.co.unpublish("vol-1", two)

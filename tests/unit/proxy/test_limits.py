@@ -35,15 +35,11 @@ def limit(node: Node, target: str, limits: volumes.IoLimits = LIMITS) -> Any:
 
 def recorded(node: Node, target: str) -> volumes.IoLimits:
     """The limits that the next sandbox would get."""
-    entry = node.entry(target)
-    assert entry is not None
-    return entry.require().mount.io_limits
+    return node.record(target).mount.io_limits
 
 
 def generation(node: Node, target: str) -> int:
-    entry = node.entry(target)
-    assert entry is not None
-    return entry.require().generation
+    return node.record(target).generation
 
 
 @pytest.mark.spec("D-32")
@@ -276,9 +272,7 @@ async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record
         fake.gate.opened.set()
         await growing
         await limit(node, target)
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 128 * fake_driver.MIB
+    assert node.record(target).mount.capacity_bytes == 128 * fake_driver.MIB
     assert recorded(node, target) == LIMITS
 
 

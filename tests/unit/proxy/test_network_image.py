@@ -44,9 +44,7 @@ async def test_image_is_recorded_without_the_key_of_its_user(kata: Node) -> None
     target = kata.places.target("one")
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().image == IMAGE
+    assert kata.record(target).image == IMAGE
     files = [path for path in Path(kata.places.volumes).rglob("*") if path.is_file()]
     assert files
     assert not any(KEY.encode() in path.read_bytes() for path in files)
@@ -121,6 +119,4 @@ async def test_handler_whose_sandbox_has_the_image_gets_the_key_of_its_user(node
 
 
 def _capacity(node: Node, target: str) -> int:
-    entry = node.entry(target)
-    assert entry is not None
-    return entry.require().mount.capacity_bytes
+    return node.record(target).mount.capacity_bytes

@@ -37,9 +37,7 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> No
         "volume_supplemental_group_change_policy": "OnRootMismatch",
     }
     await kata.co.publish("vol-1", target, mount=mount)
-    entry = kata.entry(target)
-    assert entry is not None
-    record = entry.require()
+    record = kata.record(target)
     assert record.device == fake_driver.device_of("vol-1")
     assert record.handler == "kata"
     assert record.mount.fs_type == "xfs"
@@ -53,10 +51,8 @@ async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> 
     """A released CO sends only volume_mount_group."""
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "volume_mount_group": "7"})
-    entry = kata.entry(target)
-    assert entry is not None
     group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
-    assert entry.require().mount.group == group
+    assert kata.record(target).mount.group == group
 
 
 async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag(
@@ -74,9 +70,7 @@ async def test_a_reader_only_access_mode_makes_the_record_read_only(kata: Node) 
     target = kata.places.target("one")
     mode = csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY
     await kata.co.publish("vol-1", target, mode=mode)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().readonly
+    assert kata.record(target).readonly
 
 
 @pytest.mark.spec("D-16")
@@ -93,9 +87,7 @@ async def test_retry_keeps_its_handler_after_a_second_one_registered(kata: Node)
     await kata.co.publish("vol-1", target)
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().handler == "kata"
+    assert kata.record(target).handler == "kata"
 
 
 @pytest.mark.spec("D-17")
@@ -129,10 +121,9 @@ async def test_a_device_that_was_attached_anew_replaces_the_record(kata: Node) -
     await kata.co.publish("vol-1", target)
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
-    assert entry is not None
-    assert entry.require().identity == volumes.DeviceIdentity(7, 99, 4711)
-    assert entry.require().generation == 2
+    record = kata.record(target)
+    assert record.identity == volumes.DeviceIdentity(7, 99, 4711)
+    assert record.generation == 2
 
 
 async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node) -> None:

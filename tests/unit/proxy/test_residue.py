@@ -39,9 +39,7 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> N
     async with nodes.running(places, driver=driver) as node:
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
-        entry = node.entry(target)
-        assert entry is not None
-        assert entry.require().handler == "kata"
+        assert node.record(target).handler == "kata"
 
 
 @pytest.mark.spec("D-36")

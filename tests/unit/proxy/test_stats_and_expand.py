@@ -113,15 +113,13 @@ async def test_handler_whose_session_ends_during_a_call_is_unavailable(
                 else node.co.expand("vol-1", target, 1)
             )
             await until(fake.gate.entered)
-            await _drop_the_lease(node)
+            await _end_session(node)
             await refused(asked, Code.UNAVAILABLE, "'kata'", "during the call")
             fake.gate.opened.set()
-    kata_entry = node.entry(target)
-    assert kata_entry is not None
-    assert kata_entry.require().mount.capacity_bytes == 64 * MIB
+    assert node.record(target).mount.capacity_bytes == 64 * MIB
 
 
-async def _drop_the_lease(node: Node) -> None:
+async def _end_session(node: Node) -> None:
     """End the handler's session as its death would: for the proxy the stream ends."""
     registrations = [
         task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()
@@ -144,9 +142,7 @@ async def test_expand_grows_the_device_then_the_filesystem_then_the_record(node:
     (call,) = node.driver.called("NodeExpandVolume")
     assert call.request.defer_fs_ops
     assert fake.expansions == [(target, volumes.CapacityRange(128 * MIB))]
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 128 * MIB
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
 @pytest.mark.spec("D-26")
@@ -159,9 +155,7 @@ async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(nod
         await node.co.expand("vol-1", target, 128 * MIB)
         assert fake.expansions == []
         await node.co.publish("vol-1", target)  # a retry after the growth changes nothing
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 128 * MIB
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
 async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node) -> None:
@@ -233,9 +227,7 @@ async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_
                 "ONLINE_EXPAND",
                 "restart the pod",
             )
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
+    assert node.record(target).mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
 
 
 async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node) -> None:
@@ -260,9 +252,7 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node
             gate.opened.set()
             await node.runtime.RuntimeExpandVolume(request, timeout=10)
     assert set(fake.expansions) == {(target, volumes.CapacityRange(128 * MIB))}
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 128 * MIB
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
