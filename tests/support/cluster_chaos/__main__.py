@@ -1,12 +1,13 @@
 """`python -m tests.support.cluster_chaos`: five minutes of faults, and a count by the checker; 0 if nothing is wrong.
 
 Run it as root in a private mount namespace: `make cluster-chaos`. With `--without-placements` the controllers do not
-record where a name is, to show that the checker finds what comes of it.
+record where a name is, with `--without-fencing` nobody is cut off, to show that the checker finds what comes of it.
 """
 
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -19,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from examples.cluster import ceph_cluster, etcd, network
-from examples.cluster.services import NAMESPACE
 from tests.support.cluster_chaos.cluster import NODES, Cluster
 from tests.support.cluster_chaos.co import Co
 from tests.support.cluster_chaos.faults import Faults
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=4, help="images that are written on nodes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--without-placements", action="store_true")
+    parser.add_argument(
+        "--without-fencing", action="store_true", help="claims are removed, and nobody is cut off"
+    )
     parser.add_argument("--without-ceph", action="store_true", help="the local pools alone")
     parser.add_argument(
         "--each-fault", action="store_true", help="each fault once, and not at random for --seconds"
@@ -116,7 +119,13 @@ async def _chaos(cluster: Cluster, journal: Journal, given: argparse.Namespace) 
         ]
         until = asyncio.get_running_loop().time() + given.seconds
         sessions = [
-            Sessions(cluster, each.volume_id, f"{given.seed}-{each.volume_id}") for each in images
+            Sessions(
+                cluster,
+                each.volume_id,
+                f"{given.seed}-{each.volume_id}",
+                cuts_off=not given.without_fencing,
+            )
+            for each in images
         ]
         begun = [asyncio.create_task(each.run(until)) for each in sessions]
         begun += [asyncio.create_task(_life(co, number, given)) for number in range(given.volumes)]
@@ -178,11 +187,8 @@ async def _note_places(cluster: Cluster) -> None:
         "requests": keys,
     }
     if cluster.ceph is not None:
-        places |= {
-            "ceph.conf": str(cluster.ceph.conf),
-            "ceph.pool": ceph_cluster.POOL,
-            "ceph.namespace": NAMESPACE,
-        }
+        there = dataclasses.asdict(cluster.ceph_place)
+        places |= {f"ceph.{name}": value for name, value in there.items()}
     (cluster.base / "places.json").write_text(json.dumps(places))
 
 

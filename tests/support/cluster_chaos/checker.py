@@ -2,10 +2,9 @@
 
     python -m tests.support.cluster_chaos.checker DIRECTORY
 
-It reads the journals of the callers, the files of the pools, RBD by librbd and librados, and the keys of etcd, which
-the caller lists in `places.json`. It knows the formats from the documents: an id ends with the first 40 digits of the
-SHA-256 of its name, a pool has records/ID.json, images/ID.img, snapshots/ID.json and images/ID.snap, a
-namespace of Ceph has crust.records.records and crust.records.snapshots with the keys d.ID.
+It reads the journals of the callers, the files of the pools, RBD by librbd and librados (`found`), and the keys of
+etcd, which the caller lists in `places.json`. It knows the formats from the documents: an id ends with the first 40
+digits of the SHA-256 of its name.
 """
 
 import hashlib
@@ -18,7 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.cluster_chaos import found
+from tests.support.cluster_chaos.found import Thing
+
 BLOCK_BYTES = 1024
+_CLAIMED = "has it since"
+"""In what a writer is told that is refused because of another one's claim."""
 KINDS = (
     "volumes lost",
     "snapshots lost",
@@ -30,11 +34,14 @@ KINDS = (
     "record without image",
     "image without record",
     "name without image in Ceph",
+    "kept image of a deleted volume without snapshots",
     "record not ready",
     "data lost",
+    "another image than was answered",
     "smaller than it was grown to",
     "stamps of two sessions mixed",
     "acknowledged stamps lost",
+    "writer beside another node's",
     "placement of nothing",
     "volume without placement",
     "placement in another pool",
@@ -50,16 +57,8 @@ class Name:
     state: str = "asked"
     marks: list[str] = field(default_factory=list)
     size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Thing:
-    """A volume or snapshot that was found."""
-
-    record: dict[str, Any] | None
-    path: Path | None
-    size: int
-    """Bytes of the image; 0 if there is none."""
+    identity: str | None = None
+    """Which image it was when it was answered; None if nobody has looked."""
 
 
 class Checker:
@@ -68,15 +67,15 @@ class Checker:
     def __init__(self, base: Path) -> None:
         self.counts: Counter[str] = Counter()
         self.checked: Counter[str] = Counter()
-        self.found: list[str] = []
+        self.lines: list[str] = []
         self._base = base
         self._places: dict[str, Any] = json.loads((base / "places.json").read_text())
 
     def run(self) -> None:
         """Count everything."""
         names = self._names()
-        local = {node: _pool(Path(path)) for node, path in self._places["pools"].items()}
-        places = {**local, "ceph": self._ceph() if "ceph.conf" in self._places else {}}
+        local = {node: found.in_pool(Path(path)) for node, path in self._places["pools"].items()}
+        places = {**local, "ceph": self._ceph()}
         self._check_names(names, places)
         self._check_things(names, places)
         self._check_etcd(local)
@@ -84,7 +83,7 @@ class Checker:
     def _wrong(self, kind: str, what: str) -> None:
         assert kind in KINDS
         self.counts[kind] += 1
-        self.found.append(f"{kind}: {what}")
+        self.lines.append(f"{kind}: {what}")
 
     def _names(self) -> dict[str, Name]:
         """By the digest of the name, with "snap-" before a snapshot's and the engine before both."""
@@ -123,6 +122,11 @@ class Checker:
     def _check_data(self, name: Name, thing: Thing, id_: str) -> None:
         if name.state != "there":
             return
+        if name.identity is not None:
+            self.checked["images that must be the ones that were answered"] += 1
+            if thing.identity != name.identity:
+                what = f"{id_}: {thing.identity!r}, and it was {name.identity!r}"
+                self._wrong("another image than was answered", what)
         if thing.size < name.size:
             self._wrong("smaller than it was grown to", id_)
         for mark in name.marks:
@@ -160,34 +164,10 @@ class Checker:
 
     def _ceph(self) -> dict[str, Thing]:
         """Volumes and snapshots of the namespace; the stamps are checked on the way."""
-        import rados
-        import rbd
-
-        things: dict[str, Thing] = {}
-        with (
-            rados.Rados(conffile=self._places["ceph.conf"], name="client.admin") as cluster,
-            cluster.open_ioctx(self._places["ceph.pool"]) as ioctx,
-        ):
-            ioctx.set_namespace(self._places["ceph.namespace"])
-            sizes: dict[str, int] = {}
-            for image in rbd.RBD().list(ioctx):
-                try:
-                    there = rbd.Image(ioctx, image, read_only=True)
-                except rbd.ImageNotFound:
-                    self._wrong("name without image in Ceph", image)
-                    continue
-                with there:
-                    sizes.update({each["name"]: each["size"] for each in there.list_snaps()})
-                    if not image.startswith(
-                        "deleted."
-                    ):  # it keeps the snapshots of a deleted volume
-                        sizes[image] = there.size()
-                    self._check_stamps(image, there)
-            records = _omap(ioctx, "crust.records.records")
-            records |= _omap(ioctx, "crust.records.snapshots")
-        for id_ in {*sizes, *records}:
-            things[id_] = Thing(records.get(id_), None, sizes.get(id_, 0))
-        return things
+        if "ceph.conf" not in self._places:
+            return {}
+        where = (self._places[f"ceph.{each}"] for each in ("conf", "pool", "namespace"))
+        return found.in_ceph(found.Ceph(*where), self._wrong, self._check_stamps)
 
     def _check_stamps(self, image: str, there: Any) -> None:
         path = self._base / "sessions" / f"{image}.jsonl"
@@ -198,12 +178,18 @@ class Checker:
         if order != sorted(order):
             self._wrong("stamps of two sessions mixed", f"{image}: {order}")
         self.checked["sessions seen in images"] += len(set(order))
-        for line in _lines(path):
-            if line["event"] == "written":
+        lines = list(_lines(path))
+        rivals = {line["session"] for line in lines if line["event"] == "refused"}
+        for line in lines:
+            if line["event"] == "ended" and line["session"] in rivals and _CLAIMED in line["why"]:
+                self.checked["writers beside another node's that were refused"] += 1
+            elif line["event"] == "admitted":
+                self._wrong("writer beside another node's", f"{image}: {line}")
+            elif line["event"] == "written":
                 self.checked["acknowledged stamps"] += 1
-                found = stamps[line["block"]]
-                if not found or found["session"] != line["session"]:
-                    self._wrong("acknowledged stamps lost", f"{image}: {line} is {found}")
+                stamp = stamps[line["block"]]
+                if not stamp or stamp["session"] != line["session"]:
+                    self._wrong("acknowledged stamps lost", f"{image}: {line} is {stamp}")
 
 
 def _heard(name: Name, line: dict[str, Any]) -> None:
@@ -219,38 +205,8 @@ def _heard(name: Name, line: dict[str, Any]) -> None:
             name.marks.append(line["mark"])
         case "grown":
             name.size = line["size"]
-
-
-def _pool(directory: Path) -> dict[str, Thing]:
-    """Volumes and snapshots of a pool of files."""
-    records = {
-        path.stem: json.loads(path.read_bytes())
-        for folder in ("records", "snapshots")
-        for path in (directory / folder).glob("*.json")
-    }
-    images = {
-        path.stem: path
-        for suffix in ("img", "snap")
-        for path in (directory / "images").glob(f"*.{suffix}")
-    }
-    return {
-        id_: Thing(records.get(id_), images.get(id_), _size(images.get(id_)))
-        for id_ in {*records, *images}
-    }
-
-
-def _size(path: Path | None) -> int:
-    return path.stat().st_size if path else 0
-
-
-def _omap(ioctx: Any, name: str) -> dict[str, dict[str, Any]]:
-    op = ioctx.create_read_op()
-    try:
-        values, _ = ioctx.get_omap_vals(op, "", "d.", 10_000)
-        ioctx.operate_read_op(op, name)
-        return {key.removeprefix("d."): json.loads(value) for key, value in values}
-    finally:
-        ioctx.release_read_op(op)
+        case "image" | "snapshot-image":
+            name.identity = line["identity"]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -296,7 +252,7 @@ def main() -> int:
     _say("")
     for kind in KINDS:
         _say(f"{checker.counts[kind]:7}  {kind}")
-    for line in checker.found[:40]:
+    for line in checker.lines[:40]:
         _say(f"    {line}")
     return 1 if checker.counts else 0
 

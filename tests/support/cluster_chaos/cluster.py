@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from examples.cluster.etcd import Etcd
 from examples.cluster.network import Host, Network
 from examples.cluster.programs import Programs
 from examples.cluster.services import NAMESPACE, RBD
+from tests.support.cluster_chaos import found
 
 NODES = ("a", "b", "c")
 CONTROLLERS = ("one", "two")
@@ -24,8 +26,7 @@ class Driver(Programs):
 
     def send(self, name: str, number: int) -> None:
         """Send a signal to a process; one that has ended gets none."""
-        with contextlib.suppress(ProcessLookupError):
-            self._running[name].running.send_signal(number)
+        signalled(self._running[name].running, number)
 
     async def kill(self, name: str) -> None:
         """SIGKILL; one that has ended is a success."""
@@ -67,6 +68,12 @@ class Cluster:
     def engines(self) -> tuple[str, ...]:
         """What has controllers."""
         return ("local", "rbd") if self.ceph else ("local",)
+
+    @property
+    def ceph_place(self) -> found.Ceph:
+        """Where the images are."""
+        assert self.ceph is not None
+        return found.Ceph(str(self.ceph.conf), POOL, NAMESPACE)
 
     def host(self, node: str) -> Host:
         """A node's host."""
@@ -160,6 +167,13 @@ class Cluster:
             },
         )
         await self.services.start(f"rbd-{name}", "crust", "driver", config)
+
+
+def signalled(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send a signal; not by the process's own method, which reaps one that has ended, and its status is lost then."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 async def run_in(host: Host, *arguments: str, line: str) -> asyncio.subprocess.Process:

@@ -2,13 +2,16 @@
 
 A life: create; perhaps use it on its node, snapshot it, grow it; perhaps delete it, and create the same name again.
 Whatever a call ends with but success, the CO repeats it: nothing of what was asked for is given up, so at the end
-each name is in the state of its last answer.
+each name is in the state of its last answer. When a volume or snapshot is answered, which image that is goes into the
+journal.
 """
 
 import asyncio
 import os
 import random
+import secrets
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +20,7 @@ import grpc.aio
 
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.cluster_chaos import found
 from tests.support.cluster_chaos.cluster import Cluster
 from tests.support.cluster_chaos.journal import Journal
 
@@ -43,6 +47,8 @@ class Co:
         self.answers: dict[str, int] = {}
         self.engines = cluster.engines
         self._cluster = cluster
+        self._looking = ThreadPoolExecutor(16)
+        """Ceph may hang for as long as a fault lasts."""
         self._channels = {
             path: channel.connect(path)
             for path in (
@@ -55,6 +61,7 @@ class Co:
         """Close the connections."""
         for each in self._channels.values():
             await each.close()
+        await asyncio.to_thread(self._looking.shutdown)
 
     async def ready(self) -> None:
         """Until one controller of each driver serves, and all nodes do."""
@@ -91,15 +98,18 @@ class Co:
         """A life of a volume; None if it ends with its deletion."""
         rng = random.Random(seed)
         volume = await self.create(engine, name, rng)
+        kept = ""
         if engine == "local" and rng.random() < 0.3:
             await self._use(volume, name)
         if rng.random() < 0.3:
-            await self._snapshot(engine, volume, name, keep=rng.random() < 0.6)
+            kept = await self._snapshot(engine, volume, name, keep=rng.random() < 0.6)
         if rng.random() < 0.3:
             await self._grow(engine, volume, name)
         if rng.random() < 0.65:
             return volume
         await self.delete(engine, volume, name)
+        if kept and random.Random(f"{seed}-late").random() < 0.5:
+            await self._delete_snapshot(engine, name, kept)
         return await self.create(engine, name, rng) if rng.random() < 0.4 else None
 
     async def create(self, engine: str, name: str, rng: random.Random) -> csi_pb2.Volume:
@@ -118,6 +128,8 @@ class Co:
         )
         volume: csi_pb2.Volume = answer.volume
         self.journal.write("created", engine=engine, name=name, id=volume.volume_id)
+        which = await self._identity(engine, volume.volume_id)
+        self.journal.write("image", engine=engine, name=name, identity=which)
         return volume
 
     async def delete(self, engine: str, volume: csi_pb2.Volume, name: str) -> None:
@@ -127,23 +139,48 @@ class Co:
         await self.controller(engine, lambda stub: stub.DeleteVolume(request, timeout=CALL_S))
         self.journal.write("deleted", engine=engine, name=name, id=volume.volume_id)
 
-    async def _snapshot(
-        self, engine: str, volume: csi_pb2.Volume, name: str, *, keep: bool
-    ) -> None:
+    async def _snapshot(self, engine: str, volume: csi_pb2.Volume, name: str, *, keep: bool) -> str:
+        """Take a snapshot; the id of one that is kept."""
         snapshot = f"snap-of-{name}"
         request = csi_pb2.CreateSnapshotRequest(name=snapshot, source_volume_id=volume.volume_id)
         self.journal.write("snapshot", engine=engine, name=snapshot)
         answer = await self.controller(
             engine, lambda stub: stub.CreateSnapshot(request, timeout=CALL_S)
         )
-        found = answer.snapshot.snapshot_id
-        self.journal.write("snapshotted", engine=engine, name=snapshot, id=found)
+        id_ = answer.snapshot.snapshot_id
+        self.journal.write("snapshotted", engine=engine, name=snapshot, id=id_)
+        which = await self._identity(engine, volume.volume_id, id_)
+        self.journal.write("snapshot-image", engine=engine, name=snapshot, identity=which)
         if keep:
-            return
-        self.journal.write("delete-snapshot", engine=engine, name=snapshot, id=found)
-        gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=found)
+            return str(id_)
+        await self._delete_snapshot(engine, name, id_)
+        return ""
+
+    async def _delete_snapshot(self, engine: str, name: str, id_: str) -> None:
+        snapshot = f"snap-of-{name}"
+        self.journal.write("delete-snapshot", engine=engine, name=snapshot, id=id_)
+        gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=id_)
         await self.controller(engine, lambda stub: stub.DeleteSnapshot(gone, timeout=CALL_S))
-        self.journal.write("deleted-snapshot", engine=engine, name=snapshot, id=found)
+        self.journal.write("deleted-snapshot", engine=engine, name=snapshot, id=id_)
+
+    async def _identity(self, engine: str, volume_id: str, snapshot_id: str = "") -> str:
+        """Which image it is, by the pool itself; "" if it is not there."""
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._looking, self._look, engine, volume_id, snapshot_id
+                )
+            except ConnectionError:
+                await asyncio.sleep(_PAUSE_S[1])
+
+    def _look(self, engine: str, volume_id: str, snapshot_id: str) -> str:
+        if engine == "rbd":
+            return found.identity(self._cluster.ceph_place, volume_id, snapshot_id)
+        mark = secrets.token_hex(8)
+        pools = (self._cluster.pool(each) for each in self._cluster.nodes)
+        return next(
+            filter(None, (found.marked(p, snapshot_id or volume_id, mark) for p in pools)), ""
+        )
 
     async def _grow(self, engine: str, volume: csi_pb2.Volume, name: str) -> None:
         request = csi_pb2.ControllerExpandVolumeRequest(

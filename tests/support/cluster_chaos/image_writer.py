@@ -4,7 +4,7 @@ It takes the image as a runtime does: claim, open, record, write; at the end clo
 session wrote it. An acknowledged one is noted in the image's journal. A session begins behind the last stamp that it
 finds, so two sessions that write at the same time meet in the same blocks, and one loses what was acknowledged.
 
-As `fence` it declares a node gone and cuts its holder off.
+As `fence` it declares a node gone and cuts its holder off; without `cuts_off` it only removes the claims.
 """
 
 import json
@@ -38,6 +38,7 @@ class Order:
     session: int
     journal: str
     fence: bool = False
+    cuts_off: bool = True
 
 
 def main() -> int:
@@ -54,7 +55,9 @@ def main() -> int:
             cluster.open_ioctx(POOL) as ioctx,
         ):
             ioctx.set_namespace(order.namespace)
-            if order.fence:
+            if order.fence and not order.cuts_off:
+                claims.changed(ioctx, order.image, lambda _: None)
+            elif order.fence:
                 fencing.fence(cluster, ioctx, order.image, order.node, even_if_connected=True)
             else:
                 # As a node's own connections: breaking the lock of an ended client needs no right to blocklist.

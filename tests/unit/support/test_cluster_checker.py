@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_chaos.checker import Checker, Thing
+from tests.support.cluster_chaos.checker import Checker
+from tests.support.cluster_chaos.found import marked
 
 A, B = "a" * 16, "b" * 16
-
-
-class LocalChecker(Checker):
-    """Without Ceph."""
-
-    def _ceph(self) -> dict[str, Thing]:
-        return {}
 
 
 class Places:
@@ -30,10 +24,12 @@ class Places:
         self.volume = self.made(A, "v")
         self.said("create", "v")
         self.said("created", "v", id=self.volume)
+        self.said("image", "v", identity=marked(base / "a", self.volume, "first"))
         self.said("marked", "v", mark="a mark")
         self.snapshot = self.made(A, "s", "snap-")
         self.said("snapshot", "s")
         self.said("snapshotted", "s", id=self.snapshot)
+        self.said("snapshot-image", "s", identity=marked(base / "a", self.snapshot, "second"))
 
     def said(self, event: str, name: str, **values: object) -> None:
         """A line of the journal."""
@@ -70,7 +66,7 @@ class Places:
             "requests": self.requests,
         }
         (self.base / "places.json").write_text(json.dumps(places))
-        checker = LocalChecker(self.base)
+        checker = Checker(self.base)
         checker.run()
         return dict(checker.counts)
 
@@ -101,6 +97,13 @@ def _delete(places: Places) -> None:
     places.said("deleted", "v", id=places.volume)
 
 
+def _replace(path: Path) -> None:
+    """The same bytes, in a file that was made since."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
 def _move_placement(places: Places) -> None:
     places.placements = dict.fromkeys(places.placements, B)
 
@@ -119,6 +122,7 @@ WRONG: dict[str, Callable[[Places], object]] = {
         '{"phase": "creating"}'
     ),
     "data lost": lambda places: places.said("marked", "v", mark="another"),
+    "another image than was answered": lambda places: _replace(places.image(places.volume)),
     "smaller than it was grown to": lambda places: places.said("grown", "v", size=1 << 20),
     "placement of nothing": lambda places: places.placements.update({"volume-0": A}),
     "volume without placement": lambda places: places.placements.clear(),
@@ -131,3 +135,8 @@ WRONG: dict[str, Callable[[Places], object]] = {
 def test_what_is_wrong_is_counted(places: Places, kind: str) -> None:
     WRONG[kind](places)
     assert kind in places.counts()
+
+
+def test_snapshot_that_was_taken_again_is_counted(places: Places) -> None:
+    _replace(places.image(places.snapshot))
+    assert places.counts() == {"another image than was answered": 1}
