@@ -1,7 +1,8 @@
 """`python -m tests.support.cluster_chaos`: five minutes of faults, and a count by the checker; 0 if nothing is wrong.
 
-Run it as root in a private mount namespace: `make cluster-chaos`. With `--without-placements` the controllers do not
-record where a name is, with `--without-fencing` nobody is cut off, to show that the checker finds what comes of it.
+Run it as root in a private mount namespace: `make cluster-chaos`. Two flags break a rule, to show that the checker
+finds what comes of it: with `--without-placements` the controllers do not record where a name is, with
+`--without-claims` whoever wants to write an image only opens it.
 """
 
 import argparse
@@ -60,9 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=4, help="images that are written on nodes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--without-placements", action="store_true")
-    parser.add_argument(
-        "--without-fencing", action="store_true", help="claims are removed, and nobody is cut off"
-    )
+    parser.add_argument("--without-claims", action="store_true")
     parser.add_argument("--without-ceph", action="store_true", help="the local pools alone")
     parser.add_argument(
         "--each-fault", action="store_true", help="each fault once, and not at random for --seconds"
@@ -123,7 +122,7 @@ async def _chaos(cluster: Cluster, journal: Journal, given: argparse.Namespace) 
                 cluster,
                 each.volume_id,
                 f"{given.seed}-{each.volume_id}",
-                cuts_off=not given.without_fencing,
+                with_claims=not given.without_claims,
             )
             for each in images
         ]

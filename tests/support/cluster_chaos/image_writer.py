@@ -4,7 +4,7 @@ It takes the image as a runtime does: claim, open, record, write; at the end clo
 session wrote it. An acknowledged one is noted in the image's journal. A session begins behind the last stamp that it
 finds, so two sessions that write at the same time meet in the same blocks, and one loses what was acknowledged.
 
-As `fence` it declares a node gone and cuts its holder off; without `cuts_off` it only removes the claims.
+As `fence` it declares a node gone and cuts its holder off. Without claims it only opens the image.
 """
 
 import json
@@ -38,7 +38,7 @@ class Order:
     session: int
     journal: str
     fence: bool = False
-    cuts_off: bool = True
+    with_claims: bool = True
 
 
 def main() -> int:
@@ -55,9 +55,7 @@ def main() -> int:
             cluster.open_ioctx(POOL) as ioctx,
         ):
             ioctx.set_namespace(order.namespace)
-            if order.fence and not order.cuts_off:
-                claims.changed(ioctx, order.image, lambda _: None)
-            elif order.fence:
+            if order.fence:
                 fencing.fence(cluster, ioctx, order.image, order.node, even_if_connected=True)
             else:
                 # As a node's own connections: breaking the lock of an ended client needs no right to blocklist.
@@ -78,6 +76,10 @@ def main() -> int:
 def _write(ioctx: Any, order: Order, journal: Journal) -> None:
     import rbd
 
+    if not order.with_claims:
+        with rbd.Image(ioctx, order.image) as image:
+            _stamp(image, order, journal)
+        return
     holder = f"session-{order.session}"
     host = claims.Host(order.node, f"machine-{order.node}")
     claims.take(ioctx, order.image, Mode.WRITER, host, holder, holder)

@@ -27,10 +27,12 @@ _RIVALS = 0.25
 class Sessions:
     """Of one image."""
 
-    def __init__(self, cluster: Cluster, image: str, seed: str, *, cuts_off: bool = True) -> None:
+    def __init__(
+        self, cluster: Cluster, image: str, seed: str, *, with_claims: bool = True
+    ) -> None:
         self._cluster = cluster
         self._image = image
-        self._cuts_off = cuts_off
+        self._with_claims = with_claims
         self._rng = random.Random(seed)
         self._rivals = random.Random(f"{seed}-rivals")
         self._path: Path = cluster.base / "sessions" / f"{image}.jsonl"
@@ -152,7 +154,7 @@ class Sessions:
             session=self._number,
             journal=str(self._path),
             fence=bool(fence),
-            cuts_off=self._cuts_off,
+            with_claims=self._with_claims,
         )
         host = self._cluster.host(node) if node else self._cluster.hosts.services
         return await run_in(host, _PROGRAM, line=json.dumps(dataclasses.asdict(order)))
