@@ -18,6 +18,7 @@ from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
+from crust.blockdriver.engines.rbd.images import DELETED, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.space import CephStatisticsMissing
 from crust.blockdriver.records.content_record import ContentRecord
@@ -134,10 +135,22 @@ _WORKS: dict[str, Work] = {
     "restore": lambda driver, _, snapshot: _made(driver, "new", Wanted("snapshot", snapshot)),
     "snapshot": lambda driver, source, _: driver.snapshots.volume_snapshots.create("new", source),
     "delete": lambda driver, source, _: driver.controller_rules.provisioner.delete(source),
+    "delete snapshot": lambda driver, _, snapshot: _delete_snapshot(driver, snapshot),
+    "delete both": lambda driver, source, snapshot: _delete_both(driver, source, snapshot),
     "expand": lambda driver, source, _: driver.controller_rules.modifier.apply(
         source, Change(expansion=Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0)))
     ),
 }
+
+
+async def _delete_snapshot(driver: Driver, snapshot: str) -> None:
+    driver.snapshots.volume_snapshots.delete(snapshot)
+
+
+async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) -> None:
+    """The image of the volume is kept for its snapshot, and goes with it."""
+    await driver.controller_rules.provisioner.delete(source)
+    await _delete_snapshot(driver, snapshot)
 
 
 @pytest.mark.timeout(300)
@@ -174,6 +187,12 @@ async def _check_whole(driver: Driver, name: str) -> None:
     kept = driver.stores.provisioning.snapshot_ids()
     assert kept == frozenset(each.snapshot_id for each in snapshots), name
     assert driver.stores.volume_records.index.unfinished() == (), name
+    place = driver.stores.engine.provisioning.place  # type: ignore[attr-defined]
+    with place.ioctx("cannot list what is kept") as ioctx:
+        for each in place.names(ioctx):
+            if each.startswith(DELETED):
+                with place.image(ioctx, each) as image:
+                    assert user_snapshots(image), f"{name}: {each} is kept for nothing"
 
 
 async def test_two_controllers_make_one_volume_of_one_name(controllers: Controllers) -> None:

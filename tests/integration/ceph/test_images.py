@@ -207,6 +207,11 @@ def _trash(engine: RbdProvisioning) -> list[str]:
         return [each["name"] for each in engine.place.images.trash_list(ioctx)]
 
 
+def _names(engine: RbdProvisioning) -> list[str]:
+    with engine.place.ioctx("cannot list") as ioctx:
+        return engine.place.names(ioctx)
+
+
 def test_image_that_a_client_has_open_is_not_deleted(engine: RbdProvisioning, guest: Any) -> None:
     import rbd
 
@@ -323,6 +328,30 @@ def test_clone_that_was_killed_before_it_cleaned_up_is_cleared_by_the_retry_or_t
             engine.clone(C, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.delete(C)
     assert engine.snapshot_ids() == frozenset()
+
+
+def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
+    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.create(A, SIZE)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.RbdCopies, "_forget", killed)
+        with pytest.raises(Killed):
+            engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.delete(A)
+    assert engine.snapshot_ids() == {f"clone-{B}"}, "kept aside with it"
+    engine.delete(B)
+    assert engine.snapshot_ids() == frozenset()
+    for _ in range(2):  # the clone first
+        engine.background.look()
+    assert (_names(engine), _trash(engine)) == ([], [])
 
 
 def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisioning) -> None:

@@ -143,7 +143,5 @@ class RbdCopies:
         omap.put(ioctx, WORK, {FLATTEN + name: secrets.token_hex(8).encode()})
 
     def _forget(self, ioctx: Ioctx, volume_id: str, source: str) -> None:
-        with ignoring(errno.ENOENT), self.place.image(ioctx, source, read_only=False) as image:
-            if f"clone-{volume_id}" in user_snapshots(image):
-                image.remove_snap(f"clone-{volume_id}")
+        self.snapshots.remove(ioctx, source, f"clone-{volume_id}")
         omap.drop(ioctx, WORK, (_CLONE + volume_id,))

@@ -99,21 +99,32 @@ class RbdSnapshots:
     def delete(self, snapshot: Snapshot) -> None:
         """Remove the snapshot, and the image of a deleted volume with its last one."""
         with self.place.ioctx(f"cannot delete the snapshot {snapshot.snapshot_id}") as ioctx:
-            name = self.image_of(ioctx, snapshot)
-            if not name:
-                return
-            image_use.check_answers(self.place, ioctx, name)
-            with self.place.image(ioctx, name, read_only=False) as image, ignoring(errno.ENOENT):
-                image.remove_snap(snapshot.snapshot_id)
+            self.remove(ioctx, snapshot.volume_id, snapshot.snapshot_id)
+
+    def remove(self, ioctx: Ioctx, volume_id: str, snapshot_id: str) -> None:
+        """Remove a snapshot of the volume's image, which may be kept aside; absent is a success.
+
+        An image that was kept for it goes also where the snapshot is gone: whoever removed it may have been killed.
+        """
+        for name in self.images.all_of(ioctx, volume_id):
+            with ignoring(errno.ENOENT):
+                if self._has(ioctx, name, snapshot_id):
+                    image_use.check_answers(self.place, ioctx, name)
+                    with self.place.image(ioctx, name, read_only=False) as image:
+                        image.remove_snap(snapshot_id)
             self.images.drop_deleted(ioctx, name)
 
     def image_of(self, ioctx: Ioctx, snapshot: Snapshot) -> str:
         """The name of the image that has the snapshot, which may be that of a deleted volume; "" if none has."""
         for name in self.images.all_of(ioctx, snapshot.volume_id):
-            with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
-                if snapshot.snapshot_id in user_snapshots(image):
+            with ignoring(errno.ENOENT):
+                if self._has(ioctx, name, snapshot.snapshot_id):
                     return name
         return ""
+
+    def _has(self, ioctx: Ioctx, name: str, snapshot_id: str) -> bool:
+        with self.place.image(ioctx, name) as image:
+            return snapshot_id in user_snapshots(image)
 
     def allocated(self, snapshot: Snapshot) -> tuple[Region, ...]:
         """The objects that exist in the snapshot or in what it was cloned from."""
