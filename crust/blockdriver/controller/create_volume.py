@@ -142,7 +142,8 @@ class Provisioner:
         if present.phase == "ready":
             return present
         if not is_new:  # from here on whoever has begun it cannot answer it any more
-            present = self.volume_records.save(present.but(attempt=new_attempt()))
+            with self._nothing_kept_if_full(present):
+                present = self.volume_records.save(present.but(attempt=new_attempt()))
         return present if present.content_source is not None else self._make(present)
 
     def _present(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
@@ -213,12 +214,17 @@ class Provisioner:
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
     def _make(self, record: VolumeRecord) -> VolumeRecord:
+        with self._nothing_kept_if_full(record), self._changing(record) as volume_id:
+            self.provisioning.create(volume_id, record.capacity_bytes)
+            return self._settle(record, ContentRecord(volume_id=volume_id))
+
+    @contextmanager
+    def _nothing_kept_if_full(self, record: VolumeRecord) -> Iterator[None]:
+        """Whoever is told that there is no room may never come again, or has the volume made in another pool."""
         try:
-            with self._changing(record) as volume_id:
-                self.provisioning.create(volume_id, record.capacity_bytes)
-                return self._settle(record, ContentRecord(volume_id=volume_id))
+            yield
         except errors.Exhausted:
-            self._discard(record)  # keep no reservation: the CO may not retry
+            self._discard(record)
             raise
 
     @contextmanager
@@ -256,7 +262,7 @@ class Provisioner:
         return await workers.run(self._settle_copy, record, content)
 
     def _settle_copy(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
-        with self._changing(record):
+        with self._nothing_kept_if_full(record), self._changing(record):
             return self._settle(record, content)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:

@@ -1,8 +1,11 @@
 """Creating, validating, expanding and deleting volumes on an engine in memory."""
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,9 @@ from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import capability_check, volume_records
-from crust.blockdriver.records.volume_records import AboveLimit
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.volume_records import AboveLimit, VolumeRecords
+from crust.blockdriver.snapshots.content_source import Wanted
 from crust.pool_ids import IdOfOtherPool, PoolIds
 from tests.support import driver_state
 from tests.support.block_driver import MIB, Mode, block, mount
@@ -176,6 +181,59 @@ async def test_create_on_a_full_pool_leaves_no_record(
     with pytest.raises(errors.Exhausted):
         await provisioner.create(create(required=100 * GIB))
     assert list(state.stores.volume_records.ids()) == []
+
+
+@contextlib.contextmanager
+def full_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The disk is full from the nth write of a record on; yields those that were asked for."""
+    asked: list[str] = []
+    with patch.context() as patching:
+        for kind in (VolumeRecords, ContentRecords):
+            patching.setattr(kind, "save", _full_at(number, kind.save, asked))
+        yield asked
+
+
+def _full_at(number: int, save: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    def counted(self: object, record: Any) -> Any:
+        asked.append(type(record).__name__)
+        if len(asked) >= number:
+            raise errors.Exhausted("cannot write", why="no space left on device")
+        return save(self, record)
+
+    return counted
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("is_copy", [False, True])
+async def test_interrupted_create_that_finds_a_full_disk_leaves_no_record(
+    provisioner: Provisioner,
+    state: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    is_copy: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Whoever answers that there is no room keeps nothing: the name is tried on another node then."""
+    source = (await provisioner.create(create("source", required=64 * MIB))).volume_id
+    request = create(required=64 * MIB)
+    if is_copy:
+        request = replace(request, source=Wanted("volume", source))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Provisioner, "_settle", killed)
+        with pytest.raises(Killed):
+            await provisioner.create(request)
+    assert len(list(state.stores.volume_records.ids())) == 2
+    with full_at(number, monkeypatch) as asked, pytest.raises(errors.Exhausted):
+        await provisioner.create(request)
+    assert len(asked) >= number
+    assert list(state.stores.volume_records.ids()) == [source]
+    assert state.stores.provisioning.image_ids() == {source}
 
 
 async def test_create_over_an_orphan_image_is_refused(
