@@ -18,10 +18,13 @@ QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
 class Controllers:
     """Controllers of one pool, each with a connection of its own."""
 
-    def __init__(self, ceph: CephCluster, base: Path, pool: str = POOL) -> None:
+    def __init__(
+        self, ceph: CephCluster, base: Path, pool: str = POOL, timeouts: Timeouts = QUICK
+    ) -> None:
         self._ceph = ceph
         self._base = base
         self._pool = pool
+        self._timeouts = timeouts
         self.namespace = ceph.make_namespace(pool=pool)
         self._user = f"controller-{self.namespace}"
         self._key = ceph.controller(self._user, self.namespace, pool=pool)
@@ -29,7 +32,9 @@ class Controllers:
 
     def start(self, role: Role = CONTROLLER) -> Driver:
         """A new one, which has read the pool."""
-        connection = Connection(CephUser(self._ceph.monitors, self._user, self._key), QUICK)
+        connection = Connection(
+            CephUser(self._ceph.monitors, self._user, self._key), self._timeouts
+        )
         run_dir = str(self._base / uuid.uuid4().hex)
         engine = rbd.engine(
             Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True

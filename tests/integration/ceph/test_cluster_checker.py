@@ -179,6 +179,13 @@ def _keep_without_snapshots(there: Namespace) -> None:
     there.image("deleted.x.1")
 
 
+def _move_to_trash(there: Namespace) -> None:
+    import rbd
+
+    there.image("x")
+    rbd.RBD().trash_move(there.ioctx, "x", 0)
+
+
 def _lose_header(there: Namespace) -> None:
     there.ioctx.remove_object(f"rbd_id.{there.other}")
 
@@ -192,6 +199,7 @@ WRONG: dict[str, Callable[[Namespace], object]] = {
     "image without record": lambda there: there.image("x"),
     "name without image in Ceph": _lose_header,
     "kept image of a deleted volume without snapshots": _keep_without_snapshots,
+    "images left in Ceph's trash": _move_to_trash,
     "another image than was answered": _make_anew,
     "smaller than it was grown to": lambda there: there.said("grown", "v", size=2 * MIB),
     "stamps of two sessions mixed": lambda there: there.write(1, 2),

@@ -26,12 +26,15 @@ from crust.blockdriver.records.health import Kind
 from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import ContentSources, Wanted
+from crust.ceph.connection import Timeouts
 from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.rbd_controllers import Controllers
 
 MIB = 1024**2
+PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
+"""On a busy machine a cluster that answers may take longer than `rbd_controllers.QUICK`."""
 SIZE = volumes.CapacityRange(64 * MIB, 0)
 RAW = (volumes.VolumeCapability(volumes.BlockAccess(), volumes.AccessMode.SINGLE_NODE_WRITER),)
 
@@ -161,7 +164,7 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
     number, is_done = 0, False
     while not is_done:
         number += 1
-        controllers = Controllers(ceph, tmp_path)
+        controllers = Controllers(ceph, tmp_path, timeouts=PATIENT)
         try:
             driver = controllers.start()
             driver.stores.engine.provisioning.background.stop()  # type: ignore[attr-defined]

@@ -154,6 +154,51 @@ def test_name_whose_image_was_being_removed_is_made_anew(
     assert A not in rbd.RBD().list(guest)
 
 
+@pytest.mark.parametrize("has_entry", [False, True])
+def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
+    engine: RbdProvisioning, guest: Any, *, has_entry: bool
+) -> None:
+    """librbd notes an image in the trash as moving, takes its name away, and was killed before it noted the end."""
+    engine.create(A, SIZE)
+    _write(guest, A, b"data")
+    engine.delete(A)
+    [image_id] = [each["id"] for each in engine.place.images.trash_list(guest)]
+    guest.execute("rbd_trash", "rbd", "trash_state_set", _text(image_id) + b"\1\0")
+    if has_entry:
+        guest.execute("rbd_directory", "rbd", "dir_add_image", _text(A) + _text(image_id))
+    engine.background.look()
+    assert (_trash(engine), _names(engine)) == ([], [])
+    assert not [each.key for each in guest.list_objects() if image_id in each.key]
+
+
+def test_image_that_is_on_its_way_to_the_trash_is_left_to_whoever_moves_it(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    image_id = _image_id(guest, A)
+    engine.delete(A)
+    guest.execute("rbd_trash", "rbd", "trash_state_set", _text(image_id) + b"\1\0")
+    guest.write_full(f"rbd_id.{A}", _text(image_id))  # its name is not taken away yet
+    guest.execute("rbd_directory", "rbd", "dir_add_image", _text(A) + _text(image_id))
+    engine.background.look()
+    assert engine.image_bytes(A) == SIZE
+    engine.delete(A)
+    engine.background.look()
+    assert (_trash(engine), _names(engine)) == ([], [])
+
+
+def _image_id(ioctx: Any, name: str) -> str:
+    import rbd
+
+    with rbd.Image(ioctx, name, read_only=True) as image:
+        return str(image.id())
+
+
+def _text(text: str) -> bytes:
+    """As Ceph writes it."""
+    return len(text).to_bytes(4, "little") + text.encode()
+
+
 def test_clone_takes_the_name_of_an_image_that_was_being_removed(
     engine: RbdProvisioning, guest: Any
 ) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from examples.cluster import ceph_cluster, etcd, network
+from tests.support.cluster_chaos import found
 from tests.support.cluster_chaos.cluster import NODES, Cluster
 from tests.support.cluster_chaos.co import Co
 from tests.support.cluster_chaos.faults import Faults
@@ -31,7 +32,7 @@ _BREAKING = "tests.support.cluster_chaos.without_placements"
 _SETTLES_S = 600.0
 """How long the CO may go on after the faults; only what never ends reaches it."""
 _TIDIED_S = 150.0
-"""How long etcd may still have answers that nobody has read; a leader keeps them for a minute."""
+"""How long etcd may still have answers that nobody has read, and Ceph images in the trash."""
 _SHARE_OF_CEPH = 5
 """Every fifth volume is an image of Ceph."""
 
@@ -164,13 +165,14 @@ def _print(faults: Faults, co: Co, sessions: list[Sessions], late: int) -> None:
 async def _note_places(cluster: Cluster) -> None:
     """Where the checker looks; of etcd what its own client prints.
 
-    Answers that nobody waits for are kept for a minute, for the caller's retry; what is left later is left for good.
+    Answers that nobody waits for are kept for a minute, for the caller's retry, and as often a controller looks for
+    what is in Ceph's trash; what is left later is left for good.
     """
-    keys = await _open_in(cluster)
+    keys, trash = await _open_in(cluster), await _trash_of(cluster)
     end = asyncio.get_running_loop().time() + _TIDIED_S
-    while keys and asyncio.get_running_loop().time() < end:
+    while (keys or trash) and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(2)
-        keys = await _open_in(cluster)
+        keys, trash = await _open_in(cluster), await _trash_of(cluster)
     listed = await asyncio.to_thread(cluster.etcd.ctl, "get", "--prefix", "/crust/placements/")
     lines = [line for line in listed.splitlines() if line]
     placements = {
@@ -195,6 +197,10 @@ async def _open_in(cluster: Cluster) -> list[str]:
     """The keys of requests and answers."""
     keys = await asyncio.to_thread(cluster.etcd.keys)
     return [key for key in keys if "/requests/" in key or "/answers/" in key]
+
+
+async def _trash_of(cluster: Cluster) -> list[str]:
+    return await asyncio.to_thread(found.trash, cluster.ceph_place) if cluster.ceph else []
 
 
 def _check(base: Path) -> int:

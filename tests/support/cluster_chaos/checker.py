@@ -46,6 +46,7 @@ KINDS = (
     "volume without placement",
     "placement in another pool",
     "requests left in etcd",
+    "images left in Ceph's trash",
 )
 
 
@@ -166,8 +167,10 @@ class Checker:
         """Volumes and snapshots of the namespace; the stamps are checked on the way."""
         if "ceph.conf" not in self._places:
             return {}
-        where = (self._places[f"ceph.{each}"] for each in ("conf", "pool", "namespace"))
-        return found.in_ceph(found.Ceph(*where), self._wrong, self._check_stamps)
+        ceph = found.Ceph(*(self._places[f"ceph.{each}"] for each in ("conf", "pool", "namespace")))
+        for each in found.trash(ceph):
+            self._wrong("images left in Ceph's trash", each)
+        return found.in_ceph(ceph, self._wrong, self._check_stamps)
 
     def _check_stamps(self, image: str, there: Any) -> None:
         path = self._base / "sessions" / f"{image}.jsonl"

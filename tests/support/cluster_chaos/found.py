@@ -82,6 +82,14 @@ def identity(ceph: Ceph, image: str, snapshot: str = "") -> str:
         raise ConnectionError(str(error)) from error
 
 
+def trash(ceph: Ceph) -> list[str]:
+    """The ids of the images in the trash, which a controller empties."""
+    import rbd
+
+    with ceph.ioctx() as ioctx:
+        return [str(each["id"]) for each in rbd.RBD().trash_list(ioctx)]
+
+
 def in_pool(directory: Path) -> dict[str, Thing]:
     """Volumes and snapshots of a pool of files."""
     records = {

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from crust import errors
-from crust.blockdriver.engines.rbd import image_use, images, omap
+from crust.blockdriver.engines.rbd import directory, image_use, images, omap
 from crust.blockdriver.engines.rbd.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
@@ -88,12 +88,12 @@ class BackgroundWork:
         """Do all that there is to do now. Raises the first error, after the rest was tried."""
         failed: list[errors.CrustError] = []
         ends = self._ends
-        for image_id in self._trash():
+        for image_id, name in self._trash():
             with self._tried(
                 failed, ends, f"removing the image {image_id} from the trash"
             ) as goes_on:
                 if goes_on:
-                    self._remove(image_id)
+                    self._remove(image_id, name)
         for name, value in self._to_flatten():
             with self._tried(failed, ends, f"flattening {name}") as goes_on:
                 if goes_on:
@@ -116,18 +116,23 @@ class BackgroundWork:
         finally:
             self._doing = ""
 
-    def _trash(self) -> list[str]:
-        """The images in the trash; the namespace is ours alone."""
+    def _trash(self) -> list[tuple[str, str]]:
+        """The ids and names of the images in the trash; the namespace is ours alone."""
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
-            return [str(each["id"]) for each in self._place.images.trash_list(ioctx)]
+            found = self._place.images.trash_list(ioctx)
+            return [(str(each["id"]), str(each["name"])) for each in found]
 
-    def _remove(self, image_id: str) -> None:
+    def _remove(self, image_id: str, name: str) -> None:
         with (
             self._place.ioctx(f"cannot remove the image {image_id} from the trash") as ioctx,
             # kept as long as clones share its data, or a client has it open
             ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT),
         ):
-            self._place.images.trash_remove(ioctx, image_id, force=True)
+            with ignoring(errno.EUCLEAN):
+                self._place.images.trash_remove(ioctx, image_id, force=True)
+                return
+            if directory.note_arrived(ioctx, image_id, name):
+                self._place.images.trash_remove(ioctx, image_id, force=True)
 
     def _to_flatten(self) -> list[tuple[str, bytes]]:
         with (

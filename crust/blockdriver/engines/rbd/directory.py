@@ -1,9 +1,13 @@
-"""librbd's directory of image names, and an entry that a killed removal has left there.
+"""librbd's directory of image names and its trash, and what a killed removal has left in them.
 
-librbd moves an image to the trash in steps: the image is noted in the trash, the object `rbd_id.NAME` goes, and then
-the name's entry in the directory. Killed before the last one, it leaves a name that cannot be opened or made:
-creating answers EEXIST, opening ENOENT. A creation makes the object before the entry, so an entry without the object
-is of nobody who is still to come.
+librbd moves an image to the trash in steps: the image is noted in the trash as one that is moving, the object
+`rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has arrived.
+
+Killed before the third one, it leaves a name that cannot be opened or made: creating answers EEXIST, opening ENOENT.
+A creation makes the object before the entry, so an entry without the object is of nobody who is still to come.
+
+Killed before the last one, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. One that has
+lost its name can only be removed, so whoever finds it notes that it has arrived.
 """
 
 import errno
@@ -13,7 +17,8 @@ from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import has_object, ignoring
 from crust.ceph.binding import Ioctx
 
-_DIRECTORY = "rbd_directory"
+_DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"
+_ARRIVED, _MOVING = 0, 1
 
 
 def forget_removed(ioctx: Ioctx, name: str) -> None:
@@ -24,6 +29,18 @@ def forget_removed(ioctx: Ioctx, name: str) -> None:
         if image_id is None or has_object(ioctx, f"rbd_id.{name}"):
             return
         ioctx.execute(_DIRECTORY, "rbd", "dir_remove_image", _encoded(name.encode()) + image_id)
+
+
+def note_arrived(ioctx: Ioctx, image_id: str, name: str) -> bool:
+    """Note that the image is in the trash, unless it has its name still: then whoever deletes it goes on."""
+    forget_removed(ioctx, name)
+    key, here = f"name_{name}", _encoded(image_id.encode())
+    with ignoring(errno.ENOENT):
+        if omap.read_keys(ioctx, _DIRECTORY, (key,)).get(key) == here:
+            return False
+    with ignoring(errno.ENOENT, errno.ESTALE):  # it is noted, or removed, by now
+        ioctx.execute(_TRASH, "rbd", "trash_state_set", here + bytes([_ARRIVED, _MOVING]))
+    return True
 
 
 def _encoded(text: bytes) -> bytes:
