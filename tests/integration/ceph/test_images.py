@@ -337,6 +337,40 @@ def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: 
     assert _read(guest, B, 5) == b"later"
 
 
+def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    """librbd hides a snapshot first, and was killed before it removed what the snapshot holds."""
+    import rbd
+
+    engine.create(A, SIZE)
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        [snapshot] = image.list_snaps()
+    header = f"rbd_header.{_image_id(guest, A)}"
+    guest.execute(header, "rbd", "snapshot_trash_add", snapshot["id"].to_bytes(8, "little"))
+    assert engine.snapshot_ids() == frozenset(), "it is hidden"
+    engine.delete_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        assert list(image.list_snaps()) == []
+
+
+def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    _write(guest, A, b"first")
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    engine.restore(B, first, SIZE)
+    engine.delete_snapshot(first)
+    engine.delete_snapshot(first)
+    assert _read(guest, B, 5) == b"first"
+    with rbd.Image(guest, A) as image:
+        assert len(list(image.list_snaps())) == 1
+
+
 def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: Any) -> None:
     engine.create(A, SIZE)
     _write(guest, A, b"source")

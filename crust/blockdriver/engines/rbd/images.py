@@ -273,3 +273,13 @@ def user_snapshots(image: Image) -> list[str]:
     """The names of the snapshots that were not deleted."""
     kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_USER
     return [str(each["name"]) for each in image.list_snaps() if each["namespace"] == kind]
+
+
+def hidden(image: Image, snapshot: str) -> list[int]:
+    """The numbers of the snapshots of that name that were deleted, as long as clones read from them.
+
+    librbd hides a snapshot first, and then removes it: one without clones is left by a client that was killed.
+    """
+    kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_TRASH
+    found = (each for each in image.list_snaps() if each["namespace"] == kind)
+    return [int(each["id"]) for each in found if each["trash"]["original_name"] == snapshot]

@@ -25,7 +25,7 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
 )
 from crust.blockdriver.engines.rbd import image_use
-from crust.blockdriver.engines.rbd.images import VolumeImages, user_snapshots
+from crust.blockdriver.engines.rbd.images import VolumeImages, hidden, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
@@ -69,8 +69,7 @@ class RbdSnapshots:
             try:
                 asked = image_use.check_answers(self.place, ioctx, snapshot.volume_id)
                 with self.place.image(ioctx, snapshot.volume_id, read_only=False) as image:
-                    if snapshot.snapshot_id in user_snapshots(image):
-                        image.remove_snap(snapshot.snapshot_id)
+                    _remove_from(image, snapshot.snapshot_id)
                     image.create_snap(snapshot.snapshot_id)
                 asked.check_kept()
             except binding.load().rbd.ImageNotFound as err:
@@ -108,23 +107,21 @@ class RbdSnapshots:
         """
         for name in self.images.all_of(ioctx, volume_id):
             with ignoring(errno.ENOENT):
-                if self._has(ioctx, name, snapshot_id):
+                with self.place.image(ioctx, name) as image:
+                    is_left = snapshot_id in user_snapshots(image) or hidden(image, snapshot_id)
+                if is_left:
                     image_use.check_answers(self.place, ioctx, name)
                     with self.place.image(ioctx, name, read_only=False) as image:
-                        image.remove_snap(snapshot_id)
+                        _remove_from(image, snapshot_id)
             self.images.drop_deleted(ioctx, name)
 
     def image_of(self, ioctx: Ioctx, snapshot: Snapshot) -> str:
         """The name of the image that has the snapshot, which may be that of a deleted volume; "" if none has."""
         for name in self.images.all_of(ioctx, snapshot.volume_id):
-            with ignoring(errno.ENOENT):
-                if self._has(ioctx, name, snapshot.snapshot_id):
+            with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
+                if snapshot.snapshot_id in user_snapshots(image):
                     return name
         return ""
-
-    def _has(self, ioctx: Ioctx, name: str, snapshot_id: str) -> bool:
-        with self.place.image(ioctx, name) as image:
-            return snapshot_id in user_snapshots(image)
 
     def allocated(self, snapshot: Snapshot) -> tuple[Region, ...]:
         """The objects that exist in the snapshot or in what it was cloned from."""
@@ -157,6 +154,15 @@ class RbdSnapshots:
         if not name:
             raise SnapshotMissing(snapshot.snapshot_id)
         return name
+
+
+def _remove_from(image: Image, snapshot_id: str) -> None:
+    left = hidden(image, snapshot_id)
+    if snapshot_id in user_snapshots(image):
+        image.remove_snap(snapshot_id)
+    for number in left:
+        with ignoring(errno.ENOENT, errno.EBUSY):  # a clone has it still
+            image.remove_snap_by_id(number)
 
 
 def _differing(image: Image, since: str | None) -> tuple[Region, ...]:
