@@ -327,6 +327,28 @@ def test_snapshot_outlives_its_volume_and_the_name_is_free(
     assert _trash(engine) == []
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
+    engine: RbdProvisioning, guest: Any, *, is_renamed: bool
+) -> None:
+    """librbd makes the object of the new name, renames the entry in its directory, removes the object of the old."""
+    engine.create(A, SIZE)
+    _write(guest, A, b"first")
+    first = _snapshot(A, "first")
+    engine.take_snapshot(first)
+    image_id = _image_id(guest, A)
+    if is_renamed:
+        engine.delete(A)
+        guest.write_full(f"rbd_id.{A}", _text(image_id))
+    else:
+        guest.write_full(f"rbd_id.deleted.{A}.{image_id}", _text(image_id))
+    engine.delete(A)
+    assert (engine.exists(A), _names(engine)) == (False, [f"deleted.{A}.{image_id}"])
+    engine.create(A, SIZE)
+    engine.restore(B, first, SIZE)
+    assert (_read(guest, A, 5), _read(guest, B, 5)) == (bytes(5), b"first")
+
+
 def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: Any) -> None:
     engine.create(A, SIZE)
     first = _snapshot(A, "first")

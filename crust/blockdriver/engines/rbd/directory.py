@@ -1,4 +1,4 @@
-"""librbd's directory of image names and its trash, and what a killed removal has left in them.
+"""librbd's directory of image names and its trash, and what a killed removal or renaming has left in them.
 
 librbd moves an image to the trash in steps: the image is noted in the trash as one that is moving, the object
 `rbd_id.NAME` goes, then the name's entry in the directory, and then it is noted that the image has arrived.
@@ -8,6 +8,10 @@ A creation makes the object before the entry, so an entry without the object is 
 
 Killed before the last one, it leaves an image that cannot be removed from the trash: EUCLEAN, for ever. One that has
 lost its name can only be removed, so whoever finds it notes that it has arrived.
+
+To rename an image librbd makes the object of the new name, changes the entry in the directory, and removes the object
+of the old name. Killed in between, it leaves both objects, and renaming again answers EEXIST. The entry says how far
+it came.
 """
 
 import errno
@@ -41,6 +45,17 @@ def note_arrived(ioctx: Ioctx, image_id: str, name: str) -> bool:
     with ignoring(errno.ENOENT, errno.ESTALE):  # it is noted, or removed, by now
         ioctx.execute(_TRASH, "rbd", "trash_state_set", here + bytes([_ARRIVED, _MOVING]))
     return True
+
+
+def finish_renaming(ioctx: Ioctx, image_id: str, old: str, new: str) -> bool:
+    """Finish or undo a renaming that was begun; whether the image has the new name. The caller has the lock."""
+    if not has_object(ioctx, f"rbd_id.{new}"):
+        return False
+    entry = omap.read_keys(ioctx, _DIRECTORY, (f"name_{new}",)).get(f"name_{new}")
+    is_renamed = entry == _encoded(image_id.encode())
+    with ignoring(errno.ENOENT):
+        ioctx.remove_object(f"rbd_id.{old if is_renamed else new}")
+    return is_renamed
 
 
 def _encoded(text: bytes) -> bytes:

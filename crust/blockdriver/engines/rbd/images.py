@@ -149,8 +149,11 @@ class VolumeImages:
             image_id, kept = image.id(), user_snapshots(image)
         with ignoring(errno.ENOENT):  # it has no holder: clients that have ended are in it
             ioctx.remove_object(claim_object.PREFIX + name)
-        if kept:
-            self.place.images.rename(ioctx, name, f"{DELETED}{name}.{image_id}")
+        aside = f"{DELETED}{name}.{image_id}"
+        if directory.finish_renaming(ioctx, image_id, name, aside):
+            self.drop_deleted(ioctx, aside)
+        elif kept:
+            self.place.images.rename(ioctx, name, aside)
         else:
             self.place.images.trash_move(ioctx, name, 0)
 
