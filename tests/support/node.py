@@ -118,7 +118,7 @@ class Places:
 class Co:
     """The container orchestrator's side of a CSI socket. A call has `answer_s`."""
 
-    def __init__(self, connected: grpc.aio.Channel, answer_s: float = 10) -> None:
+    def __init__(self, connected: grpc.aio.Channel, answer_s: float = 60) -> None:
         self.channel = connected
         self._answer_s = answer_s
         self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)

@@ -18,7 +18,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.page_programs import program
 from tests.support.refusals import refused
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 MIB = 1 << 20
 CALL_S = 30
 

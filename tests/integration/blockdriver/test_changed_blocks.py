@@ -25,7 +25,7 @@ from tests.support.copies import (
     up,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 KIB = 1024
 _BLKDISCARD = 0x1277

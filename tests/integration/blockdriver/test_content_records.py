@@ -13,7 +13,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import Bench, block, caller, mount
 from tests.support.copies import made_of, snapshot
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
 def content_path(bench: Bench, volume_id: str) -> Path:

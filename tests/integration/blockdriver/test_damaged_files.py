@@ -21,7 +21,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.block_driver import MIB, Bench, caller
 from tests.support.copies import group, snapshot
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 Damage = Callable[[Path, pytest.MonkeyPatch], AbstractContextManager[None]]
 

@@ -15,7 +15,7 @@ from tests.support.copies import made_of, snapshot, up, write
 from tests.support.mounting_guests import MountingGuests
 from tests.support.pools import bench_on
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 

@@ -12,7 +12,7 @@ from tests.support.block_driver import MIB, Bench, caller
 from tests.support.copies import down, drop, group, snapshot, up, write
 from tests.support.pools import bench_on
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(params=["ext4", "xfs"])

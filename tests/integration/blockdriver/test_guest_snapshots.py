@@ -29,7 +29,7 @@ from tests.support.copies import (
 from tests.support.mounting_guests import MountingGuests
 from tests.support.pools import bench_on
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 FILESYSTEMS = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 

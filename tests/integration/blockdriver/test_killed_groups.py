@@ -28,7 +28,7 @@ from crust.host.process import commands
 from tests.support import killed_groups
 from tests.support.block_driver import MIB, Bench, block, mount
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120), pytest.mark.usefixtures("reap")]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240), pytest.mark.usefixtures("reap")]
 
 _PIDFD_GETFD = 438  # the same number on every architecture
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}

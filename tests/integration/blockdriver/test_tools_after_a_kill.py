@@ -25,7 +25,7 @@ from crust.host.process import commands
 from tests.support.block_driver import MIB, Bench, block, mount
 from tests.support.syncs import recorded
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
 

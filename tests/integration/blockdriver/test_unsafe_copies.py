@@ -33,7 +33,7 @@ from tests.support.copies import (
 )
 from tests.support.pools import bench_on
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(params=["ext4", "xfs"])

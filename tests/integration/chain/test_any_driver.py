@@ -90,7 +90,7 @@ def _unstage(node: Node, volume_id: str) -> Any:
     request = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=volume_id, staging_target_path=f"{node.places.kubelet}/staging"
     )
-    return node.co.node.NodeUnstageVolume(request, timeout=10)
+    return node.co.node.NodeUnstageVolume(request, timeout=60)
 
 
 @pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
@@ -152,7 +152,7 @@ async def test_deferred_publish_of_what_is_published_raw_is_refused(
     node: Node, volume_id: str
 ) -> None:
     raw, target = raw_target(node.places), node.places.target("one")
-    await node.co.node.NodePublishVolume(raw_request("vol-1", raw), timeout=10)
+    await node.co.node.NodePublishVolume(raw_request("vol-1", raw), timeout=60)
     await refused(node.co.publish(volume_id, target), Code.FAILED_PRECONDITION, raw)
     node.check_untouched(target)
     await node.co.unpublish("vol-1", raw)
@@ -173,7 +173,7 @@ async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: s
                 await node.co.publish("vol-2", target, readonly=True)
             else:
                 request = raw_request("vol-1", raw, readonly=True)
-                await node.co.node.NodePublishVolume(request, timeout=10)
+                await node.co.node.NodePublishVolume(request, timeout=60)
 
 
 async def test_readers_share_and_a_writer_is_refused(node: Node) -> None:

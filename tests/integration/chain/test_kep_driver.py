@@ -59,7 +59,7 @@ async def test_volume_that_its_driver_staged_is_guarded_claimed_and_unpublished(
     with claim:
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-1")
         await refused(
-            node.co.node.NodeUnstageVolume(unstage, timeout=10), Code.FAILED_PRECONDITION, target
+            node.co.node.NodeUnstageVolume(unstage, timeout=60), Code.FAILED_PRECONDITION, target
         )
         other = node.places.target("two")
         publish = node.co.publish("vol-2", other, defer=False, volume_context=NAMED)
@@ -70,4 +70,4 @@ async def test_volume_that_its_driver_staged_is_guarded_claimed_and_unpublished(
     assert mountinfo.at(target) is None
     assert not os.path.lexists(target)
     assert node.places.entries() == []
-    await node.co.node.NodeUnstageVolume(unstage, timeout=10)
+    await node.co.node.NodeUnstageVolume(unstage, timeout=60)

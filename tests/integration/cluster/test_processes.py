@@ -213,12 +213,13 @@ def wanted(name: str, *nodes: str) -> csi_pb2.CreateVolumeRequest:
 
 async def created(controller: Any, request: csi_pb2.CreateVolumeRequest) -> Any:
     """CreateVolume as external-provisioner does it: again while the answer is not final."""
+    pending = (Code.UNAVAILABLE, Code.ABORTED, Code.DEADLINE_EXCEEDED)
     async with asyncio.timeout(READY_S):
         while True:
             try:
                 return (await controller.CreateVolume(request, timeout=10)).volume
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (Code.UNAVAILABLE, Code.ABORTED):
+                if error.code() not in pending:
                     raise
                 await asyncio.sleep(0.2)
 
