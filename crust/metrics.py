@@ -155,6 +155,23 @@ cluster_work_failures = Counter(
 )
 CLUSTER = (store_certificate_expiry, store_connected, cluster_work_failures)
 
+claims_fenced = Counter(
+    "crust_claims_fenced_total",
+    "Claims on images that this process has ended by cutting off nodes that are declared gone.",
+    registry=None,
+)
+fencing_failures = Counter(
+    "crust_fencing_failures_total",
+    "Looks for nodes that are declared gone that failed: the Kubernetes API or the storage did not answer.",
+    registry=None,
+)
+nodes_waiting_for_fencing = Gauge(
+    "crust_nodes_waiting_for_fencing",
+    "Nodes that are declared gone and have claims still, at the last look that did not fail.",
+    registry=None,
+)
+FENCING = (claims_fenced, fencing_failures, nodes_waiting_for_fencing)
+
 _exported: set[int] = set()
 _running: dict[str, Callable[[], int]] = {}
 _loads: dict[str, Callable[[], Load]] = {}

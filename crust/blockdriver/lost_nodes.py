@@ -7,10 +7,12 @@ ended, or the node is not declared gone any more. A pass reads the claim of each
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
-from crust import errors
-from crust.blockdriver.driver import Driver
+from crust import errors, metrics, volumes
+from crust.blockdriver.engines.protocol import NodeFencing
 from crust.host.process import workers
 
 PERIOD_S = 30.0
@@ -27,22 +29,33 @@ class NodesGone(Protocol):
         ...
 
 
-async def keep_fencing(driver: Driver, nodes: NodesGone) -> None:
-    """Fence what nodes that are gone have claimed, until cancelled; a failure does not end it."""
-    while True:
+@dataclass(frozen=True, slots=True)
+class LostNodes:
+    """The nodes that `declared` calls gone, and what cuts them off from the volumes that `volume_ids` lists."""
+
+    fencing: NodeFencing
+    declared: NodesGone
+    volume_ids: Callable[[], Iterable[volumes.VolumeId]]
+    period_s: float = PERIOD_S
+
+    async def keep_fencing(self) -> None:
+        """Fence what nodes that are gone have claimed, until cancelled; a failure does not end it."""
         try:
-            await fence_once(driver, nodes)
-        except errors.CrustError as err:
-            _log.warning("nodes that are gone are not fenced", extra={"error": err})
-        await asyncio.sleep(PERIOD_S)
+            while True:
+                try:
+                    waiting = await self._fence()
+                except errors.CrustError as err:
+                    metrics.fencing_failures.inc()
+                    _log.warning("nodes that are gone are not fenced", extra={"error": err})
+                else:
+                    metrics.nodes_waiting_for_fencing.set(len(waiting))
+                await asyncio.sleep(self.period_s)
+        finally:  # a process that was taken over is still asked for its metrics
+            metrics.nodes_waiting_for_fencing.set(0)
 
-
-async def fence_once(driver: Driver, nodes: NodesGone) -> int:
-    """One pass; returns how many claims of such nodes are left. Raises what `nodes` and the engine raise."""
-    fencing = driver.stores.engine.fencing
-    assert fencing is not None, "checked with the settings"
-    gone = await nodes.ids()
-    if not gone:
-        return 0
-    volume_ids = driver.stores.volume_records.ids()
-    return await workers.run(fencing.fence, volume_ids, gone)
+    async def _fence(self) -> frozenset[str]:
+        """One pass; the nodes that wait for the next. Raises what `declared` and the engine raise."""
+        gone = await self.declared.ids()
+        if not gone:
+            return frozenset()
+        return await workers.run(self.fencing.fence, self.volume_ids(), gone)

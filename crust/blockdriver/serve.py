@@ -241,8 +241,11 @@ async def _declared_gone(
 
 async def _keep_fencing(driver: Driver, nodes: lost_nodes.NodesGone, daemon: Daemon) -> None:
     """Cut off what is declared gone, until a takeover: then the successor does, which has the pool."""
+    fencing = driver.stores.engine.fencing
+    assert fencing is not None, "checked with the settings"
+    metrics.export(*metrics.FENCING)
+    work = lost_nodes.LostNodes(fencing, nodes, driver.stores.volume_records.ids).keep_fencing()
     with driver.workers.used():  # by the task that is started here
-        work = lost_nodes.keep_fencing(driver, nodes)
         await daemon.owned.enter_async_context(background("fences nodes that are gone", work))
 
 

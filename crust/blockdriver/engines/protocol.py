@@ -417,8 +417,10 @@ class StorageLimits(Protocol):
 class NodeFencing(Protocol):
     """Cuts off nodes that somebody who knows has declared gone, of an engine whose volumes several nodes reach."""
 
-    def fence(self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]) -> int:
-        """Free these volumes from these nodes, whose later writes fail; returns how many are not free yet.
+    def fence(
+        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
+    ) -> frozenset[str]:
+        """Free these volumes from these nodes, whose later writes fail; returns those nodes that still have some.
 
         A node that is connected lives, and is left alone. Raises `PeerUnavailable`.
         """

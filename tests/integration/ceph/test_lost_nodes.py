@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import re
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def test_node_that_is_gone_is_cut_off_and_the_next_has_what_was_synced(
 ) -> None:
     first, second = bench.node(), bench.node()
     silent(first, A)
-    assert fencing.fence([VOLUME], frozenset({A.node})) == 0
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
     assert bench.blocklist()[first.address] > LONG_S
     after, _ = attached(second, B)
     assert after.read(0, 6) == b"synced"
@@ -86,13 +88,13 @@ def test_connected_client_of_a_node_declared_gone_is_left_until_it_has_ended(
 ) -> None:
     first = bench.node()
     image, _ = attached(first, A)
-    assert fencing.fence([VOLUME], frozenset({A.node})) == 1
+    assert fencing.fence([VOLUME], frozenset({A.node})) == {A.node}
     image.write(b"still mine", 0)
     image.flush()
     assert first.address not in bench.blocklist()
     image.close()
     first.images.clear()
-    assert fencing.fence([VOLUME], frozenset({A.node})) == 0
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
     assert claim_object.read(bench.controller().ioctx, IMAGE).cookie == ""
 
 
@@ -102,7 +104,7 @@ def test_node_that_is_not_declared_gone_keeps_its_claim_also_when_it_is_silent(
 ) -> None:
     first = bench.node()
     silent(first, A)
-    assert fencing.fence([VOLUME], frozenset({B.node})) == 0
+    assert fencing.fence([VOLUME], frozenset({B.node})) == frozenset()
     assert first.address not in bench.blocklist()
     [holder] = claim_object.read(first.ioctx, IMAGE).claims.holders
     assert holder.node == A.node
@@ -118,7 +120,7 @@ def test_one_writer_of_a_shared_image_is_cut_off_and_the_others_stay(
         client.open()
         claims.record(client.ioctx, IMAGE, holder.id)
     first.images.pop().close()
-    assert fencing.fence([VOLUME], frozenset({A.node})) == 0
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
     [left] = claim_object.read(second.ioctx, IMAGE).claims.holders
     assert left.node == B.node
     second.images[0].write(b"of B", 0)
@@ -132,7 +134,7 @@ def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: RbdFenc
     client.ioctx.set_omap(op, ("cookie", "claims"), (b"x", b'{"schema": 2}'))
     client.ioctx.operate_write_op(op, f"{claim_object.PREFIX}another")
     client.ioctx.release_write_op(op)
-    assert fencing.fence([VolumeId("another"), VOLUME], frozenset({A.node})) == 0
+    assert fencing.fence([VolumeId("another"), VOLUME], frozenset({A.node})) == frozenset()
     assert client.address in bench.blocklist()
 
 
@@ -183,6 +185,22 @@ async def controller(driver: RbdDriver) -> AsyncIterator[Any]:
         driver.kill()
 
 
+async def fenced_is_counted(driver: RbdDriver) -> None:
+    """The claim is free before it is counted."""
+    address = re.findall(r"metrics +address=(\S+)", driver.log.read_text())[-1]  # of its last start
+    async with asyncio.timeout(60):
+        while True:
+            if "crust_claims_fenced_total 1" in await asyncio.to_thread(metrics_at, address):
+                return
+            await asyncio.sleep(0.1)
+
+
+def metrics_at(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        found: str = answer.read().decode()
+        return found
+
+
 @pytest.mark.spec("H-53")
 async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_gone(
     measured: CephCluster, tmp_path: Path
@@ -200,6 +218,8 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         config = rbd_driver.write_config(base, measured, user, key, namespace)
         with config.open("a") as file:
             file.write(f'[kubernetes]\nkubeconfig = "{kubeconfig}"\n')
+        text = config.read_text()
+        config.write_text(f'metrics_address = "127.0.0.1:0"\n{text}')
         driver = RbdDriver(base, config)
         driver.write()
         ids = [{"name": "block.csi.crust.dev", "nodeID": A.node}]
@@ -212,5 +232,6 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         tainted(api, "node-of-kubernetes", ready="Unknown")
         async with controller(driver):
             await until_free(ioctx, image)
+            await fenced_is_counted(driver)
         assert "was cut off from an image" in driver.log.read_text()
         claims.take(ioctx, image, Mode.WRITER, B, "sandbox-2", "vm-2")

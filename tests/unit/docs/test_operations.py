@@ -144,7 +144,13 @@ def test_unit_is_accepted_by_systemd_without_a_word(unit: str, tmp_path: Path) -
 
 def test_metrics_of_page_are_those_of_code() -> None:
     page = set(re.findall(r"^\| `(crust_\w+|csi_operations\w+)` \|", PAGE, re.MULTILINE))
-    parts = [*metrics.PROXY, *metrics.DRIVER, *metrics.CLUSTER, *metrics.OF_SEVERAL]
+    parts = [
+        *metrics.PROXY,
+        *metrics.DRIVER,
+        *metrics.CLUSTER,
+        *metrics.FENCING,
+        *metrics.OF_SEVERAL,
+    ]
     samples = [each for part in parts for each in part.collect()]
     counted = {
         f"{sample.name}_total" if sample.type == "counter" else sample.name

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust import errors, metrics, volumes
 from crust.ceph import claim_object, fencing
 from crust.ceph.connection import CephUser, Connection
 
@@ -23,20 +23,23 @@ class RbdFencing:
     pool: str
     namespace: str
 
-    def fence(self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]) -> int:
-        """Cut these nodes off from these volumes; returns how many claims of theirs are left.
+    def fence(
+        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
+    ) -> frozenset[str]:
+        """Cut these nodes off from these volumes; returns those of which claims are left.
 
         One that cannot be cut off now, because its client is connected, say, stops no other. Raises
         `errors.PeerUnavailable` as soon as the cluster does not answer.
         """
         connection = Connection(self.who)
         with contextlib.closing(connection):
-            return sum(self._left(connection, each, nodes) for each in volume_ids)
+            left = [self._left(connection, each, nodes) for each in volume_ids]
+        return frozenset[str]().union(*left)
 
     def _left(
         self, connection: Connection, volume_id: volumes.VolumeId, nodes: frozenset[str]
-    ) -> int:
-        left = 0
+    ) -> frozenset[str]:
+        left = set()
         for node in sorted(self._holders(connection, volume_id) & nodes):
             extra = {"volume": volume_id, "node": node}
             try:
@@ -44,16 +47,17 @@ class RbdFencing:
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                left += 1
+                left.add(node)
                 _log.warning(
                     "an image of a node that is gone is not free yet", extra={**extra, "error": err}
                 )
             else:
+                metrics.claims_fenced.inc()
                 _log.warning(
                     "a node that is gone was cut off from an image",
                     extra={**extra, "addresses": cut},
                 )
-        return left
+        return frozenset(left)
 
     def _holders(self, connection: Connection, volume_id: volumes.VolumeId) -> frozenset[str]:
         """The nodes that have claims, and one whose fencing was interrupted."""

@@ -1,0 +1,99 @@
+"""Nodes that are declared gone are fenced again and again, and what an operator is told of it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from crust import metrics, volumes
+from crust.blockdriver.lost_nodes import LostNodes
+from crust.ceph.failures import CephMonitorsUnreachable
+from crust.kubernetes_api.api import KubernetesApiUnavailable
+from tests.support.cluster_contract import eventually
+
+VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
+
+
+@dataclass
+class Cluster:
+    """Kubernetes and the storage: which nodes are gone, which of them are connected, and who answers."""
+
+    gone: set[str] = field(default_factory=set)
+    connected: set[str] = field(default_factory=set)
+    api_is_away: bool = False
+    storage_is_away: bool = False
+    asked: list[tuple[tuple[volumes.VolumeId, ...], frozenset[str]]] = field(default_factory=list)
+
+    async def ids(self) -> frozenset[str]:
+        """See `NodesGone`."""
+        if self.api_is_away:
+            raise KubernetesApiUnavailable("the nodes", "it is away")
+        return frozenset(self.gone)
+
+    def fence(
+        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
+    ) -> frozenset[str]:
+        """See `NodeFencing`."""
+        if self.storage_is_away:
+            raise CephMonitorsUnreachable("the test")
+        self.asked.append((tuple(volume_ids), nodes))
+        return nodes & self.connected
+
+
+def waiting() -> float:
+    return value("crust_nodes_waiting_for_fencing")
+
+
+def value(name: str) -> float:
+    """Of a metric without labels."""
+    samples = [
+        sample for part in metrics.FENCING for each in part.collect() for sample in each.samples
+    ]
+    (found,) = [each.value for each in samples if each.name == name]
+    return found
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """One whose lost nodes are fenced all the time."""
+    made = Cluster()
+    work = LostNodes(made, made, lambda: VOLUMES, period_s=0.001).keep_fencing()
+    task = asyncio.create_task(work)
+    yield made
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert waiting() == 0
+
+
+async def test_node_that_is_connected_waits_until_it_is_cut_off(cluster: Cluster) -> None:
+    cluster.connected = {"n1"}
+    cluster.gone = {"n1", "n2"}
+    await eventually(lambda: waiting() == 1)
+    assert cluster.asked[-1] == (VOLUMES, frozenset({"n1", "n2"}))
+    cluster.connected = set()
+    await eventually(lambda: waiting() == 0)
+
+
+async def test_node_that_is_not_declared_gone_any_more_waits_no_longer(cluster: Cluster) -> None:
+    cluster.connected = cluster.gone = {"n1"}
+    await eventually(lambda: waiting() == 1)
+    cluster.gone = set()
+    await eventually(lambda: waiting() == 0)
+
+
+@pytest.mark.parametrize("who", ["api_is_away", "storage_is_away"])
+async def test_look_that_fails_is_counted_and_repeated_and_who_waits_stays_known(
+    cluster: Cluster, who: str
+) -> None:
+    cluster.connected = cluster.gone = {"n1"}
+    await eventually(lambda: waiting() == 1)
+    before = value("crust_fencing_failures_total")
+    setattr(cluster, who, True)
+    await eventually(lambda: value("crust_fencing_failures_total") >= before + 2)
+    assert waiting() == 1
+    setattr(cluster, who, False)
+    cluster.connected = set()
+    await eventually(lambda: waiting() == 0)
