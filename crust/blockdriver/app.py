@@ -1,7 +1,6 @@
 """Composition of the driver: the only file that knows all its parts."""
 
 import itertools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +78,6 @@ from crust.rpc import limits
 from crust.settings.driver import OWN_DRIVER
 
 _ALL = Role()
-_log = logging.getLogger(__name__)
 
 
 def build(  # noqa: PLR0913 - one per setting

@@ -117,10 +117,6 @@ class Layout:
         """Path of `mountInfo.json`."""
         return self.entry(key).record
 
-    def claim_path(self, key: volumes.TargetPath | str) -> str:
-        """Path of `claim.json`."""
-        return self.entry(key).claim
-
     def claim_lock_path(self, key: volumes.TargetPath | str) -> str:
         """Path of `claim.lock`."""
         return self.entry(key).claim_lock

@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
 
@@ -23,7 +23,6 @@ from crust.rpc import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T")
 _Rpc = csi_pb2.ControllerServiceCapability.RPC
 _CAPABILITIES = (
     _Rpc.CREATE_DELETE_VOLUME,

@@ -6,7 +6,7 @@ volume while it is copied, and a call during the copy gets ABORTED (CSI).
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
 
@@ -23,7 +23,6 @@ from crust.rpc import limits
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T")
 _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 
