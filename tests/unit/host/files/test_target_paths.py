@@ -1,6 +1,7 @@
 """Paths of a CO: below a root, through no link, and removed only when empty."""
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -127,22 +128,27 @@ def test_remove_refuses_content(root: Path) -> None:
     assert (root / "f").read_bytes() == b"x"
 
 
+def _is_known(ask: Callable[[TargetPath, Sequence[str]], bool], path: Path, root: Path) -> bool:
+    """Asked again and again: while anybody mounts or renames, the kernel says that it does not know."""
+    return any(ask(target(path), [str(root)]) for _ in range(100))
+
+
 def test_is_known_free_for_a_cached_free_target_is_true(root: Path) -> None:
     """Having been asked before: what it does not remember is not known, and that is no refusal."""
     for name in ("v", "pods/v"):
         assert not os.path.lexists(root / name)
-        assert target_paths.is_known_free(target(root / name), [str(root)])
+        assert _is_known(target_paths.is_known_free, root / name, root)
         target_paths.make_directory(target(root / name), [str(root)])
-        assert target_paths.is_known_free(target(root / name), [str(root)])
+        assert _is_known(target_paths.is_known_free, root / name, root)
 
 
 def test_is_known_linkless_without_a_link_below_the_root(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to("pods")
     (tmp_path / "alias").symlink_to(root)
     for name in ("v", "pods/v", "link"):  # a link at the end leads to no mount
-        assert target_paths.is_known_linkless(target(root / name), [str(root)])
-    aliased = target(tmp_path / "alias" / "pods" / "v")
-    assert target_paths.is_known_linkless(aliased, [str(tmp_path / "alias")])
+        assert _is_known(target_paths.is_known_linkless, root / name, root)
+    alias = tmp_path / "alias"
+    assert _is_known(target_paths.is_known_linkless, alias / "pods" / "v", alias)
     for name in ("link/v", "absent/v"):
         assert not os.path.lexists(root / name)
         assert not target_paths.is_known_linkless(target(root / name), [str(root)])

@@ -81,10 +81,9 @@ async def test_a_call_beyond_the_limit_waits_for_a_thread() -> None:
     await tasks[0]
 
 
-@pytest.mark.usefixtures("used")
-async def test_a_cancelled_caller_ends_no_call_that_has_begun_and_one_that_waits_never_begins() -> (
-    None
-):
+async def test_a_cancelled_caller_ends_no_call_that_has_begun_and_one_that_waits_never_begins(
+    used: Threads,
+) -> None:
     running = [Held() for _ in range(LIMIT)]
     tasks = [await _begun(each) for each in running]
     never = Held()
@@ -98,6 +97,7 @@ async def test_a_cancelled_caller_ends_no_call_that_has_begun_and_one_that_waits
         each.end.set()
     await tasks[1]
     assert await asyncio.to_thread(max, 1, 2) == 2
+    used.shutdown()  # nobody else waits for the call whose caller was cancelled
     assert [each.ended for each in running] == [True, True]
     assert never.runs == 0
 
