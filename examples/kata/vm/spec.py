@@ -21,7 +21,11 @@ _QBOOT = Path("/usr/share/qemu/qboot.rom")
 _KERNEL = "console=ttyS0 quiet panic=-1 sysrq_always_enabled"
 # A kernel that boots waits for ticks, and panics if they are late ("IO-APIC + timer doesn't work"), as they are in
 # emulation on a busy host. Under KVM it does not wait for them anyway.
-_EMULATED = "mitigations=off cryptomgr.notests nokaslr no_timer_check"
+# The accounts of pressure (PSI) are written at each switch of tasks, so several times for one request to a disk.
+_EMULATED = "mitigations=off cryptomgr.notests nokaslr no_timer_check psi=0"
+# Port 0 is a console's, and not used. Each port that a device could have is two queues, and QEMU's main loop looks at
+# each queue of each device whenever it wakes up: at least twice for a synced write.
+_PORTS = 2
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 Acceleration = Literal["kvm", "tcg"]
@@ -70,8 +74,8 @@ def command_line(
         *("-chardev", f"socket,id=control,server=on,wait=off,fd={control_fd}"),
         *("-mon", "chardev=control,mode=control"),
         *("-chardev", f"socket,id=agent,server=on,wait=off,fd={agent_fd}"),
-        *("-device", "virtio-serial-pci", "-device"),
-        "virtserialport,chardev=agent,name=crust.agent",
+        *("-device", f"virtio-serial-pci,max_ports={_PORTS}"),
+        *("-device", "virtserialport,chardev=agent,name=crust.agent"),
         *("-chardev", f"pipe,id=console,path={directory}/console", "-serial", "chardev:console"),
         *_slots(spec.volume_slots),
         *(argument for share in spec.shares for argument in _share(share, directory)),

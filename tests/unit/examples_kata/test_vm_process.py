@@ -133,10 +133,17 @@ def test_command_line_disables_mitigations_only_when_emulated() -> None:
     accelerated = _line(spec.MachineSpec("a", _IMAGE, "kvm"))
     assert "accel=tcg -cpu qemu64,+rdrand" in emulated
     assert "mitigations=off" in emulated
+    assert "psi=0" in emulated
     assert "accel=kvm -cpu host" in accelerated
     assert "mitigations" not in accelerated
+    assert "psi=0" not in accelerated
     assert "-sandbox on" in emulated
     assert "some-uuid" in emulated
+
+
+def test_agents_device_has_no_queues_that_nobody_uses() -> None:
+    """QEMU's default is 31 ports: 64 queues that its main loop looks at for each request of a disk."""
+    assert "virtio-serial-pci,max_ports=2 " in _line(spec.MachineSpec("a", _IMAGE))
 
 
 def test_command_line_has_one_root_port_per_volume_slot() -> None:
