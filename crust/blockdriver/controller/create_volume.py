@@ -220,7 +220,7 @@ class Provisioner:
 
     @contextmanager
     def _nothing_kept_if_full(self, record: VolumeRecord) -> Iterator[None]:
-        """Whoever is told that there is no room may never come again, or has the volume made in another pool."""
+        """Whoever is told that the pool is full may never come again, or has the volume made in another pool."""
         try:
             yield
         except errors.Exhausted:

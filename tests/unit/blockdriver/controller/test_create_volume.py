@@ -212,7 +212,7 @@ async def test_interrupted_create_that_finds_a_full_disk_leaves_no_record(
     number: int,
     is_copy: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """Whoever answers that there is no room keeps nothing: the name is tried on another node then."""
+    """Whoever answers that the pool is full keeps nothing: the name is tried on another node then."""
     source = (await provisioner.create(create("source", required=64 * MIB))).volume_id
     request = create(required=64 * MIB)
     if is_copy:
