@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from crust.settings.proxy import KubernetesSettings
+
 NODE = "node-a"
 TOKEN = "fake-token-of-the-tests"
 
@@ -238,6 +240,22 @@ def serving(api: FakeKubernetes, directory: Path) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def with_a_microvm() -> FakeKubernetes:
+    """A server with the pod `vm`, whose RuntimeClass has the handler kata, and the pod `plain`, which has none."""
+    api = FakeKubernetes()
+    api.add_class("microvm", "kata")
+    api.add_pod("vm", "uid-vm", "microvm")
+    api.add_pod("plain", "uid-plain")
+    return api
+
+
+@contextlib.contextmanager
+def asked_by_a_proxy(api: FakeKubernetes, directory: Path) -> Iterator[KubernetesSettings]:
+    """Serve while the block runs; gives the settings of the node's proxy."""
+    with serving(api, directory) as kubeconfig:
+        yield KubernetesSettings(runtime_handlers=("kata",), kubeconfig=kubeconfig, node_name=NODE)
 
 
 def _kubeconfig(directory: Path, address: str) -> str:

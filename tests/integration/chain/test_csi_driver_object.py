@@ -18,7 +18,7 @@ from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import MODE, Chain
 from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import NODE, FakeKubernetes
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.node import Places
 from tests.support.refusals import refused
 
@@ -31,17 +31,13 @@ _PUBLISH = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 
 @pytest.fixture
 def api() -> FakeKubernetes:
-    api = FakeKubernetes()
-    api.add_class("microvm", "kata")
-    api.add_pod("vm", "uid-vm", "microvm")
-    api.add_pod("plain", "uid-plain")
-    return api
+    return fake_kubernetes.with_a_microvm()
 
 
 @pytest.fixture
 def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings]:
-    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
-        yield KubernetesSettings(runtime_handlers=("kata",), kubeconfig=kubeconfig, node_name=NODE)
+    with fake_kubernetes.asked_by_a_proxy(api, tmp_path) as settings:
+        yield settings
 
 
 @pytest.fixture

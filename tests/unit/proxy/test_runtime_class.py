@@ -11,7 +11,7 @@ import pytest_asyncio
 from crust.settings.proxy import KubernetesSettings
 from tests.support import fake_kubernetes
 from tests.support import node as nodes
-from tests.support.fake_kubernetes import NODE, FakeKubernetes
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.node import DRIVER, Node, Places
 from tests.support.refusals import refused
 
@@ -20,17 +20,13 @@ Code = grpc.StatusCode
 
 @pytest.fixture
 def api() -> FakeKubernetes:
-    api = FakeKubernetes()
-    api.add_class("microvm", "kata")
-    api.add_pod("vm", "uid-vm", "microvm")
-    api.add_pod("plain", "uid-plain")
-    return api
+    return fake_kubernetes.with_a_microvm()
 
 
 @pytest.fixture
 def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings]:
-    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
-        yield KubernetesSettings(runtime_handlers=("kata",), kubeconfig=kubeconfig, node_name=NODE)
+    with fake_kubernetes.asked_by_a_proxy(api, tmp_path) as settings:
+        yield settings
 
 
 @pytest_asyncio.fixture
