@@ -92,11 +92,19 @@ class RbdPool:
     def find(self) -> None:
         """Connect, and look for the identity. Raises what `Connection` does, `RbdPoolNotEmpty`, and
         `RbdPoolUnreadable`.
+
+        A cluster that does not answer is asked by a new connection the next time: a client that connects while OSD
+        and monitors restart may never learn that the OSD is back.
         """
-        self._place.connection.reopen()
-        self._place.connection.check_namespace(self._place.pool, self._place.namespace)
-        if self._identity() is None:
-            self._check_makeable()
+        connection = self._place.connection
+        connection.reopen()
+        try:
+            connection.check_namespace(self._place.pool, self._place.namespace)
+            if self._identity() is None:
+                self._check_makeable()
+        except errors.PeerUnavailable:
+            connection.close()
+            raise
 
     def lock(self) -> None:
         """Nothing: several controllers may serve the pool."""
