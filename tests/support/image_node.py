@@ -4,6 +4,7 @@ Proxy, shim and runtime are the real ones, over their sockets, in this process; 
 answers what a driver of Ceph volumes would: the image and the key of a node's user.
 """
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -16,12 +17,17 @@ import rbd
 from crust import volumes
 from crust.rpc import csi
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import inspect_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import daemon, messages
 from examples.kata.runtime.client import Client, Finished
+from examples.kata.runtime.sandbox import Sandbox
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm.machine import Machine
 from tests.support import node as nodes
 
 CACHE = Path(__file__).parents[2] / ".cache" / "guest"
+_EVERY = inspect_pb2.ListHandlersRequest()
 IMAGE = "vol-1"
 SIZE = 64 << 20
 
@@ -77,7 +83,7 @@ class Storage:
             image.resize(size)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ImageNode:
     """One node, by its name."""
 
@@ -87,6 +93,7 @@ class ImageNode:
     options: daemon.Options
     _running: AsyncExitStack
     """The runtime's daemon, which can be ended before the node."""
+    _sandboxes: Sandboxes | None = None
 
     @property
     def kata_run(self) -> Path:
@@ -94,8 +101,24 @@ class ImageNode:
         return self.options.run_dir
 
     async def start_runtime(self) -> None:
-        """Start the runtime's daemon; it serves at the end."""
-        await self._running.enter_async_context(daemon.running(self.options))
+        """Start the runtime's daemon; it serves, and is registered, at the end."""
+        self._sandboxes = await self._running.enter_async_context(daemon.running(self.options))
+        async with asyncio.timeout(120):
+            while not (await self.node.inspect.ListHandlers(_EVERY)).handlers:
+                """It registers when it serves."""
+
+    async def sandbox(self, name: str) -> Sandbox:
+        """A sandbox as the daemon has it now; it must run."""
+        assert self._sandboxes is not None
+        return await self._sandboxes.get(volumes.SandboxId(name))
+
+    async def status(self, sandbox: str) -> str:
+        """What QEMU answers to query-status, in the loop that also serves the disks."""
+        vm = (await self.sandbox(sandbox)).vm
+        assert isinstance(vm, Machine)
+        answer = await vm._control.execute("query-status")
+        assert isinstance(answer, dict)
+        return str(answer["status"])
 
     async def end_runtime(self) -> None:
         """End the daemon; virtual machines stay."""

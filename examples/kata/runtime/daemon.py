@@ -5,6 +5,7 @@ running.
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -26,6 +27,8 @@ from examples.kata.vm import accel, images, machine, spec
 
 _log = logging.getLogger(__name__)
 
+GIVE_BACK_S = 30.0
+"""Between two looks for what virtual machines have left in clusters: a list of files, as a rule an empty one."""
 FEATURES = frozenset(
     {
         Feature.GROUP,
@@ -102,11 +105,13 @@ async def running(options: Options) -> AsyncIterator[Sandboxes]:
 
 
 async def _give_back(session: registration.Registration, sandboxes: Sandboxes) -> None:
-    """End what VMs have left in clusters, whenever the proxy is there, which has the keys."""
+    """End what VMs have left in clusters while the proxy is there, which has the keys; again if it failed."""
     while True:
         await session.registered.wait()
         await sandboxes.give_back_left()
-        await session.lost.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                await session.lost.wait()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -5,7 +5,8 @@ volume stays mounted from its first use until the sandbox ends, as a pod's volum
 sandbox: the kernel has released the locks of its claims by then, so no clean-up is needed.
 
 If the VM holds the claim of a volume but mounting it (or undoing the mount) failed, the failure is reported as the
-volume's condition, and the next container that uses the volume retries the mount.
+volume's condition, and the next container that uses the volume retries the mount. A pod that runs starts no other
+one, so a volume that did not answer when it was to be adopted is tried again (`keep_adopting`).
 """
 
 import asyncio
@@ -26,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 _MOUNT_TIMEOUT_S = 30.0
 """How long a stop waits for a mount that is under way before it kills a guest that does not answer."""
+
+
+AGAIN_S = 15.0
+"""After that a volume that did not answer is tried again."""
 
 
 class MountSourceNotDeferred(errors.Unsupported):
@@ -62,6 +67,7 @@ class Sandbox:
         self._handoff = handoff
         self._volumes: dict[volumes.TargetPath, volume.SandboxVolume] = {}
         self._mount_failures: dict[volumes.TargetPath, errors.CrustError] = {}
+        self._unanswered: dict[volumes.TargetPath, Record] = {}
         self._mounting: Counter[volumes.TargetPath] = Counter()
         self._lock = asyncio.Lock()
         self._in_hand = volume.ClaimsInHand()
@@ -107,8 +113,26 @@ class Sandbox:
             try:
                 await self.use(record)
             except errors.CrustError as error:
+                if isinstance(error, errors.PeerUnavailable):
+                    self._unanswered[record.target] = record
                 extra = {"target": record.target.text, "error": error}
                 _log.error("volume not adopted", extra=extra)
+
+    async def keep_adopting(self) -> None:
+        """Adopt the volumes whose guest or cluster did not answer at first, until each is adopted or refused."""
+        while self._unanswered:
+            await asyncio.sleep(AGAIN_S)
+            for target, record in tuple(self._unanswered.items()):
+                extra: dict[str, object] = {"target": target.text}
+                try:
+                    await self.use(record)
+                except errors.PeerUnavailable:
+                    continue
+                except errors.CrustError as error:
+                    _log.error("volume not adopted", extra={**extra, "error": error})
+                else:
+                    _log.info("volume adopted", extra=extra)
+                del self._unanswered[target]
 
     async def keep_claims(self) -> None:
         """Have the claims again whenever keeper and standby have both ended; until the VM has, or is cancelled."""

@@ -187,13 +187,16 @@ class Sandboxes:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watch(self, sandbox: Sandbox) -> None:
-        """Remove the sandbox when its VM ends by itself; until then, have its claims kept."""
-        keeping = asyncio.create_task(sandbox.keep_claims(), name=f"keep {sandbox.sandbox_id}")
+        """Remove the sandbox when its VM ends by itself; until then, have its claims kept and its volumes adopted."""
+        named = f"of {sandbox.sandbox_id}"
+        keeping = asyncio.create_task(sandbox.keep_claims(), name=f"claims {named}")
+        adopting = asyncio.create_task(sandbox.keep_adopting(), name=f"volumes {named}")
         try:
             await sandbox.vm.wait()
         finally:
             keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            adopting.cancel()
+            await asyncio.gather(keeping, adopting, return_exceptions=True)
         if sandbox.ending:
             return
         _log.error("VM ended by itself", extra={"sandbox": sandbox.sandbox_id})

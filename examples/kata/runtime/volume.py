@@ -206,8 +206,8 @@ async def _give_back(volume: SandboxVolume, vm: ports.Vm, handoff: ports.Handoff
 async def give_back_of_ended(handoff: ports.Handoff, has_ended: Callable[[Taken], bool]) -> None:
     """End the claims on images of virtual machines that have ended for certain; an error is only logged.
 
-    A claim that stays is tried again by the next process, is taken over by this host, or is ended by an operator with
-    `crust ceph fence`.
+    A claim that stays is tried again by the daemon, also by the next one, is taken over by this host, or is ended by
+    an operator with `crust ceph fence`.
     """
     left = await asyncio.to_thread(handoff.taken)
     await asyncio.gather(*(_give_back_of_ended(handoff, each) for each in left if has_ended(each)))

@@ -2,15 +2,25 @@
 
 query-block and query-named-block-nodes read the first bytes of an image of Ceph, in the main loop and without a time
 limit: while the cluster does not answer, one such question stops the whole virtual machine. So names come from
-query-blockstats, which reads nothing, and what a disk is is asked once and then remembered.
+query-blockstats, which reads nothing, and what a disk is is asked once and then remembered; of an image in a file
+too, for the process that adopts the virtual machine:
+
+    <directory of the VM>/disk-<serial>.json      there before the guest has the disk, and gone after the unplug
 """
 
-from dataclasses import dataclass
+import asyncio
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from examples.kata.vm import faults, qmp
+import pydantic
+
+from crust import errors
+from crust.host.files import durable
+from examples.kata.vm import faults, images, qmp
 
 _NODE = "node."
+_LIMIT_BYTES = 4096
 _FACTS = "query-named-block-nodes"
 
 
@@ -42,8 +52,9 @@ async def names(control: qmp.Qmp) -> frozenset[str]:
 class DiskNodes:
     """The nodes of disks. All raise QemuCommandFailed, QmpDisconnected."""
 
-    def __init__(self, control: qmp.Qmp) -> None:
+    def __init__(self, control: qmp.Qmp, directory: Path) -> None:
         self._control = control
+        self._directory = directory
         self._known: dict[str, Disk] = {}
 
     async def has(self, serial: str) -> bool:
@@ -53,8 +64,12 @@ class DiskNodes:
     async def find(self, serial: str) -> Disk | None:
         """The disk, as it was when it was asked for or resized first; None if it is not there."""
         if not await self.has(serial):
-            self._known.pop(serial, None)
+            await self.forget(serial)
             return None
+        if serial not in self._known:
+            noted = await asyncio.to_thread(self._noted, serial)
+            if noted is not None:
+                self._known[serial] = noted
         return self._known.get(serial) or await self.ask(serial)
 
     async def ask(self, serial: str) -> Disk | None:
@@ -62,13 +77,33 @@ class DiskNodes:
         rows = qmp.rows(await self._control.execute(_FACTS, {"flat": True}), _FACTS)
         for row in rows:
             if row.get("node-name") == name_of(serial):
-                self._known[serial] = _disk(serial, row)
-                return self._known[serial]
+                found = _disk(serial, row)
+                await self.changed(found)
+                return found
         return None
 
-    def changed(self, disk: Disk) -> None:
+    async def changed(self, disk: Disk) -> None:
         """What it is from now on."""
         self._known[disk.serial] = disk
+        if disk.driver == images.DRIVER:
+            text = json.dumps({**asdict(disk), "source": str(disk.source)})
+            await asyncio.to_thread(_write, self._note(disk.serial), text)
+
+    async def forget(self, serial: str) -> None:
+        """It is not there any more."""
+        self._known.pop(serial, None)
+        await asyncio.to_thread(self._note(serial).unlink, missing_ok=True)
+
+    def _note(self, serial: str) -> Path:
+        return self._directory / f"disk-{serial}.json"
+
+    def _noted(self, serial: str) -> Disk | None:
+        """By the file; None for a disk that has none, and for a file of another version."""
+        try:
+            data = durable.read(self._note(serial), limit_bytes=_LIMIT_BYTES)
+            return pydantic.TypeAdapter(Disk).validate_json(data)
+        except (errors.CrustError, ValueError):
+            return None
 
 
 def _disk(serial: str, node: dict[str, object]) -> Disk:
@@ -85,3 +120,7 @@ def _disk(serial: str, node: dict[str, object]) -> Disk:
         direct_io=cache.get("direct") is True,
         driver=str(node.get("drv")),
     )
+
+
+def _write(path: Path, text: str) -> None:
+    durable.publish(path, text.encode(), survives_power_cut=False)

@@ -31,11 +31,14 @@ _LOCKED = ("Failed to get", "lock")
 class Disks:
     """The disks of one VM. One plug or unplug at a time."""
 
-    def __init__(self, control: qmp.Qmp, slots: int, *, emulated: bool = False) -> None:
+    def __init__(
+        self, control: qmp.Qmp, directory: Path, slots: int, *, emulated: bool = False
+    ) -> None:
+        """`directory` is the VM's."""
         self._control = control
         self._slots = slots
         self._emulated = emulated
-        self._nodes = block_nodes.DiskNodes(control)
+        self._nodes = block_nodes.DiskNodes(control, directory)
         self._limits: dict[str, volumes.IoLimits] = {}
         self._lock = asyncio.Lock()
 
@@ -132,9 +135,8 @@ class Disks:
                 raise faults.UnplugTimedOut(serial, timeout_s)
             self._limits.pop(serial, None)
             if await self._nodes.has(serial):
-                await self._control.execute(
-                    "blockdev-del", {"node-name": block_nodes.name_of(serial)}
-                )
+                await self._close(serial)
+            await self._nodes.forget(serial)
 
     async def resize(self, serial: str, at_least_bytes: int) -> int:
         """Show the guest the current size of the device or file behind a disk; returns the size.
@@ -155,7 +157,7 @@ class Disks:
             raise faults.DiskNotGrown(disk.source, length, at_least_bytes)
         arguments = {"node-name": block_nodes.name_of(serial), "size": length}
         await self._control.execute("block_resize", arguments)
-        self._nodes.changed(replace(disk, size_bytes=length))
+        await self._nodes.changed(replace(disk, size_bytes=length))
         return length
 
     async def limit(self, serial: str, limits: volumes.IoLimits) -> None:

@@ -182,7 +182,9 @@ class Machine:
         self._control = await qmp.Qmp.connect(self.directory / "control.sock")
         self._stack.push_async_callback(self._control.close)
         emulated = self.identity.acceleration == "tcg"
-        self.disks = disks.Disks(self._control, self.identity.volume_slots, emulated=emulated)
+        self.disks = disks.Disks(
+            self._control, self.directory, self.identity.volume_slots, emulated=emulated
+        )
         self.descriptors = descriptors.HeldDescriptors(self._control, self.pid)
         if self.identity.claims == "keeper":
             keeper = self.directory / "keeper.sock"

@@ -173,6 +173,47 @@ async def test_next_daemon_finishes_an_interrupted_mount(
     assert world.claims[TARGET].states[-1][0] is State.MOUNTED
 
 
+async def adopted(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Sandboxes, sandbox.Sandbox]:
+    """What a second daemon has adopted, which tries again when the test does."""
+    first = daemon(tmp_path, world)
+    await (await first.get(ONE)).start(run(TARGET.text))
+    await first.close()
+    world.failures["thaw"].insert(0, faults.AgentTimedOut("thaw", 50))
+    monkeypatch.setattr(sandbox, "AGAIN_S", 3600)
+    successor = daemon(tmp_path, world)
+    await successor.adopt_all()
+    await asyncio.sleep(0)  # its own tries have begun to wait
+    monkeypatch.setattr(sandbox, "AGAIN_S", 0)
+    found = successor.all()[0]
+    assert (found.held, list(found.mount_failures)) == ((), [TARGET])
+    return successor, found
+
+
+async def test_volume_whose_guest_does_not_answer_an_adoption_is_adopted_when_it_does(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod that has it starts no other container, which would try it again."""
+    world.failures["thaw"] = [faults.AgentTimedOut("thaw", 50) for _ in range(2)]
+    successor, found = await adopted(tmp_path, world, monkeypatch)
+    await found.keep_adopting()
+    assert [each.target for each in found.held] == [TARGET]
+    assert (found.mount_failures, world.failures["thaw"]) == ({}, [])
+    await successor.close()
+
+
+async def test_volume_whose_adoption_is_refused_is_not_tried_again(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = errors.Conflict("other options")
+    world.failures["thaw"] = [refused]
+    successor, found = await adopted(tmp_path, world, monkeypatch)
+    await found.keep_adopting()
+    assert found.mount_failures == {TARGET: refused}
+    await successor.close()
+
+
 async def test_adopt_ignores_a_lock_not_held_by_the_vm(tmp_path: Path, world: World) -> None:
     """The daemon died before QEMU had the claim; now the proxy holds the lock to unpublish the entry."""
     sandboxes = daemon(tmp_path, world)

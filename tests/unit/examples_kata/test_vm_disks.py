@@ -69,7 +69,7 @@ async def test_key_that_a_killed_process_left_in_qemu_is_removed_and_blocks_no_a
     tmp_path: Path, *, plugged: bool
 ) -> None:
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), 2)
+    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     if plugged:
         await found.attach_image("s1", opened, _recorded, read_only=False)
@@ -88,7 +88,7 @@ async def test_image_whose_client_is_not_recorded_is_closed_unless_that_would_wa
     async def not_recorded() -> None:
         raise errors.NotReady("cut off") if answers else errors.PeerUnavailable("no answer")
 
-    found = disks.Disks(cast("qmp.Qmp", Control()), 2)
+    found = disks.Disks(cast("qmp.Qmp", Control()), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     with pytest.raises(errors.NotReady if answers else errors.PeerUnavailable):
         await found.attach_image("s1", opened, not_recorded, read_only=False)
@@ -104,7 +104,7 @@ async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_c
 ) -> None:
     """query-block and query-named-block-nodes read from the image, in QEMU's main loop."""
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), 2)
+    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     await found.attach_image("s1", opened, _recorded, read_only=False)
     await found.limit("s1", volumes.IoLimits(read_iops=7))
@@ -120,7 +120,7 @@ async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_c
 async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
     """Its controller may have grown it since, and a smaller size would cut it off."""
     control = Control()
-    found = disks.Disks(cast("qmp.Qmp", control), 2)
+    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
     opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
     await found.attach_image("s1", opened, _recorded, read_only=False)
     control.size_bytes = 4 << 20
@@ -128,3 +128,39 @@ async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path
         await found.resize("s1", 2 << 20)
     assert "block_resize" not in control.asked
     assert await found.resize("s1", 8 << 20) == 8 << 20
+
+
+@pytest.mark.spec("H-55")
+async def test_process_that_adopts_a_vm_asks_qemu_nothing_that_waits_for_the_cluster(
+    tmp_path: Path,
+) -> None:
+    control = Control()
+    opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
+    earlier = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    await earlier.attach_image("s1", opened, _recorded, read_only=False)
+    await earlier.resize("s1", 8 << 20)
+    control.asked.clear()
+    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    assert (await found.disk("s1")).size_bytes == 8 << 20
+    adopted = await found.attach_image("s1", opened, _recorded, read_only=False)
+    assert (adopted.driver, adopted.read_only) == ("rbd", False)
+    assert set(control.asked) == {"qom-list", "query-blockstats"}
+
+
+@pytest.mark.spec("H-55")
+async def test_what_a_disk_was_is_forgotten_with_it_and_a_damaged_note_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    control = Control()
+    opened = images.OpenedImage(IMAGE, tmp_path / "ceph.conf", "a2V5")
+    await disks.Disks(cast("qmp.Qmp", control), tmp_path, 2).attach_image(
+        "s1", opened, _recorded, read_only=False
+    )
+    [note] = tmp_path.glob("disk-*.json")
+    note.write_text("{")
+    found = disks.Disks(cast("qmp.Qmp", control), tmp_path, 2)
+    assert (await found.disk("s1")).size_bytes == control.size_bytes
+    control.devices.clear()  # QEMU has unplugged it
+    await found.detach("s1", 1)
+    assert control.nodes == set()
+    assert not note.exists()

@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_EXT4_SUPERBLOCK_AT = 1024
+_EXT4_SUPERBLOCK_BYTES = 1024
+_EXT4_64BIT = 0x80
 _EXT4_IOC_RESIZE_FS = 0x40086610
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _XFS_IOC_FSGROWFSDATA = 0x4010586E
@@ -88,8 +91,25 @@ def _freeze_ioctl(path: str, request: int, already: int) -> bool:
 
 
 def _grow_ext4(root: int, disk_bytes: int) -> None:
-    block_bytes = os.fstatvfs(root).f_frsize
-    fcntl.ioctl(root, _EXT4_IOC_RESIZE_FS, struct.pack("Q", disk_bytes // block_bytes))
+    wanted = disk_bytes // os.fstatvfs(root).f_frsize
+    # Where nothing is to grow the ioctl reads the disk's last block all the same, and a disk may not answer.
+    if _ext4_blocks(root) < wanted:
+        fcntl.ioctl(root, _EXT4_IOC_RESIZE_FS, struct.pack("Q", wanted))
+
+
+def _ext4_blocks(root: int) -> int:
+    """How many blocks the filesystem has, by its superblock, which a mount keeps in the page cache."""
+    number = os.fstat(root).st_dev
+    found = os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    device = os.open(f"/dev/{os.path.basename(found)}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        superblock = os.pread(device, _EXT4_SUPERBLOCK_BYTES, _EXT4_SUPERBLOCK_AT)
+    finally:
+        os.close(device)
+    (low,) = struct.unpack_from("<I", superblock, 0x4)
+    (features,) = struct.unpack_from("<I", superblock, 0x60)
+    (high,) = struct.unpack_from("<I", superblock, 0x150) if features & _EXT4_64BIT else (0,)
+    return int(low) | int(high) << 32
 
 
 def _grow_xfs(root: int, disk_bytes: int) -> None:

@@ -1,0 +1,125 @@
+"""A real Ceph cluster is stopped: a runtime answers in time, and no QEMU stops with the cluster."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from crust import errors
+from crust.ceph import claim_object
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.kata.runtime import daemon, volume
+from tests.support import capabilities
+from tests.support.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(480)]
+
+
+IDLE = ("noinit_itable",)
+"""The guest's kernel does not go on writing to a new filesystem by itself."""
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    capabilities.need("vm")
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def storage(ceph: CephCluster) -> Storage:
+    return Storage.make(ceph)
+
+
+@pytest.fixture
+async def node(
+    storage: Storage, guest_image: object, acceleration: object
+) -> AsyncIterator[ImageNode]:
+    async with image_node("node-a", storage) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def stopped(ceph: CephCluster) -> Iterator[None]:
+    """Monitors and OSDs are stopped (SIGSTOP) while the block runs."""
+    with ceph.mon.frozen(), ceph.osd.frozen():
+        yield
+
+
+def holders(storage: Storage) -> list[str]:
+    with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
+        return [each.sandbox for each in claim_object.read(ioctx, IMAGE).claims.holders]
+
+
+async def while_qemu_answers(node: ImageNode, sandbox: str, call: Awaitable[Any]) -> Any:
+    """What the call returns or raises; QEMU answers from its beginning to its end, each question within its time."""
+    calling = asyncio.ensure_future(call)
+    while not calling.done():
+        assert await node.status(sandbox) == "running"
+    return await calling
+
+
+@pytest.mark.spec("H-55")
+async def test_restarted_runtime_adopts_an_image_whose_cluster_is_stopped(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish(options=IDLE)
+    await node.output("one", target, "echo kept > /data/f; sync")
+    await node.end_runtime()
+    with stopped(storage.ceph):
+        await node.start_runtime()
+        assert await node.status("one") == "running"
+        sandbox = await node.sandbox("one")
+        assert sandbox.mount_failures == {}
+        assert [each.target.text for each in sandbox.held] == [target]
+        await node.node.co.stats(IMAGE, target)
+    assert await node.output("one", target, "cat /data/f") == "kept"
+    storage.grow(2 * SIZE)
+    await node.node.co.expand(IMAGE, target, 2 * SIZE)
+
+
+@pytest.mark.spec("H-55")
+async def test_image_is_not_unplugged_while_its_cluster_is_stopped_and_is_afterwards(
+    node: ImageNode, storage: Storage
+) -> None:
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    sandbox = await node.sandbox("one")
+    [held] = sandbox.held
+    with stopped(storage.ceph):
+        unplugging = volume._detach(held.record, sandbox.vm, sandbox._handoff)
+        with pytest.raises(errors.PeerUnavailable, match="Ceph cluster"):
+            await while_qemu_answers(node, "one", unplugging)
+        assert await sandbox.vm.has_open(held.serial)
+    assert await node.output("one", target, "cat /data/f") == "kept"
+    await volume._detach(held.record, sandbox.vm, sandbox._handoff)
+    assert not await sandbox.vm.has_open(held.serial)
+
+
+@pytest.mark.spec("H-52")
+async def test_sandbox_that_is_stopped_while_the_cluster_is_leaves_nothing_when_it_goes_on(
+    node: ImageNode, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guest cannot unmount, so it is killed; the unpublish succeeds, and the claim is given back later."""
+    monkeypatch.setattr(daemon, "GIVE_BACK_S", 1)
+    target = await node.publish()
+    await node.output("one", target, "echo kept > /data/f; sync")
+    with stopped(storage.ceph):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await while_qemu_answers(node, "one", node.node.co.unpublish(IMAGE, target))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "one" in str(caught.value.details())
+        await node.runtime.stop("one")
+        assert await node.runtime.list() == []
+        await node.node.co.unpublish(IMAGE, target)
+        node.node.check_untouched(target)
+    async with asyncio.timeout(120):
+        while await asyncio.to_thread(list, (node.kata_run / "images").iterdir()):
+            """It is given back by itself."""
+    assert holders(storage) == []
+    async with image_node("node-b", storage) as other:
+        assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
