@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from examples.cluster import freezing
+
 Store = Literal["memstore", "bluestore"]
 POOL = "rbd"
 _PORTS = 100
@@ -79,8 +81,8 @@ class Daemon:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop it while the block runs (SIGSTOP): peers see a machine that hangs."""
-        self.process.send_signal(signal.SIGSTOP)
+        """Stop it while the block runs: peers see a machine that hangs."""
+        freezing.freeze(self.process.pid)
         try:
             yield
         finally:
@@ -375,8 +377,8 @@ def running(
 
 @contextlib.contextmanager
 def _ports() -> Iterator[int]:
-    """The first of a range of ports that no other cluster has, below those of outgoing connections."""
-    ranges = list(range(20000, 32000, _PORTS))
+    """The first of a range of ports that no other cluster has, below those of outgoing connections and of etcd."""
+    ranges = list(range(20_000, 26_000, _PORTS))
     random.shuffle(ranges)
     for first in ranges:
         with socket.socket(socket.AF_UNIX) as mark, contextlib.ExitStack() as stack:

@@ -20,6 +20,7 @@ import grpc
 
 from crust.cluster.etcd.certificates import Files
 from crust.settings.cluster import ClusterSettings
+from examples.cluster import freezing
 from examples.cluster.authority import Authority
 
 PROGRAM = "/usr/bin/etcd"
@@ -86,7 +87,7 @@ class Member:
     def pause(self) -> None:
         """SIGSTOP: its sockets stay open and nothing answers."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freezing.freeze(self._process.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -282,7 +283,7 @@ def free_ports(number: int, host: str, holder: object) -> list[int]:
     """
     free: list[int] = []
     while len(free) < number:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(26_000, 32_000)  # below are those of Ceph
         with socket.socket(socket.AF_UNIX) as mark, socket.socket() as probe:
             try:
                 mark.bind(f"\0crust-test-port-{port}")

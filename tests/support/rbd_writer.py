@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from examples.cluster import freezing
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
 
@@ -33,7 +34,7 @@ class Writer:
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """Stop it while the block runs: a virtual machine that is paused, or a node that is cut off."""
-        self.process.send_signal(signal.SIGSTOP)
+        freezing.freeze(self.process.pid)
         try:
             yield
         finally:
