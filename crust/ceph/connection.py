@@ -20,7 +20,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -45,6 +45,9 @@ class MonitorsInvalid(errors.InvalidRequest):
         )
 
 
+EXPIRY_S = 315_360_000
+"""Of an entry in the blocklist, ten years: it must not end while the client's process may live."""
+_CANNOT_END = "cannot end this client's calls"
 CLOSE_S = 20.0
 """Two steps of the data, each with its time."""
 
@@ -87,8 +90,6 @@ class CephUser:
             "log_to_stderr": "false",
             "log_to_syslog": "false",
             "rbd_default_clone_format": "2",
-            # librbd breaks the lock of a client that has been silent for 30 s, and cuts it off: a paused guest too.
-            "rbd_blocklist_on_break_lock": "false",
         }
 
 
@@ -174,6 +175,26 @@ class Connection:
                 yield held.cluster.get_addrs()
             finally:
                 self._pins.held = before
+
+    @contextmanager
+    def endable(self) -> Iterator[Callable[[], None]]:
+        """What ends all calls of the client that makes this thread's, wherever they are: any thread may call it while
+        the block runs. The client is blocklisted, and no OSD that it asks from then on carries out a step of it; the
+        next call of anybody connects anew. It raises as `command` does. What fails in the block is not translated.
+        """
+        held = self._taken(_CANNOT_END)
+        try:
+            yield lambda: self._end(held)
+        finally:
+            self._given_back(held)
+
+    def _end(self, held: _Open) -> None:
+        try:
+            held.cluster.blocklist_add(held.cluster.get_addrs(), EXPIRY_S)
+            held.cluster.wait_for_latest_osdmap()
+        except self._binding.failures as err:
+            raise self._translated(failures.errno_of(err), _CANNOT_END, "monitors") from err
+        held.is_blocklisted = True
 
     def fsid(self) -> str:
         """The cluster's id."""

@@ -35,9 +35,8 @@ from crust.ceph.claims import (
     opened,
     watchers,
 )
+from crust.ceph.connection import EXPIRY_S
 
-EXPIRY_S = 315_360_000
-"""Ten years: the entry must not end while the client's process may live."""
 _EXPIRY_OPTION = ("rbd_blocklist_expire_seconds", str(EXPIRY_S))
 
 _WATCH_GONE_S = 40.0

@@ -21,7 +21,14 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd import background, copies, image_use, images
+from crust.blockdriver.engines.rbd import (
+    background,
+    copies,
+    image_change,
+    image_use,
+    images,
+    omap,
+)
 from crust.blockdriver.engines.rbd.background import BackgroundWork
 from crust.blockdriver.engines.rbd.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.engine import RbdProvisioning, provisioning
@@ -73,7 +80,7 @@ def _snapshot(volume_id: volumes.VolumeId, name: str, size: int = SIZE) -> Image
     return Image(f"0123456789abcdef-snap-{digest}", volume_id, size)
 
 
-A, B, C = _volume("a"), _volume("b"), _volume("c")
+A, B, C, D = _volume("a"), _volume("b"), _volume("c"), _volume("d")
 
 
 def _write(ioctx: Any, name: str, data: bytes, offset: int = 0) -> None:
@@ -588,23 +595,126 @@ def _until_not_busy(change: Callable[[], None]) -> None:
     return change()
 
 
-def test_client_that_falls_silent_after_it_was_asked_lives_on_and_the_snapshot_is_not_used(
-    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+def _answered_before(patch: pytest.MonkeyPatch, questions: int = 1) -> None:
+    """The frozen clients have answered so many questions, and fall silent after them."""
+    first, real = iter([True] * questions), image_use.answer
+    patch.setattr(image_use, "answer", lambda *asked: next(first, False) or real(*asked))
+
+
+def _lock_owners(engine: RbdProvisioning, name: str) -> tuple[str, ...]:
+    with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
+        return image_use.lock_owners(image)
+
+
+def _wait_until_forgotten(engine: RbdProvisioning, name: str) -> None:
+    """Until the OSD takes the frozen clients for dead, and librbd may break their locks."""
+    with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
+        while image_use.watchers(image):
+            pass
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
+    engine: RbdProvisioning,
+    ceph: CephCluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_forgotten: bool,
 ) -> None:
-    """librbd breaks its lock after 30 s, and by default blocklists it."""
+    """librbd would break its lock after 30 s; a client without its lock is blocklisted, or hangs when it wakes up."""
     engine.create(A, SIZE)
     snapshot = _snapshot(A, "while it is paused")
     with writer.running(ceph, namespace, A) as client:
+        owners = _lock_owners(engine, A)
         with client.frozen(), monkeypatch.context() as patch:
-            patch.setattr(image_use, "_answer", lambda *_: True)
+            _answered_before(patch)
             with pytest.raises(RbdClientSilent):
                 engine.take_snapshot(snapshot)
+            if is_forgotten:
+                _wait_until_forgotten(engine, A)
+            assert _lock_owners(engine, A) == owners
         client.write(b"it goes on")
         _until_not_busy(lambda: engine.take_snapshot(snapshot))
         engine.restore(B, snapshot, SIZE)
         client.write(b"later")
+        assert _lock_owners(engine, A) == owners
     with engine.place.ioctx("cannot read") as ioctx, engine.place.image(ioctx, B) as image:
         assert image.read(0, 10) == b"it goes on"
+
+
+@pytest.mark.parametrize(
+    ("change", "questions"),
+    [
+        (lambda engine: engine.grow(B, 2 * SIZE), 1),
+        (lambda engine: engine.clone(C, B, source_bytes=SIZE, size_bytes=SIZE), 2),
+        (lambda engine: engine.delete_snapshot(_snapshot(B, "first")), 1),
+        (lambda engine: RbdLimits(engine.place).set_limits(B, volumes.IoLimits(write_iops=100)), 1),
+        (lambda engine: engine.background._flatten(B, b""), 1),
+        (lambda engine: engine.delete(D), 1),
+    ],
+    ids=["growth", "clone", "removal", "limits", "flattening", "clearing"],
+)
+def test_no_change_breaks_the_lock_of_a_client_that_falls_silent_after_it_was_asked(
+    engine: RbdProvisioning,
+    ceph: CephCluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[RbdProvisioning], None],
+    questions: int,
+) -> None:
+    engine.create(A, SIZE)
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.take_snapshot(_snapshot(B, "first"))
+    _leave_clone_begun(engine, B, D)
+    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+    with writer.running(ceph, namespace, B) as client:
+        owners = _lock_owners(engine, B)
+        with client.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch, questions)
+            with pytest.raises(RbdClientSilent):
+                change(engine)
+            assert _lock_owners(engine, B) == owners
+        client.write(b"it goes on")
+
+
+def _leave_clone_begun(engine: RbdProvisioning, source: str, target: volumes.VolumeId) -> None:
+    """What a controller leaves that is killed before it has cloned its temporary snapshot."""
+    with engine.place.ioctx("cannot note") as ioctx:
+        omap.put(ioctx, copies.WORK, {f"clone.{target}": source.encode()})
+        engine.copies._snapshot(ioctx, source, f"clone-{target}", SIZE)
+
+
+def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librbd needs the monitors, too: it blocklists before it breaks."""
+    engine.create(A, SIZE)
+    with writer.running(ceph, namespace, A) as client:
+        owners = _lock_owners(engine, A)
+        with client.frozen(), ceph.mon.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch)
+            with pytest.raises(errors.CrustError):
+                engine.take_snapshot(_snapshot(A, "while it is paused"))
+        assert _lock_owners(engine, A) == owners
+        client.write(b"it goes on")
+
+
+def test_change_during_which_this_process_slept_is_not_taken_for_done(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile a client may have fallen silent, and librbd may break its lock before it is asked again."""
+    engine.create(A, SIZE)
+    real = image_use.now_s
+    with writer.running(ceph, namespace, A), engine.place.ioctx("cannot change") as ioctx:
+        with image_change.changing(engine.place, ioctx, A):
+            pass
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(RbdClientSilent),
+            image_change.changing(engine.place, ioctx, A),
+        ):
+            patch.setattr(image_use, "now_s", lambda: real() + image_change.KEPT_S)
 
 
 def test_silent_controller_is_told_from_a_silent_guest(

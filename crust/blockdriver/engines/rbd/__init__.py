@@ -4,6 +4,7 @@
     images, snapshots,
     copies, limits, space  what a controller changes and asks: `engine` puts them together
     image_use              who has an image open, asked before each change that could cut that client off
+    image_change           asks again while it is changed, and ends the change when nobody answers
     records, background    the records, and work that takes the time of the data
     access                 the node's side: it opens nothing, a hypervisor does
     own_user, lent_users   as which user of Ceph a node connects

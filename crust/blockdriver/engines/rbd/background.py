@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from crust import errors
-from crust.blockdriver.engines.rbd import directory, image_use, images, omap
+from crust.blockdriver.engines.rbd import directory, image_change, images, omap
 from crust.blockdriver.engines.rbd.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
@@ -151,8 +151,7 @@ class BackgroundWork:
                     if not images.is_complete(image, name):
                         return  # a create goes on with it, and knows a begun copy by its parent
                 if self._copies.depth(ioctx, name) > SOFT_DEPTH:
-                    image_use.check_answers(self._place, ioctx, name)
-                    with self._place.image(ioctx, name, read_only=False) as image:
+                    with image_change.changing(self._place, ioctx, name) as image:
                         # A client notes an object in the object map before it copies the parent's data to it, and
                         # flattening passes over what is noted: of one that was killed in between it would be lost.
                         # So it goes without the map, which is made anew after it (`_with_object_map`).
@@ -171,8 +170,7 @@ class BackgroundWork:
         with self._place.image(ioctx, name) as image:
             if image.features() & _object_map() == _object_map():
                 return
-        image_use.check_answers(self._place, ioctx, name)
-        with self._place.image(ioctx, name, read_only=False) as image:
+        with image_change.changing(self._place, ioctx, name) as image:
             image.update_features(_object_map(), True)  # noqa: FBT003 - the binding's
             image.rebuild_object_map()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageBeingMade, ImageMissing, SnapshotMissing
-from crust.blockdriver.engines.rbd import directory, image_use, omap
+from crust.blockdriver.engines.rbd import directory, image_change, image_use, omap
 from crust.blockdriver.engines.rbd.images import VolumeImages, features, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.snapshots import RbdSnapshots
@@ -76,10 +76,9 @@ class RbdCopies:
         name = f"clone-{volume_id}"
         with self.place.ioctx(f"cannot make {volume_id} from {source}") as ioctx:
             try:
-                asked = image_use.check_answers(self.place, ioctx, source)
+                image_use.check_answers(self.place, ioctx, source)  # before anything is noted
                 omap.put(ioctx, WORK, {_CLONE + volume_id: source.encode()})
                 self._snapshot(ioctx, source, name, source_bytes)
-                asked.check_kept()
                 self._clone(ioctx, source, name, volume_id, size_bytes)
                 self._forget(ioctx, volume_id, source)
             except binding.load().rbd.ImageNotFound as err:
@@ -111,7 +110,7 @@ class RbdCopies:
         return found
 
     def _snapshot(self, ioctx: Ioctx, source: str, name: str, source_bytes: int) -> None:
-        with self.place.image(ioctx, source, read_only=False) as image:
+        with image_change.changing(self.place, ioctx, source) as image:
             if image.size() < source_bytes:
                 raise SourceTruncated(source, image.size(), source_bytes)
             if name in user_snapshots(image):  # of a try that was killed

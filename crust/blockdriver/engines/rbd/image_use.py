@@ -1,16 +1,9 @@
 """Who has an image open, and whether a change of it would harm them.
 
-A snapshot, a growth and a removal need librbd's exclusive lock, or ask its owner for it. An owner that does not
-answer is treated as dead after 30 s, its lock is broken and by librbd's default its client blocklisted: a virtual
-machine that was only paused (suspended, migrated, stopped in a debugger) would lose its disk because of a snapshot.
-So whoever watches the image is asked first, by an empty notification, which every client of RBD acknowledges, and a
+A change that needs librbd's exclusive lock would break the lock of an owner that does not answer (`image_change`). So
+whoever watches the image is asked first, by an empty notification, which every client of RBD acknowledges, and a
 silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as a sandbox has a
 claim on the image (`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
-
-A client may fall silent after it was asked. Our connections do not blocklist whose lock they break
-(`rbd_blocklist_on_break_lock`), so it goes on when it wakes up, with the size and the limits that it then reads. But
-its first writes may be of before a snapshot that was taken meanwhile, and would change it. So a snapshot for which
-librbd has waited long enough to break a lock is not used (`Asked.check_kept`).
 """
 
 import time
@@ -23,9 +16,6 @@ from crust.ceph import binding, claim_object, own_clients
 from crust.ceph.binding import Image, Ioctx
 
 _ANSWERS_WITHIN_MS = 3000
-KEPT_S = 20.0
-"""A client that has answered watches the image for longer than that: its watch ends 30 s after its last sign of life,
-which it gives every 5 s. Until then librbd breaks no lock of it."""
 
 
 class RbdClientSilent(errors.NotReady):
@@ -59,20 +49,21 @@ class RbdClientSilent(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The clients that had an image open when they were asked, and when that was."""
+    """The clients that had an image open when they were asked and answered, and when that was."""
 
     image: str
+    header: str
+    """The object that they watch."""
     clients: tuple[str, ...]
     controllers: frozenset[str]
     at_s: float
 
-    def check_kept(self) -> None:
-        """Raise `RbdClientSilent` if librbd may have broken the lock of a client since."""
-        if self.clients and _now_s() - self.at_s > KEPT_S:
-            raise RbdClientSilent(self.image, self.clients, self.controllers)
+    def silent(self) -> RbdClientSilent:
+        """What to raise when one of them does not answer any more."""
+        return RbdClientSilent(self.image, self.clients, self.controllers)
 
 
-def _now_s() -> float:
+def now_s() -> float:
     """Suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -99,17 +90,17 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
 
 def check_answers(place: Place, ioctx: Ioctx, name: str) -> Asked:
     """Raise `RbdClientSilent` if a change would break the lock of a client; returns who was asked."""
-    at_s = _now_s()
+    at_s = now_s()
     own = own_clients.addresses(ioctx, name)
     with place.image(ioctx, name) as image:
         found, header = watchers(image), f"rbd_header.{image.id()}"
         owners = lock_owners(image)
-    if found and not _answer(ioctx, header):
+    if found and not answer(ioctx, header):
         raise RbdClientSilent(name, found, own)
     gone = tuple(each for each in owners if each not in found)
     if gone and claim_object.read(ioctx, name).claims.holders:
         raise RbdClientSilent(name, gone, own)
-    return Asked(name, found, own, at_s)
+    return Asked(name, header, found, own, at_s)
 
 
 def lock_owners(image: Image) -> tuple[str, ...]:
@@ -118,7 +109,7 @@ def lock_owners(image: Image) -> tuple[str, ...]:
     return tuple(str(each[2]) for each in found["lockers"]) if isinstance(found, dict) else ()
 
 
-def _answer(ioctx: Ioctx, header: str) -> bool:
+def answer(ioctx: Ioctx, header: str) -> bool:
     """Whether all clients acknowledge a notification, which to them says that the header may have changed."""
     try:
         return bool(ioctx.notify(header, "", _ANSWERS_WITHIN_MS))

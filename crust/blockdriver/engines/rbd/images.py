@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ForeignImage, ImageBeingMade, ImageMissing
-from crust.blockdriver.engines.rbd import directory, image_use
+from crust.blockdriver.engines.rbd import directory, image_change, image_use
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding, claim_object, failures
 from crust.ceph.binding import Image, Ioctx
@@ -108,8 +108,7 @@ class VolumeImages:
             try:
                 if self._size(ioctx, volume_id) >= size_bytes:
                     return
-                image_use.check_answers(self.place, ioctx, volume_id)
-                with self.place.image(ioctx, volume_id, read_only=False) as image:
+                with image_change.changing(self.place, ioctx, volume_id) as image:
                     if image.size() < size_bytes:
                         _enlarge(image, size_bytes)
             except binding.load().rbd.ImageNotFound as err:

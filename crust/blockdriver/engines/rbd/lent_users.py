@@ -172,6 +172,12 @@ class LentUsers:
         raise CephKeyNotGiven("cannot change an image")
         yield ""
 
+    @contextmanager
+    def endable(self) -> Iterator[Callable[[], None]]:
+        """Never, as `pinned`."""
+        raise CephKeyNotGiven("cannot change an image")
+        yield lambda: None
+
     def fsid(self) -> str:
         """As `Connection.fsid`."""
         return self._last("cannot read the cluster's id").fsid()

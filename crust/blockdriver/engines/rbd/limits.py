@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from crust import volumes
 from crust.blockdriver.engines.protocol import ImageMissing
-from crust.blockdriver.engines.rbd import image_use
+from crust.blockdriver.engines.rbd import image_change
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding
 
@@ -30,8 +30,7 @@ class RbdLimits:
         """Set all four. Raises `ImageMissing`, `RbdClientSilent`."""
         with self.place.ioctx(f"cannot limit the I/O of {volume_id}") as ioctx:
             try:
-                image_use.check_answers(self.place, ioctx, volume_id)
-                with self.place.image(ioctx, volume_id, read_only=False) as image:
+                with image_change.changing(self.place, ioctx, volume_id) as image:
                     for key, name in _KEYS.items():
                         wanted = getattr(limits, name)
                         if wanted:

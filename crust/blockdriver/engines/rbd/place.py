@@ -4,7 +4,7 @@ A call that ends with a timeout may still be carried out; each method of the eng
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -43,6 +43,10 @@ class Client(Protocol):
 
     def pinned(self) -> AbstractContextManager[str]:
         """This client's address; calls of this thread inside the block are made by it or not at all."""
+        ...
+
+    def endable(self) -> AbstractContextManager[Callable[[], None]]:
+        """What ends all calls of the client that makes this thread's, while the block runs."""
         ...
 
     def fsid(self) -> str:

@@ -24,7 +24,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
 )
-from crust.blockdriver.engines.rbd import image_use
+from crust.blockdriver.engines.rbd import image_change
 from crust.blockdriver.engines.rbd.images import VolumeImages, hidden, user_snapshots
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding
@@ -67,11 +67,9 @@ class RbdSnapshots:
         what = f"cannot take a snapshot of {snapshot.volume_id}"
         with self.place.ioctx(what) as ioctx:
             try:
-                asked = image_use.check_answers(self.place, ioctx, snapshot.volume_id)
-                with self.place.image(ioctx, snapshot.volume_id, read_only=False) as image:
+                with image_change.changing(self.place, ioctx, snapshot.volume_id) as image:
                     _remove_from(image, snapshot.snapshot_id)
                     image.create_snap(snapshot.snapshot_id)
-                asked.check_kept()
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(snapshot.volume_id) from err
             except binding.load().rbd.ImageExists as err:
@@ -110,8 +108,7 @@ class RbdSnapshots:
                 with self.place.image(ioctx, name) as image:
                     is_left = snapshot_id in user_snapshots(image) or hidden(image, snapshot_id)
                 if is_left:
-                    image_use.check_answers(self.place, ioctx, name)
-                    with self.place.image(ioctx, name, read_only=False) as image:
+                    with image_change.changing(self.place, ioctx, name) as image:
                         _remove_from(image, snapshot_id)
             self.images.drop_deleted(ioctx, name)
 

@@ -32,11 +32,11 @@ from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import object_name, records_absent
 from crust.ceph import binding, failures
+from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephClientBlocklisted, CephNotAnswering, CephNotPermitted
-from crust.ceph.fencing import EXPIRY_S
 
 PATIENCE_S = 15.0
-"""Longer than a change takes by far; one that waits 30 s for librbd's own lock is repeated."""
+"""Longer than a change takes by far; one that waits for a silent client is ended (`image_change`)."""
 OBJECT = object_name(RecordKind.VOLUMES)
 _KEY = "l."
 

@@ -1,6 +1,6 @@
 """A pool in Ceph that is looked for while the cluster comes back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -52,6 +52,12 @@ class StuckClient:
 
     @contextmanager
     def pinned(self) -> Iterator[str]:
+        """Not reached."""
+        raise AssertionError
+        yield
+
+    @contextmanager
+    def endable(self) -> Iterator[Callable[[], None]]:
         """Not reached."""
         raise AssertionError
         yield
