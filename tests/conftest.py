@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import blockbuster
+import hypothesis
 import pytest
 
 from tests.support import capabilities, leaks
+
+# Else an example that takes longer than 200 ms fails, as on a busy machine any may.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

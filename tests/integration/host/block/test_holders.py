@@ -101,8 +101,14 @@ def test_device_in_use_asks_no_loop_device_on_a_file(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LOOP_GET_STATUS64 asks the filesystem of the backing file, and its server may hang."""
-    device, _ = attach(), attach(name="other.img")
+    device, other = attach(), attach(name="other.img")
     asked: list[int] = []
-    monkeypatch.setattr(loopctl, "status", asked.append)
+    status = loopctl.status
+
+    def recorded(fd: int) -> object:
+        asked.append(os.fstat(fd).st_rdev)
+        return status(fd)
+
+    monkeypatch.setattr(loopctl, "status", recorded)
     assert not holders.device_in_use(device.path).loops
-    assert asked == []
+    assert not {os.stat(each.path).st_rdev for each in (device, other)} & set(asked)
