@@ -102,6 +102,8 @@ class RbdPool:
             connection.check_namespace(self._place.pool, self._place.namespace)
             if self._identity() is None:
                 self._check_makeable()
+        except PoolAbsent:
+            raise  # an answer
         except errors.PeerUnavailable:
             connection.close()
             raise
