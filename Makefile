@@ -97,7 +97,7 @@ unit: $(VENV)/.done ## the tests that do not need root
 .PHONY: simulate
 simulate: SEEDS ?= 100
 simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEEDS=n (docs/reliability.md has the figures)
-	$(PY) -m tests.support.simulation --seeds $(SEEDS)
+	$(PY) -m tests.support.nodes.simulation --seeds $(SEEDS)
 
 .PHONY: cluster-chaos
 cluster-chaos: SECONDS ?= 300
@@ -140,11 +140,11 @@ proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors a
 
 .PHONY: docs-output
 docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
-	$(PY) -m tests.support.cli_output > docs/commands.md
+	$(PY) -m tests.support.pages.cli_output > docs/commands.md
 
 .PHONY: docs-pictures
 docs-pictures: root setup ## write docs/dashboard.png and docs/alerts.png from a node that a real Prometheus scrapes (root)
-	$(PRIVATE) $(PY) -m tests.support.pictures docs
+	$(PRIVATE) $(PY) -m tests.support.pages.pictures docs
 
 .PHONY: check-generated
 check-generated: $(VENV)/.done ## check that the generated files are current

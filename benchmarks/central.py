@@ -18,9 +18,9 @@ from crust.cluster.agent import Limits
 from crust.cluster.etcd import connect
 from examples.cluster import etcd as members
 from examples.cluster.etcd import Etcd
-from tests.support.central_cluster import Sidecar, leading
-from tests.support.cluster_contract import eventually
-from tests.support.simulated_pools import SimulatedPool, joined
+from tests.support.cluster.central_cluster import Sidecar, leading
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.simulated_pools import SimulatedPool, joined
 
 NAME = "central"
 FEW, MANY = 3, 200

@@ -15,7 +15,7 @@ from benchmarks import figures, node
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.kata.demo.kubelet import Kubelet
-from tests.support import rbd_driver
+from tests.support.ceph import rbd_driver
 
 NAME = "ceph-publish"
 ROUNDS = 100

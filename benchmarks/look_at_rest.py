@@ -16,7 +16,7 @@ from crust.handoff import claims, look
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
-from crust.proxy.deferred import DeferredVolumes
+from crust.proxy.deferrals.deferred import DeferredVolumes
 
 NAME = "look"
 ENTRIES = 1000

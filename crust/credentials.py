@@ -1,8 +1,9 @@
 """Hides what looks like a credential in the text of other programs, before it reaches a log line or an event.
 
 A driver may put its mount options into an error, a library its arguments into an exception. This is a guess by name
-(`password=`, `--token`, a login in a URL, a JSON web token); where the request is known, `crust.rpc.redaction` hides
-the values of its secrets as well. Every pattern is bounded, because the text may be hostile.
+(`password=`, `--token`, a login in a URL, a JSON web token); where the request is known,
+`crust.rpc.messages.redaction` hides the values of its secrets as well. Every pattern is bounded, because the text may
+be hostile.
 """
 
 import re

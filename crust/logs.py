@@ -2,8 +2,8 @@
 
 Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
 id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
-name in `error_name`; `code` is gRPC's. `crust.rpc.redaction` decides what a log line may show of a protobuf message,
-and `crust.credentials` hides what looks like a credential in any text.
+name in `error_name`; `code` is gRPC's. `crust.rpc.messages.redaction` decides what a log line may show of a protobuf
+message, and `crust.credentials` hides what looks like a credential in any text.
 
 Where standard error is the journal, each line begins with its priority.
 

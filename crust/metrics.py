@@ -119,21 +119,25 @@ OF_SEVERAL = (operations, worker_threads, worker_calls_waiting, worker_refusals,
 PROXY = (deferred_publishes, deferred_volumes, handlers, reservations)
 
 pool_open = Gauge(
-    "crust_pool_open", "1 while the block driver's pool is there and open, else 0.", registry=None
+    "crust_pool_open",
+    "1 while the block driver's pool is there and open, else 0.",
+    ("driver",),
+    registry=None,
 )
 pool_bytes = Gauge(
     "crust_pool_bytes",
     "The pool's capacity: its size, what is allocated on the disk, reserved for volumes, free for a new one.",
-    ("kind",),
+    ("driver", "kind"),
     registry=None,
 )
 unused_ephemeral_volumes = Gauge(
     "crust_unused_ephemeral_volumes",
     "Inline ephemeral volumes that are neither attached nor published; deleted after a grace.",
+    ("driver",),
     registry=None,
 )
 snapshots = Sampled(
-    "crust_snapshots", "Records of snapshots and group snapshots in the pool.", ("kind",)
+    "crust_snapshots", "Records of snapshots and group snapshots in the pool.", ("driver", "kind")
 )
 DRIVER = (snapshots, pool_open, pool_bytes, unused_ephemeral_volumes)
 
@@ -173,6 +177,7 @@ nodes_waiting_for_fencing = Gauge(
 FENCING = (claims_fenced, fencing_failures, nodes_waiting_for_fencing)
 
 _exported: set[int] = set()
+_snapshots: dict[str, Callable[[], Iterable[Sample]]] = {}
 _running: dict[str, Callable[[], int]] = {}
 _loads: dict[str, Callable[[], Load]] = {}
 
@@ -183,6 +188,19 @@ def export(*collectors: Collector) -> None:
         if id(each) not in _exported:
             _exported.add(id(each))
             REGISTRY.register(each)
+
+
+def export_snapshots(driver: str, count: Callable[[], Iterable[Sample]]) -> None:
+    """Show how many snapshots the pool of a driver has, by kind."""
+    _snapshots[driver] = count
+    snapshots.source = lambda: [
+        ((name, *labels), number) for name, of in _snapshots.items() for labels, number in of()
+    ]
+
+
+def forget_pool_bytes(driver: str) -> None:
+    """Of a pool that cannot be measured now: old numbers would look like the present ones."""
+    pool_bytes.remove_by_labels({"driver": driver})
 
 
 def export_operations(part: str, running: Callable[[], int]) -> None:

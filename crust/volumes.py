@@ -1,8 +1,8 @@
 """Core types: ids, paths, capabilities, usage, a deferred mount.
 
-No I/O and no wire types: the codecs (`crust.rpc.csi`, `crust.rpc.crust_v1`) convert protobuf messages into these
-types, and all other packages use only these. A value that exists is valid: code that gets a `TargetPath` need not
-check it again, except for symbolic links, which must be checked at the moment of use
+No I/O and no wire types: the codecs (`crust.rpc.messages.csi`, `crust.rpc.messages.crust_v1`) convert protobuf
+messages into these types, and all other packages use only these. A value that exists is valid: code that gets a
+`TargetPath` need not check it again, except for symbolic links, which must be checked at the moment of use
 (`crust.host.files.target_paths`).
 """
 
@@ -72,8 +72,14 @@ class InvalidPath(errors.InvalidRequest):
 
 
 @functools.lru_cache(maxsize=64)
-def _normal(root: str) -> str:
-    return str(PurePosixPath(root))
+def _below(root: str) -> str:
+    """What every path below `root` begins with."""
+    return f"{str(PurePosixPath(root)).rstrip('/')}/"
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,11 +115,11 @@ class TargetPath:
     @property
     def digest(self) -> str:
         """SHA-256 of the path's bytes, 64 lower-case hex digits: the name of its entry in the handoff directory."""
-        return hashlib.sha256(os.fsencode(self.text)).hexdigest()
+        return _digest(self.text)  # a publish names the entry eight times
 
     def is_below(self, root: str) -> bool:
         """Whether the path lies below `root`, component by component and not by prefix."""
-        return self.text.startswith(f"{_normal(root).rstrip('/')}/")
+        return self.text.startswith(_below(root))
 
     def __str__(self) -> str:
         return self.text
@@ -179,6 +185,14 @@ class DeviceIdentity:
     major: int
     minor: int
     disk_sequence: int
+
+    def numbers(self) -> dict[str, int]:
+        """The fields by name, as records and messages have them."""
+        return {
+            "major": self.major,
+            "minor": self.minor,
+            "disk_sequence": self.disk_sequence,
+        }
 
     def __str__(self) -> str:
         return f"{self.major}:{self.minor}@{self.disk_sequence}"

@@ -1,80 +1,55 @@
-"""Composition of the driver: the only file that knows all its parts."""
+"""Composition of the driver: the only file that knows both of its parts."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from crust import operations, volumes
+from crust.blockdriver import compose_controller, compose_node
 from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.coalesce import Coalescer
-from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Create, Provisioner
-from crust.blockdriver.controller.get_capacity import CapacityReport
-from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.controller.orphans import VolumeGarbageCollector
-from crust.blockdriver.controller.storage_limits import EnforcedByStorage
 from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.ephemeral import (
+from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.node.publish.ephemeral import (
     EphemeralInSharedPool,
-    EphemeralProvisioner,
     EphemeralVolume,
-    EphemeralVolumes,
 )
-from crust.blockdriver.node.ephemeral_orphans import (
+from crust.blockdriver.node.publish.ephemeral_orphans import (
     GRACE_S,
     EphemeralGarbageCollector,
     UnusedSince,
     UnusedVolumes,
 )
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
-from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.live_volumes import LiveVolumes
-from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
-from crust.blockdriver.node.node_publish import NodePublish
-from crust.blockdriver.node.node_stage import NodeStage
-from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.node.node_stats import NodeStats
-from crust.blockdriver.node.node_unpublish import NodeUnpublish
-from crust.blockdriver.node.node_unstage import NodeUnstage
-from crust.blockdriver.node.orphans import AttachmentGarbageCollector
-from crust.blockdriver.node.publish_check import PublishCheck
-from crust.blockdriver.node.tool_lock import ToolLocks
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.blockdriver.records.volume_records import VolumeRecords
-from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.services.controller import Controller
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
-from crust.blockdriver.services.node import Node, NodeRules
+from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
-from crust.blockdriver.snapshots.content_source import ContentSources
-from crust.blockdriver.snapshots.freeze_intents import Intents
-from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
-from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.health import snapshot_findings
-from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
-from crust.blockdriver.snapshots.recovery import SnapshotRecovery
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
-from crust.rpc import limits
+from crust.rpc.messages import limits
 from crust.settings.driver import OWN_DRIVER
 
 _ALL = Role()
@@ -123,8 +98,8 @@ def build(  # noqa: PLR0913 - one per setting
     )
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
-    snapshots, sources = _snapshots(stores, live, reachable, run_dir)
-    unused = UnusedVolumes(stores.volume_records, live, UnusedSince(run_dir))
+    snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)
+    unused = UnusedVolumes(name, stores.volume_records, live, UnusedSince(run_dir))
     health_check = HealthCheck(
         stores.pool,
         stores.volume_records,
@@ -139,7 +114,7 @@ def build(  # noqa: PLR0913 - one per setting
         ),
     )
     calls = SnapshotCalls(identity, snapshots.volume_snapshots, snapshots.group_snapshots, running)
-    controller_rules = _controller_rules(
+    controller_rules = compose_controller.rules(
         identity,
         stores,
         live,
@@ -151,7 +126,7 @@ def build(  # noqa: PLR0913 - one per setting
         running,
         modify_window_s,
     )
-    node_rules = _node_rules(
+    node_rules = compose_node.rules(
         identity,
         stores,
         live,
@@ -223,173 +198,6 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
             engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
         ),
         capacity=capacity.PoolCapacity(volume_records.index, engine.provisioning, overcommit),
-    )
-
-
-def _snapshots(
-    stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
-) -> tuple[SnapshotRecovery, ContentSources]:
-    intents = Intents(run_dir)
-    freezer = Freezer(intents, stores.access)
-    guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
-    pool = stores.pool
-    snapshot_records = SnapshotRecords(
-        stores.engine.records(RecordKind.SNAPSHOTS),
-        SnapshotRecord,
-        lambda each: pool.ids.is_snapshot_id(each),
-    )
-    groups = SnapshotRecords(
-        stores.engine.records(RecordKind.GROUPS),
-        GroupRecord,
-        lambda each: pool.ids.is_group_id(each),
-    )
-    volume_snapshots = VolumeSnapshots(
-        pool=pool,
-        volume_records=stores.volume_records,
-        content_records=stores.content_records,
-        snapshot_records=snapshot_records,
-        groups=groups,
-        provisioning=stores.provisioning,
-        node=live,
-        capacity=stores.capacity,
-        freezer=freezer,
-        guest_freezer=guest_freezer,
-    )
-    group_snapshots = GroupSnapshots(pool, groups, volume_snapshots)
-    recovery = SnapshotRecovery(
-        intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
-    )
-    sources = ContentSources(
-        volume_records=stores.volume_records,
-        content_records=stores.content_records,
-        volume_snapshots=volume_snapshots,
-        provisioning=stores.provisioning,
-        node=live,
-        freezer=freezer,
-        guest_freezer=guest_freezer,
-    )
-    return recovery, sources
-
-
-def _controller_rules(  # noqa: PLR0913 - composition
-    identity: NodeIdentity,
-    stores: Stores,
-    live: LiveVolumes,
-    attach_slots: AttachSlots,
-    io_limits: IoLimits,
-    sources: ContentSources,
-    health_check: HealthCheck,
-    calls: SnapshotCalls,
-    running: operations.KeyedOperations,
-    modify_window_s: float,
-) -> ControllerRules:
-    publisher = ControllerPublish(
-        stores.pool, stores.volume_records, live, stores.supported, attach_slots, identity.node_id
-    )
-    in_storage = stores.engine.limits
-    modifier = VolumeModifier(
-        volume_records=stores.volume_records,
-        provisioning=stores.provisioning,
-        node=live,
-        enforcement=EnforcedByStorage(in_storage) if in_storage else io_limits,
-        capacity=stores.capacity,
-        supported=stores.supported,
-    )
-    return ControllerRules(
-        provisioner=Provisioner(
-            pool=stores.pool,
-            volume_records=stores.volume_records,
-            content_records=stores.content_records,
-            provisioning=stores.provisioning,
-            node=live,
-            sources=sources,
-            capacity=stores.capacity,
-            supported=stores.supported,
-            segment=identity.segment,
-            limits=in_storage,
-        ),
-        publisher=publisher,
-        lister=VolumeLister(stores.pool, stores.volume_records, publisher, health_check),
-        health_check=health_check,
-        capacity_report=CapacityReport(
-            stores.capacity, stores.provisioning, stores.supported, identity.segment
-        ),
-        snapshots=calls,
-        modifier=modifier,
-        coalescer=Coalescer(identity.driver, running, modifier.apply, window_s=modify_window_s),
-    )
-
-
-def _node_rules(  # noqa: PLR0913 - composition
-    identity: NodeIdentity,
-    stores: Stores,
-    live: LiveVolumes,
-    attach_slots: AttachSlots,
-    io_limits: IoLimits,
-    health_check: HealthCheck,
-    provisioner: EphemeralProvisioner,
-    about_to_create: Callable[[volumes.VolumeId], None],
-    target_roots: tuple[str, ...],
-    grow_image: ImageGrowth | None,
-) -> NodeRules:
-    volume_records, content_records = stores.volume_records, stores.content_records
-    node_state, access = stores.node_state, stores.access
-    node_expand = NodeExpand(
-        volume_records, content_records, node_state, access, stores.supported, grow_image
-    )
-    publish_check = PublishCheck(
-        volume_records, content_records, node_state, live, stores.supported
-    )
-    node_unpublish = NodeUnpublish(stores.pool, node_state, access, target_roots)
-    node_stage = NodeStage(
-        volume_records=volume_records,
-        content_records=content_records,
-        node_state=node_state,
-        access=access,
-        supported=stores.supported,
-        io_limits=io_limits,
-        attach_slots=attach_slots,
-        preparation=FilesystemPreparation(content_records, access),
-        tool_locks=stores.tool_locks,
-        node_id=identity.node_id,
-    )
-    node_unstage = NodeUnstage(stores.pool, node_state, live, access, io_limits)
-    return NodeRules(
-        volume_records=volume_records,
-        live=live,
-        io_limits=io_limits,
-        fs_types=stores.supported.fs_types,
-        node_stage=node_stage,
-        node_unstage=node_unstage,
-        node_publish=NodePublish(
-            content_records=content_records,
-            node_state=node_state,
-            publish_check=publish_check,
-            io_limits=io_limits,
-            node_expand=node_expand,
-            target_roots=target_roots,
-        ),
-        deferred_publish=DeferredNodePublish(content_records, node_state, publish_check, io_limits),
-        node_unpublish=node_unpublish,
-        ephemeral=EphemeralVolumes(
-            pool=stores.pool,
-            volume_records=volume_records,
-            live=live,
-            provisioner=provisioner,
-            node_stage=node_stage,
-            node_unstage=node_unstage,
-            node_unpublish=node_unpublish,
-            about_to_use=about_to_create,
-        ),
-        node_expand=node_expand,
-        node_stats=NodeStats(
-            volume_records,
-            node_state,
-            access,
-            health_check,
-            tells_condition=identity.tells_condition,
-        ),
-        health_check=health_check,
     )
 
 

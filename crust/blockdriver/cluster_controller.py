@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.pool_watch import background
-from crust.cluster.central import Central, Described
+from crust.cluster.central.app import Central, Described
 from crust.cluster.protocol import ControllerSide
 from crust.host.files import durable
-from crust.rpc import server
-from crust.rpc.daemon import Daemon, starting
+from crust.rpc.serving import server
+from crust.rpc.serving.daemon import Daemon, starting
 
 LOCK = "controller.lock"
 """In the run directory."""

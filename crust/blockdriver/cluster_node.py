@@ -19,8 +19,8 @@ from crust.blockdriver.driver import Driver
 from crust.cluster.agent import Agent
 from crust.cluster.forever import forever
 from crust.cluster.protocol import Announcement, NodeSide
-from crust.rpc.health import Health
-from crust.rpc.local import LocalServer
+from crust.rpc.in_process.local import LocalServer
+from crust.rpc.serving.health import Health
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _LOOK_S = 10.0

@@ -8,10 +8,10 @@ from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
-from crust.blockdriver.node.ephemeral_orphans import EphemeralGarbageCollector
+from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
-from crust.blockdriver.node.tool_lock import ToolLocks
+from crust.blockdriver.node.publish.ephemeral_orphans import EphemeralGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
@@ -117,10 +117,10 @@ class Driver:
             try:
                 measured = await workers.run(self.stores.capacity.measured)
             except errors.CrustError:  # the pool's own health reports it
-                metrics.pool_bytes.clear()
+                metrics.forget_pool_bytes(self.name)
             else:
                 for kind, number in measured.items():
-                    metrics.pool_bytes.labels(kind).set(number)
+                    metrics.pool_bytes.labels(self.name, kind).set(number)
             await asyncio.sleep(MEASURE_PERIOD_S)
 
     async def keep_collecting_garbage(self) -> None:

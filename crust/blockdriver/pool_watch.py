@@ -15,7 +15,7 @@ from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.blockdriver.records.pool import PoolNotOpened
-from crust.rpc.gate import needs_state
+from crust.rpc.serving.gate import needs_state
 
 PERIOD_S = 1.0
 
@@ -117,9 +117,9 @@ class PoolWatch:
         return named
 
     def _tell(self, problem: errors.CrustError | None) -> None:
-        metrics.pool_open.set(0 if problem else 1)
+        metrics.pool_open.labels(self._driver.name).set(0 if problem else 1)
         if problem is not None:
-            metrics.pool_bytes.clear()  # not known: the old numbers would look like the present ones
+            metrics.forget_pool_bytes(self._driver.name)
         self._report(problem)
         if problem is None:
             self._pool.serve()

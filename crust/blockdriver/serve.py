@@ -24,12 +24,13 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.pool_watch import PoolWatch, background
 from crust.blockdriver.services.roles import Role
 from crust.ceph import keyfile
-from crust.ceph.connection import CephUser, Connection
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.rpc import channel, wiring
-from crust.rpc.daemon import Daemon, starting
-from crust.rpc.gate import Gate
+from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.gate import Gate
 from crust.settings.cluster import ClusterSettings
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
@@ -110,11 +111,11 @@ async def part(
         )
         if cluster is not None:
             await stack.enter_async_context(_in_cluster(driver, cluster, daemon))
-        metrics.snapshots.source = driver.count_snapshots
+        metrics.export_snapshots(driver.name, driver.count_snapshots)
         metrics.export(*metrics.DRIVER)
-        metrics.export_operations("driver", driver.operations.running)
-        metrics.export_workers("driver", lambda: driver.workers.load)
-        daemon.readiness.append(lambda: daemon.health.problems.get("pool"))
+        metrics.export_operations(f"driver {driver.name}", driver.operations.running)
+        metrics.export_workers(f"driver {driver.name}", lambda: driver.workers.load)
+        daemon.readiness.append(lambda: daemon.health.problems.get(_pool_of(driver)))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
         yield
 
@@ -135,9 +136,16 @@ async def _in_cluster(
         yield
 
 
+def _pool_of(driver: Driver) -> str:
+    """The part whose health is that of the driver's pool: a process may have several."""
+    return f"pool of {driver.name}"
+
+
 async def _opened(driver: Driver, daemon: Daemon) -> PoolWatch:
     """Open the pool if it is there; what has it is closed before another process may write."""
-    watch = PoolWatch(driver, lambda problem: daemon.health.report("pool", problem, is_fatal=False))
+    watch = PoolWatch(
+        driver, lambda problem: daemon.health.report(_pool_of(driver), problem, is_fatal=False)
+    )
     owned = daemon.owned
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)

@@ -1,10 +1,12 @@
 """Ceph: connections, images of RBD, and who may write to one.
 
     binding         the two extension modules that a distribution ships, and what crust uses of them
+    user            who connects to which cluster, with which time for a call
     connection      one cluster and one user, in one process; `failures` turns what it raises into crust's errors
     keyfile, caps   the key of a user, and what a volume's user may do; `own_clients` are crust's own connections
     probe           checks a connection in a process of its own, which can be killed when it hangs
-    claim_object    the claims on an image, read and replaced whole; `claims`: take, record, give back
+    claim_object    the claims on an image, read and replaced atomically; `claims`: take, record, give back
+    host_claims     the same for what a node's own kernel maps
     attach          the same for a runtime, in a process per question; `fencing` cuts off who does not give back
 
 Two rules hold everywhere. What blocks is called on a thread or in a process of its own, never on the event loop. And

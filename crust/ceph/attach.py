@@ -22,11 +22,9 @@ from typing import Any
 from crust import errors, volumes
 from crust.ceph import claims, failures
 from crust.ceph.claim_object import Mode
-from crust.ceph.connection import CephUser, Connection, Timeouts
+from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
-
-_LOOSE = ("rbd_blocklist_on_break_lock", "false")
-"""The lock of a client that has ended is broken without the right to blocklist, which a node does not have."""
+from crust.ceph.user import CephUser, Timeouts
 
 
 class WrongCephCluster(errors.NotReady):
@@ -59,7 +57,7 @@ class Key:
     key: str = field(repr=False)
 
 
-class Asking:
+class ImageCalls:
     """The questions about one image. Each raises what `crust.ceph.claims` and `crust.ceph.failures` say."""
 
     def __init__(
@@ -110,15 +108,15 @@ class Asking:
 @asynccontextmanager
 async def asking(
     key: Key, *, timeouts: Timeouts | None = None, timeout_s: float = 30.0
-) -> AsyncIterator[Asking]:
-    """A process that is connected to the image's cluster, while the block runs. Raises as `Asking.ask`."""
+) -> AsyncIterator[ImageCalls]:
+    """A process that is connected to the image's cluster, while the block runs. Raises as `ImageCalls.ask`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-m", "crust.ceph.attach",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        found = Asking(key.image, process, timeout_s)
+        found = ImageCalls(key.image, process, timeout_s)
         times = asdict(timeouts or Timeouts())
         await found.ask("connect", image=asdict(key.image), key=key.key, timeouts=times)
         yield found
@@ -160,13 +158,12 @@ class _Answers:
         self, image: dict[str, Any], key: str, timeouts: dict[str, int]
     ) -> dict[str, object]:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
-        who = CephUser(",".join(self._image.monitors), self._image.user, key)
+        monitors = ",".join(self._image.monitors)
+        who = CephUser(monitors, self._image.user, key, may_blocklist=False)
         self._connection = Connection(who, Timeouts(**timeouts))
         found = self._connection.fsid()
         if found != self._image.cluster:
             raise WrongCephCluster(self._image.cluster, found)
-        with self._connection.cluster("cannot set an option") as cluster:
-            cluster.conf_set(*_LOOSE)
         return {}
 
     def _size(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The claims on an image, as one object beside it: read whole, and replaced whole or not at all.
+"""The claims on an image, as one object beside it: read and replaced atomically.
 
 The object `crust.claim.<image>` lies in the image's own namespace, where a node's user may write. It has two omap
 keys: `cookie`, which every write replaces by a new random one, and `claims`, one JSON object. A write is one
@@ -23,6 +23,7 @@ from crust.ceph import failures
 from crust.ceph.binding import Ioctx, load
 
 PREFIX = "crust.claim."
+_HOST = "krbd/"
 _COOKIE, _CLAIMS = "cookie", "claims"
 _LOST = (errno.ECANCELED, errno.EEXIST, errno.ENOENT)
 """What the operation of a writer reports that came second."""
@@ -52,11 +53,11 @@ class UnreadableImageClaim(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has an image: a sandbox on a node.
+    """Who has an image: a sandbox on a node, or the node's own kernel.
 
-    `id` is that of the virtual machine, which a restarted runtime still knows. `machine` is the node's machine id:
-    two hosts that were given one name are told apart. `address` is that of the client that opened the image; empty
-    until it is known, and until then no guest can write.
+    `id` is that of the virtual machine, which a restarted runtime still knows, or of the node's boot. `machine` is
+    the node's machine id: two hosts that were given one name are told apart. `address` is that of the client that
+    opened the image; empty until it is known, and until then nobody can write.
     """
 
     id: str
@@ -65,6 +66,23 @@ class Holder:
     sandbox: str
     claimed_at: str
     address: str = ""
+
+    @classmethod
+    def of_host(cls, node: str, machine: str, boot: str, claimed_at: str) -> "Holder":
+        """A node itself, whose kernel has mapped the image since this boot of it."""
+        return cls(f"{_HOST}{boot}/{node}", node, machine, "(none: krbd)", claimed_at)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is a node's kernel, and no virtual machine."""
+        return self.id.startswith(_HOST)
+
+    @property
+    def shown(self) -> str:
+        """Who it is, for people."""
+        if self.is_host:
+            return f"the kernel of node {self.node}"
+        return f"sandbox {self.sandbox} on node {self.node}"
 
     def is_on(self, node: str, machine: str) -> bool:
         """Whether the holder is, or was, on this host."""

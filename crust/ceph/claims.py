@@ -31,10 +31,10 @@ _TRIES = 20
 
 
 class ImageClaimed(errors.NotReady):
-    """Another sandbox has the image."""
+    """Another sandbox, or a node itself, has the image."""
 
     def __init__(self, image: str, holder: Holder, host: "Host") -> None:
-        why = f"sandbox {holder.sandbox} on node {holder.node} has it since {holder.claimed_at}"
+        why = f"{holder.shown} has it since {holder.claimed_at}"
         if holder.machine == host.machine and host.machine:
             why += (
                 f"; {holder.node} has this host's machine id: either it is this host, and its runtime has another "
@@ -54,7 +54,7 @@ class ImageBeingOpened(errors.NotReady):
     def __init__(self, image: str, holder: Holder) -> None:
         super().__init__(
             f"the image {image} cannot be shared yet",
-            why=f"sandbox {holder.sandbox} on node {holder.node} has taken it at {holder.claimed_at} and not opened "
+            why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
             "it: of two that open it at once nobody could tell which client is whose",
             hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
         )
@@ -130,13 +130,13 @@ def take(ioctx: Ioctx, image: str, mode: Mode, host: Host, sandbox: str, holder_
     `ImageBeingOpened`, `ImageBeingFenced`, `ImageWatched`, `claim_object.UnreadableImageClaim`, and the binding's own
     errors.
     """
-    holder = Holder(holder_id, host.node, host.machine, sandbox, _now())
+    holder = Holder(holder_id, host.node, host.machine, sandbox, now())
     after = changed(ioctx, image, lambda claims: _with(claims, holder, mode, image, host)).claims
-    mine = _of(after, holder_id, image)
+    mine = of(after, holder_id, image)
     if mine != holder:  # an earlier attempt of this virtual machine, which may have the image open
         return mine
     try:
-        _check_watchers(ioctx, image)
+        check_watchers(ioctx, image)
     except BaseException:
         give_back(ioctx, image, holder.id)
         raise
@@ -149,7 +149,7 @@ def record(ioctx: Ioctx, image: str, holder_id: str) -> str:
     Raises `ImageClaimLost`: then the image must be closed again. Raises `ImageNotOpened`.
     """
     claims = claim_object.read(ioctx, image).claims
-    _of(claims, holder_id, image)
+    of(claims, holder_id, image)
     known = {*claims.ended, *(each.address for each in claims.holders if each.id != holder_id)}
     with opened(ioctx, image, read_only=True) as there:
         new = own_clients.strangers(ioctx, image, lambda: watchers(there) - known)
@@ -157,13 +157,19 @@ def record(ioctx: Ioctx, image: str, holder_id: str) -> str:
         raise ImageNotOpened(image, len(new))
     [address] = new
 
+    record_address(ioctx, image, holder_id, address)
+    return address
+
+
+def record_address(ioctx: Ioctx, image: str, holder_id: str, address: str) -> None:
+    """Record the holder's client, which the caller knows. Raises `ImageClaimLost`."""
+
     def recorded(now: Claims) -> Claims:
-        mine = _of(now, holder_id, image)
+        mine = of(now, holder_id, image)
         others = tuple(each for each in now.holders if each != mine)
         return replace(now, holders=(*others, replace(mine, address=address)))
 
     changed(ioctx, image, recorded)
-    return address
 
 
 def give_back(ioctx: Ioctx, image: str, holder_id: str) -> None:
@@ -194,7 +200,7 @@ def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
     if claims.fencing:
         raise ImageBeingFenced(image)
     for each in claims.holders:
-        if not each.may_be_on(host.node, host.machine) and not _share(claims.mode, mode):
+        if not each.may_be_on(host.node, host.machine) and not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
 
 
@@ -229,14 +235,18 @@ def watchers(image: Image) -> frozenset[str]:
 def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) -> Claims:
     if claims.fencing:
         raise ImageBeingFenced(image)
-    here = [each for each in claims.holders if each.is_on(host.node, host.machine)]
+    here = [
+        each
+        for each in claims.holders
+        if each.is_on(host.node, host.machine) and not each.is_host  # its kernel uses the image
+    ]
     if any(each.id == holder.id for each in here):
         return claims
     if claims.mode is mode is Mode.READERS:
         return replace(claims, holders=(*claims.holders, holder))
     elsewhere = tuple(each for each in claims.holders if each not in here)
     for each in elsewhere:
-        if not _share(claims.mode, mode):
+        if not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
         if not each.address:
             raise ImageBeingOpened(image, each)
@@ -245,18 +255,20 @@ def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) ->
     return Claims(mode, (*elsewhere, holder), ended=tuple(dict.fromkeys(ended)))
 
 
-def _share(one: Mode, other: Mode) -> bool:
+def share(one: Mode, other: Mode) -> bool:
+    """Whether holders with these modes may have one image."""
     return one is other and one is not Mode.WRITER
 
 
-def _of(claims: Claims, holder_id: str, image: str) -> Holder:
+def of(claims: Claims, holder_id: str, image: str) -> Holder:
+    """The holder's claim. Raises `ImageClaimLost`."""
     mine = [each for each in claims.holders if each.id == holder_id]
     if not mine or claims.fencing == mine[0].node:
         raise ImageClaimLost(image)
     return mine[0]
 
 
-def _check_watchers(ioctx: Ioctx, image: str) -> None:
+def check_watchers(ioctx: Ioctx, image: str) -> None:
     """Raise `ImageWatched` for a client that no claim knows; break the lock of one that has ended.
 
     The next client cannot do that itself: it would have to wait for 30 s, and then need the right to blocklist.
@@ -302,5 +314,6 @@ def _lingering(ioctx: Ioctx, image: str, addresses: tuple[str, ...]) -> tuple[st
     return tuple(each for each in dict.fromkeys(addresses) if each in present)
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of a claim, for people."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -6,9 +6,6 @@ Rules that librados does not enforce, and that cost the process otherwise:
   waits for those that run, then closes the pools and the cluster, in this order.
 - A connection does not survive a fork: it hangs in the child. A process id that has changed is refused.
 - `connect(timeout=)` has no effect, only the option `client_mount_timeout`. All three timeouts are always set.
-- Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
-  if the monitors were away. So they are required (`MonitorsInvalid`).
-- The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
 
 A client that was blocklisted stays so for ever: librbd of another client does that to one that slept for 30 s. Such a
 connection is replaced at the next call; one that an administrator cut off by the host's address fails again. A thread
@@ -18,7 +15,6 @@ whose calls belong together says so (`pinned`): none of them is made by the repl
 import errno
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,69 +24,13 @@ from typing import ClassVar
 from crust import errors
 from crust.ceph import binding, failures
 from crust.ceph.failures import CephConnectionClosed, CephNamespaceMissing, Step
-
-_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}(/0)?"
-_VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
-_MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
-
-
-class MonitorsInvalid(errors.InvalidRequest):
-    """The addresses of Ceph's monitors do not have the required form."""
-
-    def __init__(self, monitors: str) -> None:
-        super().__init__(
-            f"the monitors {monitors[:256]!r} cannot be used",
-            why="each needs its protocol: without it a wrong key looks like monitors that are away",
-            hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
-        )
-
+from crust.ceph.user import USUAL, CephUser, Timeouts
 
 EXPIRY_S = 315_360_000
 """Of an entry in the blocklist, ten years: it must not end while the client's process may live."""
 _CANNOT_END = "cannot end this client's calls"
 CLOSE_S = 20.0
 """Two steps of the data, each with its time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
-
-    connect_s: int = 5
-    monitors_s: int = 5
-    data_s: int = 10
-    """Longer than a busy cluster takes for one step, shorter than the deadline of a CO's call."""
-
-
-@dataclass(frozen=True, slots=True)
-class CephUser:
-    """Who connects where. The key is never shown."""
-
-    monitors: str
-    """`mon_host`, each address with its protocol."""
-    user: str
-    """The name without `client.`."""
-    key: str = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if not _MONITORS.fullmatch(self.monitors):
-            raise MonitorsInvalid(self.monitors)
-
-    def options(self, timeouts: Timeouts) -> dict[str, str]:
-        """The options of librados."""
-        return {
-            "mon_host": self.monitors,
-            "key": self.key,
-            "keyring": "",
-            "client_mount_timeout": str(timeouts.connect_s),
-            "rados_mon_op_timeout": str(timeouts.monitors_s),
-            "rados_osd_op_timeout": str(timeouts.data_s),
-            "admin_socket": "",
-            "log_file": "",
-            "log_to_stderr": "false",
-            "log_to_syslog": "false",
-            "rbd_default_clone_format": "2",
-        }
 
 
 @dataclass(slots=True)
@@ -110,7 +50,7 @@ class Connection:
 
     is_lent: ClassVar[bool] = False
 
-    def __init__(self, who: CephUser, timeouts: Timeouts = Timeouts()) -> None:
+    def __init__(self, who: CephUser, timeouts: Timeouts = USUAL) -> None:
         """Raises `CephBindingMissing`."""
         self.who = who
         self._timeouts = timeouts
@@ -177,10 +117,11 @@ class Connection:
                 self._pins.held = before
 
     @contextmanager
-    def endable(self) -> Iterator[Callable[[], None]]:
+    def endable(self) -> Iterator[Callable[[], str]]:
         """What ends all calls of the client that makes this thread's, wherever they are: any thread may call it while
         the block runs. The client is blocklisted, and no OSD that it asks from then on carries out a step of it; the
-        next call of anybody connects anew. It raises as `command` does. What fails in the block is not translated.
+        next call connects again. It returns the client's address, and raises as `command` does. What fails in the
+        block is not translated.
         """
         held = self._taken(_CANNOT_END)
         try:
@@ -188,13 +129,15 @@ class Connection:
         finally:
             self._given_back(held)
 
-    def _end(self, held: _Open) -> None:
+    def _end(self, held: _Open) -> str:
         try:
-            held.cluster.blocklist_add(held.cluster.get_addrs(), EXPIRY_S)
+            address = held.cluster.get_addrs()
+            held.cluster.blocklist_add(address, EXPIRY_S)
             held.cluster.wait_for_latest_osdmap()
         except self._binding.failures as err:
             raise self._translated(failures.errno_of(err), _CANNOT_END, "monitors") from err
         held.is_blocklisted = True
+        return address
 
     def fsid(self) -> str:
         """The cluster's id."""

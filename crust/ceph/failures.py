@@ -105,7 +105,7 @@ class CephClientBlocklisted(errors.PeerUnavailable):
         where = f", {address}" if address else ""
         super().__init__(
             f"the Ceph cluster has blocklisted this client of client.{user}{where}",
-            why="an administrator did it, or another client that took it for dead because it did not answer for 30 s",
+            why="an administrator did it, or another client did, because it did not answer for 30 s",
             hint="a retry uses a new connection; if that fails too, `ceph osd blocklist ls` has the whole host: "
             "`ceph osd blocklist rm ADDRESS:0/0` when it may write again",
         )

@@ -50,7 +50,7 @@ class HolderConnected(errors.NotReady):
     def __init__(self, image: str, holder: Holder) -> None:
         super().__init__(
             f"node {holder.node} is not cut off from the image {image}",
-            why=f"its client {holder.address} is connected, so sandbox {holder.sandbox} runs there",
+            why=f"its client {holder.address} is connected: {holder.shown} uses the image",
             hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
         )
         self.holder = holder

@@ -15,7 +15,7 @@ from typing import Any
 
 from crust import errors
 from crust.ceph import binding, failures
-from crust.ceph.connection import CephUser, Timeouts
+from crust.ceph.user import CephUser, Timeouts
 from crust.host.process import commands
 
 _NO_IMAGE = "image"
@@ -37,7 +37,7 @@ class CephImageMissing(errors.NotFound):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProbeTarget:
     """What to look at; without an `image` only the pool."""
 
     pool: str
@@ -45,7 +45,9 @@ class Wanted:
     image: str = ""
 
 
-async def check(who: CephUser, wanted: Wanted, *, timeouts: Timeouts, timeout_s: float) -> None:
+async def check(
+    who: CephUser, wanted: ProbeTarget, *, timeouts: Timeouts, timeout_s: float
+) -> None:
     """Raise why the image cannot be opened by `who`; the process is killed after `timeout_s`.
 
     Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephPoolMissing`, `CephImageMissing` and others of
@@ -92,7 +94,7 @@ def main() -> None:
 
 
 def _ask(question: dict[str, Any]) -> dict[str, Any]:
-    found, wanted = binding.load(), Wanted(**question["wanted"])
+    found, wanted = binding.load(), ProbeTarget(**question["wanted"])
     who = CephUser(question["monitors"], question["user"], question["key"])
     step = "connect"
     try:

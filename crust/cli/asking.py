@@ -86,7 +86,7 @@ def failed(error: errors.CrustError) -> int:
 def _reason(err: OSError, start: str) -> tuple[str, str]:
     reasons = {
         errno.ENOENT: ("there is no such socket", f"{start}, or give its own --run-dir"),
-        errno.ECONNREFUSED: ("the socket is left over, nobody listens on it", start),
+        errno.ECONNREFUSED: ("the socket is stale, no process listens on it", start),
         errno.EACCES: ("this user may not open it", "run the command as root"),
         errno.ENOTDIR: ("a part of its path is not a directory", "correct the path"),
         errno.EAGAIN: ("it accepts no more connections", "read its log, restart it"),

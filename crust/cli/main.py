@@ -10,7 +10,11 @@ from typing import Any
 import click
 
 import crust
-from crust.cli import ceph, checking, cluster, inspecting, programs
+from crust.cli.ceph.command import ceph
+from crust.cli.checking import commands as checking
+from crust.cli.inspecting import commands as inspecting
+from crust.cli.programs import cluster
+from crust.cli.programs import commands as programs
 
 
 class _Commands(click.Group):
@@ -31,7 +35,7 @@ def main() -> None:
 
 
 _CHECKS = (checking.config, checking.conformance, checking.try_publish)
-_OTHERS = (*_CHECKS, ceph.ceph, cluster.cluster)
+_OTHERS = (*_CHECKS, ceph, cluster.cluster)
 for _each in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
     main.add_command(_each)
 
@@ -53,7 +57,7 @@ def explain(name: str | None, volume: str | None, target: str | None, run_dir: s
 
         explain.run(name)
         return
-    from crust.cli import decisions
+    from crust.cli.inspecting import decisions
 
     sys.exit(asyncio.run(decisions.volume(run_dir, volume=volume or "", target=target or "")))
 
@@ -77,7 +81,7 @@ def policy_explain(run_dir: str, **question: Any) -> None:
 
     Exit codes: 0 it was decided, 1 it is refused, 2 the command cannot be understood, 3 the proxy does not answer.
     """
-    from crust.cli import decisions
+    from crust.cli.inspecting import decisions
 
     sys.exit(asyncio.run(decisions.policy(run_dir, **question)))
 

@@ -26,8 +26,9 @@ from google.protobuf.message import DecodeError
 from crust import errors
 from crust.cluster.methods import METHODS, NAMES_UNDER_WAY, Method
 from crust.cluster.protocol import Announcement, Answer, NodeSide, Request, StoreUnavailable
-from crust.rpc import call_fields, extensions, status
-from crust.rpc.local import LocalServer
+from crust.rpc import status
+from crust.rpc.in_process.local import LocalServer
+from crust.rpc.messages import call_fields, extensions
 
 LOOK_EVERY_S = 1.0
 REPEAT_EVERY_S = 30.0

@@ -10,7 +10,7 @@ import grpc
 
 from crust.conformance import case
 from crust.conformance.options import Options
-from crust.rpc import extensions
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _METADATA = ((extensions.KEY, f"{extensions.DEFERRAL},{extensions.NODE_INFO}"),)
@@ -34,7 +34,7 @@ def of(channel: grpc.Channel, options: Options) -> frozenset[str]:
 
 
 def _profile(found: set[str]) -> str:
-    """CSI 1.13 has taken the volume condition away, so who advertises it speaks an older one."""
+    """CSI 1.13 removed the volume condition, so a driver that advertises it speaks an older version."""
     return "1.12" if found & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
 
 

@@ -21,7 +21,7 @@ _BETWEEN = r"(<!-- {0} -->\n).*?(<!-- end of {0} -->)"
 
 def case_functions() -> Iterator[Callable[..., object]]:
     """Every case's function, by file and number."""
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         yield from _of(importlib.import_module(found.name))
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from crust.conformance.calls import Calls, Refusal
 from crust.conformance.case import BLOCK, CHECKS_FS_TYPE, CREATE
 from crust.conformance.options import Options
-from crust.conformance.volume_capabilities import NO_FILESYSTEM, block, mount
+from crust.conformance.orchestrator.calls import Calls, Refusal
+from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, block, mount
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _USUAL = "ext4"

@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from crust.conformance import case, inferred
-from crust.conformance.calls import Calls
-from crust.conformance.co import Co
-from crust.conformance.exchange import NONE, Exchange
-from crust.conformance.host_view import HostView
 from crust.conformance.options import Options
+from crust.conformance.orchestrator.calls import Calls
+from crust.conformance.orchestrator.co import Co
+from crust.conformance.orchestrator.exchange import NONE, Exchange
+from crust.conformance.orchestrator.host_view import HostView
 from crust.conformance.results import Finding, Result, Results, explained
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 

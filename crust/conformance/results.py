@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from crust.conformance.case import Case, Clause, Strength
-from crust.conformance.exchange import NONE, Exchange
+from crust.conformance.orchestrator.exchange import NONE, Exchange
 
 _LINES = 8
 _ADDRESS = re.compile(r"<([^<>]*) object at 0x[0-9a-f]+>")

@@ -13,8 +13,8 @@ import pytest
 
 from crust.conformance import capabilities, catalogue, connection, report_files, selection
 from crust.conformance.case import of
-from crust.conformance.host_view import HostView, LinuxHost
 from crust.conformance.options import Options
+from crust.conformance.orchestrator.host_view import HostView, LinuxHost
 from crust.conformance.plugin import Driver, Plugin
 from crust.conformance.report import Report
 from crust.conformance.results import Outcome as CaseOutcome

@@ -11,8 +11,9 @@ import grpc.aio
 
 from crust import errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
-from crust.rpc import csi, limits, outcome
+from crust.rpc import outcome
 from crust.rpc.driver_facts import DeferralUnsupported
+from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -34,9 +34,9 @@ from crust.csi_shim.servicers import (
 )
 from crust.host.block import devices
 from crust.host.block.devices import identify as identify_device
-from crust.rpc import csi
 from crust.rpc.channel import connect
-from crust.rpc.extensions import deferral_requested
+from crust.rpc.messages import csi
+from crust.rpc.messages.extensions import deferral_requested
 from crust.wire.csi.v1 import csi_pb2
 
 __all__ = [

@@ -15,21 +15,23 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys, errors, metrics
-from crust.csi_shim import private_paths, version
+from crust.csi_shim import version
 from crust.csi_shim.deferral import Context, Deferral
-from crust.csi_shim.frontend import Frontend, Wrapping
-from crust.csi_shim.inner import InnerNode
 from crust.csi_shim.runtime_client import RuntimeClient
-from crust.csi_shim.staging import Staging
-from crust.csi_shim.volume_operations import VolumeOperations
-from crust.csi_shim.wrapped import WrappedVolumes
+from crust.csi_shim.wrap import private_paths
+from crust.csi_shim.wrap.frontend import Frontend, Wrapping
+from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.staging import Staging
+from crust.csi_shim.wrap.volume_operations import VolumeOperations
+from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
 from crust.host.process.workers import Workers
-from crust.rpc import extensions, passthrough, requests, wiring
-from crust.rpc.daemon import Daemon, starting
+from crust.rpc import passthrough, wiring
 from crust.rpc.driver_facts import DriverFacts
-from crust.rpc.gate import Gate
-from crust.rpc.worker_watch import WorkerWatch
+from crust.rpc.messages import extensions, requests
+from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.gate import Gate
+from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.shim import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -214,7 +216,9 @@ def _wrapped(driver: grpc.aio.Channel, runtime: RuntimeClient) -> WrappedVolumes
 async def run(settings: ShimSettings) -> None:
     """Serve the shim until cancelled; raises as `serving` does, and `propagation.MountsNotSeen`."""
     if settings.controller:
-        from crust.csi_shim import controller_process  # a node need not load it
+        from crust.csi_shim.controller import (
+            process as controller_process,  # a node need not load it
+        )
 
         await controller_process.run(settings)
         return
@@ -241,7 +245,8 @@ def wrapping_of(settings: ShimSettings) -> Wrapping | None:
     """How a driver that does not defer is wrapped; None: it is not."""
     if not settings.wrap:
         return None
-    return Wrapping(settings.kubelet_root, deferral_keys.Defer(settings.defer))
+    default = deferral_keys.Defer(settings.defer)
+    return Wrapping(settings.kubelet_root, default, settings.driver_name)
 
 
 def _metadata(context: Context) -> passthrough.Metadata:

@@ -3,7 +3,8 @@
 import grpc.aio
 
 from crust import volumes
-from crust.rpc import crust_v1, status
+from crust.rpc import status
+from crust.rpc.messages import crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 STATS_TIMEOUT_S = 10.0

@@ -4,7 +4,8 @@ The driver's answer is passed on unchanged: GetPluginInfo is about the driver.
 """
 
 import crust
-from crust.rpc import extensions, passthrough
+from crust.rpc import passthrough
+from crust.rpc.messages import extensions
 
 PROBE = "/csi.v1.Identity/Probe"
 

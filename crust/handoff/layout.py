@@ -113,14 +113,6 @@ class Layout:
         suffix = "" if is_target_clear else _TO_CLEAR
         return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}{suffix}"
 
-    def record_path(self, key: volumes.TargetPath | str) -> str:
-        """Path of `mountInfo.json`."""
-        return self.entry(key).record
-
-    def claim_lock_path(self, key: volumes.TargetPath | str) -> str:
-        """Path of `claim.lock`."""
-        return self.entry(key).claim_lock
-
     def runtime_cli_path(self, key: volumes.TargetPath | str) -> str:
         """Path of `runtime-cli`."""
         return self.entry(key).runtime_cli

@@ -29,6 +29,7 @@ SCHEMA = 1
 TEXT_MAX = 500
 """Characters of a text for people."""
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 
@@ -49,6 +50,11 @@ CephName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 ]
 """What needs no quoting in a configuration file of Ceph, and in no command."""
+
+
+def one_line(plain: dict[str, object]) -> bytes:
+    """A file's content: one line of JSON."""
+    return f"{_COMPACT.encode(plain)}\n".encode("ascii")
 
 
 class _Model(BaseModel):

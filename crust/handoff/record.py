@@ -10,13 +10,13 @@ import datetime
 import functools
 import itertools
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pydantic
 
 from crust import errors, logs, mount_options, traces, volumes
-from crust.handoff import layout, mount_info
+from crust.handoff import layout, mount_info, mount_keys
 
 LIMIT_BYTES = 64 * 1024
 """The largest record that is read or written."""
@@ -79,8 +79,8 @@ class PublishedBy:
     @classmethod
     def current(cls) -> Self:
         """The call that is being served."""
-        fields = logs.context.get() or {}
-        return cls(fields.get("request_id", ""), traces.traceparent())
+        fields = logs.context.get()  # not by its truth: that reads the whole request
+        return cls("" if fields is None else fields.get("request_id", ""), traces.traceparent())
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _bytes_of(record: Record) -> bytes:
 
 
 def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
-    data = f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
+    data = mount_info.one_line(plain)
     if len(data) > LIMIT_BYTES:
         raise UnrecordableMount(target, f"its record would have {len(data)} bytes")
     return data
@@ -281,8 +281,8 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
 
 def _plain_of(record: Record) -> dict[str, Any]:
     mount = record.mount
-    outer, inner = _source_of(mount.source)
-    work = _guest_work_of(mount)
+    outer, inner = mount_keys.of_source(mount.source)
+    work = mount_keys.of_guest_work(mount)
     required = [key for key in (*inner, *work) if key != "identity"]
     part = {
         "schema": mount_info.SCHEMA,
@@ -296,7 +296,7 @@ def _plain_of(record: Record) -> dict[str, Any]:
         "generation": record.generation,
         "content_generation": mount.content_generation,
         "published_at": record.published_at.isoformat().replace("+00:00", "Z"),
-        "limits": _limits_of(mount.io_limits),
+        "limits": mount_keys.of_limits(mount.io_limits),
         "decided_by": record.decided_by or None,
         "request_id": record.published_by.request_id or None,
         "traceparent": record.published_by.traceparent or None,
@@ -307,43 +307,10 @@ def _plain_of(record: Record) -> dict[str, Any]:
     return {
         **outer,
         "fstype": mount.fs_type,
-        "metadata": _metadata_of(mount.group),
+        "metadata": mount_keys.of_group(mount.group),
         "options": ["ro", *mount.mount_options] if mount.readonly else mount.mount_options,
-        "crust": _without_none(part),
+        "crust": mount_keys.without_none(part),
     }
-
-
-def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if value is not None}
-
-
-def _source_of(
-    source: volumes.BlockSource | volumes.NetworkImage,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outer keys, and those of the object "crust"."""
-    if isinstance(source, volumes.NetworkImage):
-        return {"volume-type": "network"}, {"image": asdict(source)}
-    return {"volume-type": "block", "device": source.path}, {"identity": asdict(source.identity)}
-
-
-def _guest_work_of(mount: volumes.DeferredMount) -> dict[str, Any]:
-    """The keys that a runtime must know, because it must not mount without that work."""
-    work: dict[str, Any] = {}
-    if mount.format is not None:
-        work["format"] = _without_none(asdict(mount.format))
-    if mount.encryption is not None:
-        work["encryption"] = mount.encryption.value
-    return work
-
-
-def _limits_of(limits: volumes.IoLimits) -> dict[str, int] | None:
-    return None if limits == volumes.IoLimits() else asdict(limits)
-
-
-def _metadata_of(group: volumes.GroupChange | None) -> dict[str, str]:
-    if group is None:
-        return {}
-    return {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
 
 
 def _record_of(model: mount_info.MountInfo) -> Record:
@@ -352,45 +319,10 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         key=volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
         target=volumes.TargetPath.parse(part.target_path),
         handler=volumes.HandlerName(part.handler),
-        mount=_mount_of(model),
+        mount=mount_keys.mount_of(model),
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
         staged_by_driver=bool(part.staged_by_driver),
         published_by=PublishedBy(part.request_id or "", part.traceparent or ""),
     )
-
-
-def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
-    part = model.crust
-    return volumes.DeferredMount(
-        source=_source_from(model),
-        fs_type=model.fs_type,
-        mount_options=tuple(word for word in model.options if word != "ro"),
-        group=_group_of(model.metadata),
-        readonly=part.readonly,
-        capacity_bytes=part.capacity_bytes,
-        content_generation=part.content_generation,
-        io_limits=volumes.IoLimits(**part.limits.model_dump())
-        if part.limits
-        else volumes.IoLimits(),
-        format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
-        encryption=volumes.Encryption(part.encryption) if part.encryption else None,
-    )
-
-
-def _source_from(model: mount_info.MountInfo) -> volumes.BlockSource | volumes.NetworkImage:
-    part = model.crust
-    if part.image is not None:
-        return volumes.NetworkImage(**part.image.model_dump())
-    assert model.device is not None  # the model has checked it
-    assert part.identity is not None
-    device = volumes.TargetPath.parse(model.device, role="device")
-    return volumes.BlockSource(device.text, volumes.DeviceIdentity(**part.identity.model_dump()))
-
-
-def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
-    if metadata.fs_group is None:
-        return None
-    policy = metadata.change_policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value
-    return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))

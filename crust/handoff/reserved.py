@@ -6,7 +6,6 @@ of JSON whose keys never change their meaning; a reader ignores other keys. With
 record is tried, as far as any version's record can be understood.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -52,7 +51,7 @@ def to_bytes(record: Record) -> bytes:
     there = (
         {"image": asdict(source)}
         if isinstance(source, volumes.NetworkImage)
-        else {"identity": asdict(source.identity)}
+        else {"identity": source.identity.numbers()}
     )
     plain = {
         "driver": record.key.driver,
@@ -61,7 +60,7 @@ def to_bytes(record: Record) -> bytes:
         **there,
         "readonly": record.readonly,
     }
-    return f"{json.dumps(plain, separators=(',', ':'))}\n".encode("ascii")
+    return mount_info.one_line(plain)
 
 
 def read(paths: EntryPaths) -> Reserved | None:

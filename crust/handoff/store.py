@@ -21,11 +21,9 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from crust import errors, volumes
-from crust.handoff import claims, layout, reserved
+from crust.handoff import claims, layout, lock_file, reserved
 from crust.handoff import entry as entries
 from crust.handoff.claims import Claim, NotPublished
 from crust.handoff.entry import (
@@ -37,6 +35,7 @@ from crust.handoff.entry import (
 )
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import LIMIT_BYTES, Record, rewritten
+from crust.handoff.unpublish import Unpublish, delete_files, put_back
 from crust.host.files import durable, flocks
 from crust.host.process import oserrors
 
@@ -96,55 +95,6 @@ class ClaimLockMissing(errors.Corrupt):
         self.path = path
 
 
-class Unpublish:
-    """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
-
-    A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
-    """
-
-    def __init__(
-        self, lock: claims.ClaimLock, entry: Entry, root: Layout, writing: threading.RLock
-    ) -> None:
-        self._lock = lock
-        self._layout = root
-        self._writing = writing
-        self.entry = entry
-
-    def complete(self, clear: Callable[[], None] | None = None) -> None:
-        """Remove the entry, and clear its target meanwhile. If that fails, the entry is there again.
-
-        If the process dies after the rename, `remove_orphans` does the rest.
-        """
-        directory = self._lock.paths.directory
-        gone = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
-        with self._writing, oserrors.translating(f"cannot unpublish {directory}"):
-            os.rename(directory, gone)
-        try:
-            durable.sync_directory(self._layout.root)
-            if clear is not None:
-                clear()
-        except BaseException:
-            with self._writing:
-                _put_back(gone, directory)
-            raise
-        _delete_files(gone)
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 class Store:
     """The handoff directory at `root`. The threads of its writer change one entry one after the other."""
 
@@ -200,14 +150,14 @@ class Store:
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
-            claims.create_lock(f"{staging}/{layout.CLAIM_LOCK}")
+            lock_file.create(f"{staging}/{layout.CLAIM_LOCK}")
             durable.write_staged(
                 f"{staging}/{layout.RESERVED}", reserved.to_bytes(record), mode=layout.FILE_MODE
             )
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
-            _delete_files(staging)
+            delete_files(staging)
             raise
         return Entry(paths.digest, paths.directory, record)
 
@@ -266,7 +216,7 @@ class Store:
         return tuple(
             f"{self.root}/{name}"
             for name in orphans
-            if not (self._is_put_back(name, clear) or _delete_files(f"{self.root}/{name}"))
+            if not (self._is_put_back(name, clear) or delete_files(f"{self.root}/{name}"))
         )
 
     def _is_put_back(self, name: str, clear: Clear) -> bool:
@@ -283,7 +233,7 @@ class Store:
         except errors.CrustError as error:
             extra = {"target": held.target.text, "error": str(error)}
             _log.error("an interrupted unpublish cannot be finished", extra=extra)
-            _put_back(gone, directory)
+            put_back(gone, directory)
             return True
         return False
 
@@ -319,35 +269,5 @@ class Store:
         check_directory(paths.directory)
         if os.path.lexists(paths.claim):
             raise ClaimLockMissing(paths.directory)
-        claims.create_lock(paths.claim_lock)
+        lock_file.create(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
-
-
-def _put_back(gone: str, directory: str) -> None:
-    """Undo the rename of an unpublish: what exists must be visible."""
-    with oserrors.translating(f"cannot restore {directory}"):
-        os.rename(gone, directory)
-    durable.sync_directory(os.path.dirname(directory))
-
-
-def _delete_files(directory: str) -> bool:
-    """Delete a hidden directory of this module, file by file; False if it had to be kept.
-
-    Only known names are deleted, and never recursively: unknown names stay for a person to look at.
-    """
-    for name in names(directory):
-        if layout.kind_in_entry(name) is layout.NameKind.UNKNOWN:
-            continue
-        # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
-        harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)
-        with oserrors.translating(f"cannot remove {directory}/{name}"), harmless:
-            os.unlink(f"{directory}/{name}")
-    kept = names(directory)
-    if kept:
-        _log.warning(
-            "kept a directory with unknown files", extra={"directory": directory, "names": kept}
-        )
-        return False
-    with oserrors.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
-        os.rmdir(directory)
-    return True

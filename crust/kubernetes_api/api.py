@@ -55,8 +55,8 @@ def client(kubeconfig: str) -> lightkube.AsyncClient:
         raise UnusableKubeconfig(kubeconfig, f"{error} is not set") from error
     except yaml.YAMLError:
         raise UnusableKubeconfig(kubeconfig, "it is not YAML") from None  # its text shows the file
-    except Exception as error:
-        # what the library raises for a file of another form is nowhere declared; nor does its text always help
+    except (AttributeError, LookupError, TypeError, ValueError, httpx2.InvalidURL) as error:
+        # what the library meets in a file of another form; its text does not always help
         why = f"it has not the form of a kubeconfig ({type(error).__name__})"
         raise UnusableKubeconfig(kubeconfig, why) from error
 

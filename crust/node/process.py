@@ -16,13 +16,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
 from crust.csi_shim import process as shim_process
-from crust.csi_shim.frontend import Frontend
+from crust.csi_shim.wrap.frontend import Frontend
 from crust.host.files import durable, flocks
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy.csi_frontend import CsiFrontend
-from crust.rpc.daemon import Daemon
-from crust.rpc.gate import needs_state
+from crust.proxy.csi.frontend import CsiFrontend
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.gate import needs_state
 from crust.rpc.wiring import Wiring
 from crust.settings.driver import DriverSettings
 from crust.settings.shim import ShimSettings
@@ -33,8 +33,8 @@ async def run(settings: NodeSettings) -> None:
     await proxy_app.check(settings.proxy)
     for shim in settings.shim:
         await shim_process.check(shim)
-    if settings.driver is not None:
-        await serve.check(settings.driver)
+    for driver in settings.driver:
+        await serve.check(driver)
     async with running(settings) as daemon:
         await daemon.forever()
 
@@ -44,10 +44,10 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     """Run the node's process while the block runs."""
     wires = Wiring(inner=settings.inner_sockets, shared=[settings.runtime_socket])
     proxy = settings.proxy.model_copy(update={"take_over": settings.take_over})
-    own = settings.driver.driver_name if settings.driver is not None else ""
+    own = settings.driver[0].driver_name if settings.driver else ""
     async with proxy_app.owning(proxy, own) as daemon, AsyncExitStack() as stack:
-        if settings.driver is not None:
-            await stack.enter_async_context(_driver(settings.driver, daemon, wires))
+        for driver in settings.driver:
+            await stack.enter_async_context(_driver(driver, daemon, wires))
         for shim in settings.shim:
             await stack.enter_async_context(_shim(shim, daemon, wires))
         held = _held(settings)
@@ -58,7 +58,7 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
 
 def _held(settings: NodeSettings) -> Callable[[str], bool]:
     """Which calls of a CO wait while the process is taken over: those that need the state of any part."""
-    if settings.driver is not None:
+    if settings.driver:
         return needs_state
     return lambda method: CsiFrontend.holds(method) or Frontend.holds(method)
 

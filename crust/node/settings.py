@@ -27,10 +27,12 @@ class NodeSettings(ProgramSettings):
     """As `crust proxy`. Without `drivers` and `drivers_dir` it serves our own driver to the kubelet."""
 
     shim: tuple[ShimSettings, ...]
-    """As `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` it wraps our own driver."""
+    """As `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` it is in front of our own
+    driver, of several the first; the others have one without a table too."""
 
-    driver: DriverSettings | None = None
-    """As `crust driver`. Without it our driver runs if a shim has no `driver_socket`."""
+    driver: tuple[DriverSettings, ...] = ()
+    """As `crust driver`: one table, or one per driver of ours (`[[driver]]`), each with a name and a `run_dir` of its
+    own. Without it our driver runs if a shim has no `driver_socket`."""
 
     node_name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = os.uname().nodename
     """The name of this node's Node object: the `node_id` of our driver and the `node_name` of `proxy.kubernetes`."""
@@ -43,8 +45,8 @@ class NodeSettings(ProgramSettings):
     @property
     def inner_sockets(self) -> frozenset[str]:
         """The paths that only this process calls, and that have no socket."""
-        shims = {each.socket for each in self.shim}
-        return frozenset(shims | ({self.driver.socket} if self.driver else set()))
+        shims, drivers = (each.socket for each in self.shim), (each.socket for each in self.driver)
+        return frozenset((*shims, *drivers))
 
     @classmethod
     def at_endpoint(cls, given: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -53,7 +55,8 @@ class NodeSettings(ProgramSettings):
         if not isinstance(proxy, Mapping):
             return dict(given)  # refused by its type
         if not (proxy.get("drivers") or proxy.get("drivers_dir")):
-            proxy = {**proxy, "drivers": ({"name": _name_of(given.get("driver"))},)}
+            own = [{"name": _name_of(each)} for each in _tables(given.get("driver")) or [{}]]
+            proxy = {**proxy, "drivers": tuple(own)}
         return {**given, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
 
     @pydantic.model_validator(mode="before")
@@ -90,16 +93,19 @@ class NodeSettings(ProgramSettings):
         return problems
 
     def _driver_problems(self) -> list[str]:
-        if self.driver is None:
-            return []
         problems = []
-        if self.driver.socket not in {each.driver_socket for each in self.shim}:
+        if len([each for each in self.driver if each.cluster is not None]) > 1:
             problems.append(
-                f"nothing calls the driver at {self.driver.socket}: no shim has it as its driver_socket; leave the "
-                "table driver out if another driver is wrapped"
+                "two tables of driver have a table cluster: a process is one node of one cluster"
             )
-        if self.driver.runtime_socket != self.runtime_socket:
-            problems.append(_other("driver", self.driver.runtime_socket, self.runtime_socket))
+        for driver in self.driver:
+            if driver.socket not in {each.driver_socket for each in self.shim}:
+                problems.append(
+                    f"nothing calls the driver at {driver.socket}: no shim has it as its driver_socket; leave the "
+                    "table driver out if another driver is wrapped"
+                )
+            if driver.runtime_socket != self.runtime_socket:
+                problems.append(_other("driver", driver.runtime_socket, self.runtime_socket))
         return problems
 
 
@@ -114,65 +120,114 @@ def _other(part: str, named: str, served: str) -> str:
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
     """The tables, with what follows from the others. A value of a wrong type is left for the models to refuse."""
-    tables = {"proxy": given.get("proxy", {}), "driver": given.get("driver")}
-    shims = given.get("shim", {})
-    shims = [shims] if isinstance(shims, Mapping) else shims
-    if not (isinstance(tables["proxy"], Mapping) and isinstance(shims, list | tuple)):
+    proxy = given.get("proxy", {})
+    drivers, shims = _tables(given.get("driver")), _tables(given.get("shim"))
+    if not isinstance(proxy, Mapping) or drivers is None or shims is None:
         return given
-    _check_own(tables["proxy"], *shims, tables["driver"])
-    run_dir = str(tables["proxy"].get("run_dir", _RUN_DIR))
-    own = {
-        "socket": f"{run_dir}/driver/csi.sock",
-        "run_dir": f"{run_dir}/driver",
-        "runtime_socket": f"{run_dir}/runtime.sock",
-        "node_id": given.get("node_name", os.uname().nodename),
-    }
-    if isinstance(tables["driver"], Mapping):
-        own |= tables["driver"]
-    shim = {
-        "socket": f"{run_dir}/shim/csi.sock",
-        "driver_socket": own["socket"],
-        "runtime_socket": f"{run_dir}/runtime.sock",
-    }
-    shims = [{**shim, **each} if isinstance(each, Mapping) else each for each in shims]
-    for each in shims:
-        is_own = isinstance(each, dict) and each["driver_socket"] == own["socket"]
-        if is_own and not each.get("controller"):
-            each.setdefault("wrap", False)  # it defers by itself, in the same version
-    first = shims[0] if shims and isinstance(shims[0], Mapping) else shim
-    proxy = _serving(tables["proxy"], first["socket"], _name_of(tables["driver"]))
-    wraps_own = any(
-        isinstance(each, Mapping) and each["driver_socket"] == own["socket"] for each in shims
-    )
-    access = proxy.get("kubernetes")
+    _check_own(proxy, *shims, *drivers)
+    run_dir = str(proxy.get("run_dir", _RUN_DIR))
+    node_name = given.get("node_name", os.uname().nodename)
+    own = [_driver(each, run_dir, node_name) for each in drivers or [{}]]
+    for each in _repeated(str(each["run_dir"]) for each in own):
+        raise ValueError(f"two tables of driver have the run_dir {each!r}: give each its own")
+    named = [each.get("driver_socket") for each in shims]
+    further = [each["socket"] for each in own[1:] if each["socket"] not in named]
+    in_front = [*(shims or [{}]), *({"driver_socket": each} for each in further)]
+    fronts = [_shim(each, own, run_dir) for each in in_front]
+    served = _serving(proxy, own, fronts)
+    names = _names(served.get("drivers"))
+    fronts = [_named(each, names) for each in fronts]
+    access = served.get("kubernetes")
     if isinstance(access, Mapping) and "node_name" in given:
-        proxy["kubernetes"] = {"node_name": given["node_name"], **access}
-    found = {**given, "proxy": proxy, "shim": tuple(shims)}
-    if isinstance(tables["driver"], Mapping) or (wraps_own and tables["driver"] is None):
-        found["driver"] = own
+        served["kubernetes"] = {"node_name": given["node_name"], **access}
+    found = {**given, "proxy": served, "shim": tuple(fronts)}
+    if drivers or own[0]["socket"] in [each["driver_socket"] for each in fronts]:
+        found["driver"] = tuple(own)
     return found
 
 
-def _name_of(driver: Any) -> str:
-    """The name of our own driver, by its table."""
-    given = driver.get("driver_name") if isinstance(driver, Mapping) else None
+def _tables(given: Any) -> list[Mapping[str, Any]] | None:
+    """Of a part that may have one table, several, or none. None: of a wrong type."""
+    found = [given] if isinstance(given, Mapping) else given or []
+    is_some = isinstance(found, list | tuple) and all(isinstance(each, Mapping) for each in found)
+    return list(found) if is_some else None
+
+
+def _driver(given: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str, Any]:
+    """The table of one driver of ours."""
+    its = given.get("run_dir", f"{run_dir}/driver")
+    found = {
+        "socket": f"{its}/csi.sock",
+        "run_dir": its,
+        "runtime_socket": f"{run_dir}/runtime.sock",
+        "node_id": node_name,
+    }
+    return found | dict(given)
+
+
+def _shim(given: Mapping[str, Any], own: list[dict[str, Any]], run_dir: str) -> dict[str, Any]:
+    """The table of one shim. In front of a driver of ours it wraps nothing: that one defers, in the same version."""
+    found = {"driver_socket": own[0]["socket"], "runtime_socket": f"{run_dir}/runtime.sock"}
+    found |= dict(given)
+    called = [each for each in own if each["socket"] == found["driver_socket"]]
+    its = called[0]["run_dir"] if called and called[0] is not own[0] else run_dir
+    found.setdefault("socket", f"{its}/shim/csi.sock")
+    if called and not found.get("controller"):
+        found.setdefault("wrap", False)
+    return found
+
+
+def _name_of(driver: Mapping[str, Any]) -> str:
+    """The name of a driver of ours, by its table."""
+    given = driver.get("driver_name")
     return given if isinstance(given, str) else OWN_DRIVER
 
 
-def _serving(proxy: Mapping[str, Any], shim_socket: str, name: str) -> dict[str, Any]:
-    """The proxy's table: without drivers it serves our own, of which CSI_ENDPOINT may have given the socket."""
+def _serving(
+    proxy: Mapping[str, Any], own: list[dict[str, Any]], shims: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The proxy's table: without drivers it serves our own, of which CSI_ENDPOINT may have given the socket; and of
+    several of ours those after the first in any case.
+    """
     drivers = proxy.get("drivers") or ()
-    if not (drivers or proxy.get("drivers_dir")):
-        drivers = ({"name": name, "socket": _KUBELET_SOCKET.format(name=name)},)
     if not isinstance(drivers, list | tuple):
         return dict(proxy)
+    named = [each.get("name") for each in drivers if isinstance(each, Mapping)]
+    is_first_served = drivers or proxy.get("drivers_dir")
+    names = [_name_of(each) for each in (own[1:] if is_first_served else own)]
+    missing = [name for name in names if name not in named]
+    drivers = [
+        *drivers,
+        *({"name": name, "socket": _KUBELET_SOCKET.format(name=name)} for name in missing),
+    ]
+    backends = {_name_of(each): _front(each, shims) for each in own}
     served = [
-        {"backend": shim_socket, **each}
-        if isinstance(each, Mapping) and each.get("name") == name
+        {"backend": backends[str(each["name"])], **each}
+        if isinstance(each, Mapping) and str(each.get("name")) in backends
         else each
         for each in drivers
     ]
     return {**proxy, "drivers": tuple(served)}
+
+
+def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:
+    """The socket of the shim that calls the driver; else of the first one."""
+    found = [each for each in shims if each["driver_socket"] == driver["socket"]]
+    return (found or shims)[0]["socket"]
+
+
+def _named(shim: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A shim with the name by which the CO knows its driver."""
+    known = names.get(str(shim["socket"]))
+    return shim if known is None else {"driver_name": known, **shim}
+
+
+def _names(drivers: Any) -> dict[str, str]:
+    """The socket of a shim to the CO's name of its driver."""
+    listed = drivers if isinstance(drivers, list | tuple) else ()
+    found = [each for each in listed if isinstance(each, Mapping)]
+    pairs = [(each.get("backend"), each.get("name")) for each in found]
+    return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
 
 
 def _check_own(*parts: Any) -> None:

@@ -20,35 +20,35 @@ from crust.host.files import durable
 from crust.host.mounts import propagation
 from crust.host.process import systemd
 from crust.host.process.workers import Workers
-from crust.proxy.backend import Backend
-from crust.proxy.csi_frontend import CsiFrontend, DeferredCalls
-from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.devices import Devices
-from crust.proxy.driver_files import DriverFiles, watching
-from crust.proxy.driver_sockets import DriverSockets
-from crust.proxy.entry_checks import EntryChecks
-from crust.proxy.events import Events
-from crust.proxy.expand import DeferredExpand
-from crust.proxy.freeze import DeferredFreeze
-from crust.proxy.handlers import Handlers
-from crust.proxy.handoff_watch import watch_handoff
+from crust.proxy.csi.backend import Backend
+from crust.proxy.csi.expand import DeferredExpand
+from crust.proxy.csi.frontend import CsiFrontend, DeferredCalls
+from crust.proxy.csi.policy import Policy, Runtimes
+from crust.proxy.csi.publish import DeferredPublish
+from crust.proxy.csi.stage import RuntimeStage
+from crust.proxy.csi.unpublish import DeferredUnpublish
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.devices import Devices
+from crust.proxy.deferrals.entry_checks import EntryChecks
+from crust.proxy.deferrals.events import Events
+from crust.proxy.deferrals.handoff_watch import watch_handoff
+from crust.proxy.deferrals.targets import GuardedTargets, Targets
+from crust.proxy.drivers.driver_files import DriverFiles, watching
+from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.inspect import Inspect
-from crust.proxy.io_limits import DeferredIoLimits
-from crust.proxy.peers import HandlerPeers
-from crust.proxy.policy import Policy, Runtimes
-from crust.proxy.publish import DeferredPublish
-from crust.proxy.registry import HandlerRegistry
 from crust.proxy.runtime_api import Mutations, RuntimeApi
-from crust.proxy.runtime_cli import RuntimeCli
-from crust.proxy.stage import RuntimeStage
-from crust.proxy.targets import GuardedTargets, Targets
-from crust.proxy.unpublish import DeferredUnpublish
-from crust.proxy.volume_health import DeferredHealth
+from crust.proxy.runtimes.freeze import DeferredFreeze
+from crust.proxy.runtimes.handlers import Handlers
+from crust.proxy.runtimes.io_limits import DeferredIoLimits
+from crust.proxy.runtimes.peers import HandlerPeers
+from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.proxy.runtimes.runtime_cli import RuntimeCli
+from crust.proxy.runtimes.volume_health import DeferredHealth
 from crust.rpc import wiring
-from crust.rpc.daemon import Daemon, starting
-from crust.rpc.gate import Gate
-from crust.rpc.server import AddServicer
-from crust.rpc.worker_watch import WorkerWatch
+from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.gate import Gate
+from crust.rpc.serving.server import AddServicer
+from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.loading import InvalidSettings
 from crust.settings.proxy import ProxySettings, ServedDriver
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
@@ -263,7 +263,7 @@ async def _runtimes(
         return None
     try:
         from crust.kubernetes_api import api, pod_runtimes
-        from crust.proxy import csi_driver_check
+        from crust.proxy.drivers import csi_driver_check
     except ImportError as error:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"

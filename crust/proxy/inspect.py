@@ -11,11 +11,11 @@ from google.protobuf import timestamp_pb2
 import crust
 from crust import errors
 from crust.handoff.store import Entry
-from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.driver_sockets import DriverSockets
-from crust.proxy.events import Event, Events
-from crust.proxy.handlers import Handler, Handlers
-from crust.rpc.health import Health
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.events import Event, Events
+from crust.proxy.drivers.driver_sockets import DriverSockets
+from crust.proxy.runtimes.handlers import Handler, Handlers
+from crust.rpc.serving.health import Health
 from crust.wire import pool
 from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
 

@@ -11,15 +11,15 @@ import grpc.aio
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.expand import DeferredExpand
-from crust.proxy.freeze import DeferredFreeze
-from crust.proxy.handlers import Feature, HandlerDisconnected, Handlers
-from crust.proxy.io_limits import DeferredIoLimits
-from crust.proxy.peers import HandlerPeers
-from crust.proxy.runtime_cli import RuntimeCli
-from crust.proxy.stage import RuntimeStage
-from crust.rpc import call_fields, crust_v1
+from crust.proxy.csi.expand import DeferredExpand
+from crust.proxy.csi.stage import RuntimeStage
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.runtimes.freeze import DeferredFreeze
+from crust.proxy.runtimes.handlers import Feature, HandlerDisconnected, Handlers
+from crust.proxy.runtimes.io_limits import DeferredIoLimits
+from crust.proxy.runtimes.peers import HandlerPeers
+from crust.proxy.runtimes.runtime_cli import RuntimeCli
+from crust.rpc.messages import call_fields, crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

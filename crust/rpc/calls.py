@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from crust import errors, logs, traces
-from crust.rpc import call_fields
+from crust.rpc.messages import call_fields
 
 _REASONS = (
     ("No such file or directory", "there is no such socket"),

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from crust import errors, volumes
-from crust.rpc import extensions
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Fact = TypeVar("Fact")

@@ -22,7 +22,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from crust import errors
-from crust.rpc import local, requests
+from crust.rpc.in_process import local
+from crust.rpc.messages import requests
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

@@ -17,7 +17,8 @@ from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs
-from crust.rpc import calls, extensions
+from crust.rpc import calls
+from crust.rpc.messages import extensions
 
 DOMAIN = "crust.dev"
 DETAILS_KEY = "grpc-status-details-bin"

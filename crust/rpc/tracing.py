@@ -21,7 +21,8 @@ import grpc.aio
 
 import crust
 from crust import credentials, errors, traces
-from crust.rpc import call_fields, status
+from crust.rpc import status
+from crust.rpc.messages import call_fields
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

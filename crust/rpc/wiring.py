@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from crust.rpc import channel, server
-from crust.rpc.daemon import Daemon
-from crust.rpc.gate import Gate
-from crust.rpc.local import LocalServer
+from crust.rpc import channel
+from crust.rpc.in_process.local import LocalServer
+from crust.rpc.serving import server
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.gate import Gate
 
 
 class Wiring:

@@ -2,7 +2,7 @@
 
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
     needs         what a volume needs of a runtime, e.g. I/O limits: `claim_volume(features=…)` refuses the rest
-    claim         take a volume for a sandbox, check it, hold it, report its state, release it
+    take_claim    claim a volume for a sandbox, and check it; `claim`: hold it, report its state, release it
     keepers       start the process that holds the claims of a hypervisor that takes no descriptors
     kept_vm       when that process was killed: claim again for the same sandbox, or kill its hypervisor
     service       serve RuntimeHandler on the handler's own socket       (imports grpc)
@@ -14,15 +14,7 @@ processes start fast; import the other modules by name.
 
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.runtime_handler.claim import (
-    Claim,
-    ClaimLost,
-    WrongHandler,
-    adopt_volume,
-    claim_volume,
-    of_publish,
-    reclaim_volume,
-)
+from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
 from crust.runtime_handler.claimed_device import DeviceChanged
 from crust.runtime_handler.needs import FeatureMissing
 from crust.runtime_handler.resolve import (
@@ -31,6 +23,12 @@ from crust.runtime_handler.resolve import (
     Resolved,
     SubPathUnsupported,
     resolve_source,
+)
+from crust.runtime_handler.take_claim import (
+    WrongHandler,
+    adopt_volume,
+    claim_volume,
+    reclaim_volume,
 )
 
 __all__ = [

@@ -25,7 +25,7 @@ from typing import Protocol
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.host.process import oserrors
-from crust.runtime_handler import claim, keepers
+from crust.runtime_handler import claim, keepers, take_claim
 
 __all__ = ["ClaimInHand", "EntryUnknown", "KeptVm", "VmKilled"]
 
@@ -157,12 +157,12 @@ class KeptVm:
         """Claim it again. A keeper that ends closes its socket a moment before the lock, which still names us."""
         for _ in range(int(_STILL_OURS_S * 1000 / _AGAIN_MS)):
             try:
-                return claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+                return take_claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
             except claims.HeldBySandbox as err:
                 if err.sandbox_id != self.sandbox_id:
                     raise
             select.select([], [], [], _AGAIN_MS / 1000)
-        return claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+        return take_claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
 
 
 def _has_ended(vm: int) -> bool:

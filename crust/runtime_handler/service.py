@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.rpc import crust_v1, server
+from crust.rpc.messages import crust_v1
+from crust.rpc.serving import server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 __all__ = [
@@ -104,7 +105,7 @@ async def serving(
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve `handler` on `socket_path` while the block runs; at its end wait for running operations.
 
-    Raises what `crust.rpc.server.serving` raises: the socket is in use, its path is too long.
+    Raises what `crust.rpc.serving.server.serving` raises: the socket is in use, its path is too long.
     """
     running = operations.KeyedOperations()
     servicer = _Servicer(handler, running)

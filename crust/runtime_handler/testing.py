@@ -28,7 +28,8 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
-from crust.rpc import channel, server
+from crust.rpc import channel
+from crust.rpc.serving import server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
 __all__ = ["FakeProxy", "Runtime", "serving"]

@@ -46,7 +46,7 @@ class DriverSettings(ProgramSettings):
 
     engine: Literal["files", "rbd"] = "files"
     """What holds the volumes. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
-    pool of the table `rbd`, which only hypervisors open."""
+    pool of the table `rbd`, which hypervisors open, or this host's kernel where it has rbd."""
 
     rbd: RbdSettings | None = None
     """The Ceph pool, a table of its own."""

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 import pydantic
 
-from crust.settings.fields import AbsolutePath, CsiProfile, SocketPath
+from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
 from crust.settings.program import KubernetesAccess, ProgramSettings
 
 
@@ -16,6 +16,9 @@ class ShimSettings(ProgramSettings):
 
     driver_socket: SocketPath
     """The socket of the wrapped driver."""
+
+    driver_name: Literal[""] | CsiName = ""
+    """The driver's name for the CO. Empty: what the driver calls itself, which an upgrade may change."""
 
     runtime_socket: SocketPath = "/run/crust/runtime.sock"
     """The proxy's Runtime API."""

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from crust.cluster.etcd.certificates import Files
+from crust.cluster.etcd.client.certificates import Files
 
 DAY = timedelta(days=1)
 

@@ -49,7 +49,7 @@ class Board:
         self._refresh()
 
     def deleted(self, name: str) -> None:
-        """Take a volume away."""
+        """Remove a volume."""
         self.volumes.pop(name, None)
         self._refresh()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import grpc
 
-from crust.cluster.etcd.certificates import Files
+from crust.cluster.etcd.client.certificates import Files
 from crust.settings.cluster import ClusterSettings
 from examples.cluster import freezing
 from examples.cluster.authority import Authority
@@ -99,6 +99,18 @@ class Member:
         assert self._process is None
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def restore(self, backup: Path, token: str) -> None:
+        """Put a backup in the place of the data of a member that does not run, of a cluster of one."""
+        self.wipe()
+        peer = f"http://{self.host}:{self.peer_port}"
+        argv = [
+            "/usr/bin/etcdctl", "snapshot", "restore", str(backup), "--data-dir", str(self._directory),
+            "--name", self.name, "--initial-cluster", f"{self.name}={peer}",
+            "--initial-advertise-peer-urls", peer, "--initial-cluster-token", token,
+        ]  # fmt: skip
+        environment = {"ETCDCTL_API": "3", "PATH": "/usr/bin"}
+        subprocess.run(argv, check=True, capture_output=True, timeout=READY_S, env=environment)
+
 
 class Etcd:
     """The members, and the authority of all certificates."""
@@ -138,6 +150,13 @@ class Etcd:
         self.stop()
         for each in self.members:
             each.wipe()
+        self.start()
+
+    def restore(self, backup: Path) -> None:
+        """Lose all that was written since `backup` (of `etcdctl snapshot save`), and start again: one member."""
+        self.stop()
+        (member,) = self.members
+        member.restore(backup, self._token)
         self.start()
 
     def stop(self) -> None:

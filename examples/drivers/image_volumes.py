@@ -1,4 +1,4 @@
-"""The part of a controller that both drivers have: volumes by name, of a size, each an image file."""
+"""The part of a controller that all of them have: volumes by name, of a size, each an image file."""
 
 import hashlib
 import os

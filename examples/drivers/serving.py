@@ -1,4 +1,4 @@
-"""What both drivers are served with: a thread pool, a log of requests, and switches for bad behaviour.
+"""What each of them is served with: a thread pool, a log of requests, and switches for bad behaviour.
 
 The log (`calls.jsonl`) has every request as it came. The switches (`switches.json`) say, by method, what the driver
 does wrong there: a test writes the file while the driver runs. To hang, a call opens two FIFOs, which the test made:
@@ -53,12 +53,12 @@ class Switches:
         with self._lock, open(f"{self._dir}/calls.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def before(self, method: str) -> None:
+    def before(self, method: str, volume_id: str) -> None:
         """Die, hang or fail before anything is done."""
         wanted = self.of(method)
         if wanted == "die before":
             die()
-        if wanted == "hang":
+        if wanted in ("hang", f"hang on {volume_id}"):
             with open(f"{self._dir}/hanging", "wb") as told:
                 told.write(b".")
             os.close(os.open(f"{self._dir}/release", os.O_RDONLY))
@@ -154,8 +154,9 @@ def _behaviour(
     def behave(data: bytes, context: grpc.ServicerContext) -> Any:
         switches.note(method, data)
         try:
-            switches.before(method)
-            answered = answer(getattr(csi_pb2, kind).FromString(data))
+            request = getattr(csi_pb2, kind).FromString(data)
+            switches.before(method, getattr(request, "volume_id", ""))
+            answered = answer(request)
             switches.after(method)
         except Refused as refused:
             context.abort(refused.code, str(refused))

@@ -14,10 +14,13 @@ import pytest
 import pytest_asyncio
 
 from crust import errors
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import CephCluster
 from examples.kata.guest import image
 from examples.kata.vm import accel, machine, spec, values
 from tests.support import capabilities
-from tests.support.whole_node import WholeNode, whole_node
+from tests.support.ceph.image_node import Storage
+from tests.support.nodes.whole_node import WholeNode, whole_node
 
 CACHE = Path(__file__).parents[2] / ".cache" / "guest"
 MIB = 1024 * 1024
@@ -31,6 +34,20 @@ SMALLEST = {"ext4": 64 * MIB, "xfs": 320 * MIB, "btrfs": 256 * MIB}
 """Sizes that each mkfs accepts."""
 
 MountDisk = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster, and its pool."""
+    capabilities.need("vm")
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def storage(ceph: CephCluster) -> Storage:
+    """A namespace of the pool, with an image."""
+    return Storage.make(ceph)
 
 
 @pytest.fixture(scope="session")

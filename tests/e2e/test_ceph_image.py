@@ -4,7 +4,7 @@ import asyncio
 import base64
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,26 +13,12 @@ import pytest
 
 from crust import volumes
 from crust.ceph import caps, claim_object, fencing
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
-from tests.support import capabilities
-from tests.support.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
+from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    capabilities.need("vm")
-    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def storage(ceph: CephCluster) -> Storage:
-    return Storage.make(ceph)
 
 
 @pytest.fixture

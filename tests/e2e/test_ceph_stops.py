@@ -10,29 +10,15 @@ import pytest
 
 from crust import errors
 from crust.ceph import claim_object
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import daemon, volume
-from tests.support import capabilities
-from tests.support.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
+from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480)]
 
 
 IDLE = ("noinit_itable",)
 """The guest's kernel does not go on writing to a new filesystem by itself."""
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    capabilities.need("vm")
-    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def storage(ceph: CephCluster) -> Storage:
-    return Storage.make(ceph)
 
 
 @pytest.fixture

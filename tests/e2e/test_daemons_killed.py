@@ -13,8 +13,8 @@ from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
-from tests.support import runtime_api
-from tests.support.whole_node import MIB, WholeNode, refusal
+from tests.support.nodes.whole_node import MIB, WholeNode, refusal
+from tests.support.runtimes import runtime_api
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
-from tests.support.whole_node import MIB, whole_node
+from tests.support.nodes.whole_node import MIB, whole_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from crust import errors
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.whole_node import MIB, WholeNode
+from tests.support.nodes.whole_node import MIB, WholeNode
 
 pytestmark = [
     pytest.mark.vm,

@@ -20,9 +20,9 @@ import pytest_asyncio
 from crust import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import runtime_api
-from tests.support.guest_writer import writing
-from tests.support.whole_node import MIB, WholeNode, refusal
+from tests.support.nodes.whole_node import MIB, WholeNode, refusal
+from tests.support.runtimes import runtime_api
+from tests.support.runtimes.guest_writer import writing
 
 pytestmark = [
     pytest.mark.vm,

@@ -13,7 +13,7 @@ import pytest
 from crust.host.cgroups import io_max
 from examples.kata.guest import archive, image
 from examples.kata.vm import spec
-from tests.support import io_max_in_guest
+from tests.support.runtimes import io_max_in_guest
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

@@ -13,7 +13,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime import messages
 from tests.support.kubelet import sub_paths
-from tests.support.whole_node import MIB, WholeNode, refusal
+from tests.support.nodes.whole_node import MIB, WholeNode, refusal
 
 pytestmark = [
     pytest.mark.vm,

@@ -17,8 +17,8 @@ from crust.handoff import claims, layout
 from crust.runtime_handler import claim_volume, keepers
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
-from tests.support.keeper_processes import kill_all_keepers
-from tests.support.whole_node import WholeNode, refusal
+from tests.support.nodes.whole_node import WholeNode, refusal
+from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

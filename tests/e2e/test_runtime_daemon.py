@@ -14,7 +14,7 @@ import pytest
 from examples.kata.demo.node import HANDLER
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
-from tests.support.whole_node import WholeNode, refusal
+from tests.support.nodes.whole_node import WholeNode, refusal
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

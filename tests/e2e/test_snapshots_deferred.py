@@ -16,9 +16,9 @@ from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import HANDLER
-from tests.support import runtime_api
-from tests.support.guest_writer import writing
-from tests.support.whole_node import WholeNode
+from tests.support.nodes.whole_node import WholeNode
+from tests.support.runtimes import runtime_api
+from tests.support.runtimes.guest_writer import writing
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

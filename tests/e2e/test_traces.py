@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from crust.handoff import layout
 from crust.volumes import TargetPath
-from tests.support.otlp import Received, Receiver, receiving
-from tests.support.whole_node import WholeNode, refusal, whole_node
+from tests.support.nodes.whole_node import WholeNode, refusal, whole_node
+from tests.support.pages.otlp import Received, Receiver, receiving
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
 

@@ -1,6 +1,7 @@
 """A driver that knows nothing of crust, between two shims: its volumes are formatted, mounted and grown by guests."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud
 from examples.kata.demo.kubelet import capability
 from examples.kata.demo.node import Vendor
-from tests.support.whole_node import MIB, WholeNode, whole_node
+from tests.support.nodes.whole_node import MIB, WholeNode, whole_node
 
 pytestmark = [
     pytest.mark.vm,
@@ -23,6 +24,7 @@ pytestmark = [
 BYTES = csi_pb2.VolumeUsage.BYTES
 PASSPHRASE = "correct horse battery staple"
 PLAINTEXT = "what a pod wrote"
+LUKS_HEADER_BYTES = 16 * MIB
 CLOUD = Vendor(cloud.NAME, "examples.drivers.cloud")
 
 
@@ -62,7 +64,7 @@ async def test_new_volume_is_formatted_by_its_first_guest_and_kept_for_the_next(
     assert await node.output("two", again, "cat /data/file") == "kept"
 
 
-async def test_growth_goes_by_the_driver_to_the_device_and_by_the_guest_to_the_filesystem(
+async def test_expand_grows_the_device_by_the_driver_and_the_filesystem_by_the_guest(
     node: WholeNode,
 ) -> None:
     volume = await node.volume(size_bytes=64 * MIB)
@@ -93,6 +95,9 @@ async def test_encrypted_volume_is_opened_by_the_next_guest_and_its_passphrase_i
         wrong = await node.publish(volume, defer=False)
         with pytest.raises(errors.CrustError, match="the passphrase does not open it"):
             await node.run("two", wrong, "cat /data/file")
+        described = await _described(node, wrong)
+        assert "WrongPassphrase" in described
+        assert "wrong horse" not in described
         await node.runtime.stop("two")
         await node.unpublish(volume, wrong)
         await node.kubelet.unstage(volume)
@@ -101,6 +106,8 @@ async def test_encrypted_volume_is_opened_by_the_next_guest_and_its_passphrase_i
         await node.kubelet.stage(volume)
         again = await node.publish(volume, defer=False)
         assert await node.output("three", again, "cat /data/file") == PLAINTEXT
+        usage = (await node.kubelet.stats(volume, again))[BYTES]
+        assert 0 < usage.used < usage.total < 64 * MIB - LUKS_HEADER_BYTES
         files = await asyncio.to_thread(_contents, node.daemons.paths.base)
         assert any(content.startswith(b"LUKS\xba\xbe\x00\x02") for content in files.values())
         assert [path for path, content in files.items() if PASSPHRASE.encode() in content] == []
@@ -108,6 +115,16 @@ async def test_encrypted_volume_is_opened_by_the_next_guest_and_its_passphrase_i
         await node.tidy()
     finally:
         node.kubelet.parameters, node.kubelet.secrets = parameters, secrets
+
+
+async def _described(node: WholeNode, target: Path) -> str:
+    """What an operator reads about the volume at a target."""
+    flags = (str(target), f"--run-dir={node.daemons.paths.crust_run}")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "crust", "describe", *flags), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    return output.decode()
 
 
 def _contents(base: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.host.mounts import mount_api, mountinfo
-from tests.support import file_events
+from tests.support.faults import file_events
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 300
@@ -130,7 +130,7 @@ class Containerd:
         """The output of containerd's own client.
 
         In a namespace of this containerd's own: runc keeps the state of containers of one name in one directory of
-        the host, whoever runs them, so those of another containerd beside this one would be taken for these.
+        the host, whoever runs them, so those of another containerd beside this one would be treated as these.
         """
         done = subprocess.run(
             [

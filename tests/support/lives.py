@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust import volumes
-from crust.rpc import csi
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, block, mount
-from tests.support.killed_driver import Co
+from tests.support.drivers.block_driver import MIB, block, mount
+from tests.support.drivers.killed_driver import Co
 
 NODE = "node-1"
 _SIZES = {"ext4": 32 * MIB, "xfs": 304 * MIB, "": 32 * MIB}

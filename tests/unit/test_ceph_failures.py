@@ -34,7 +34,7 @@ def _translated(number: int, step: Step) -> errors.CrustError:
         "ESHUTDOWN",
     ],
 )
-def test_what_a_retry_may_find_otherwise_is_unavailable(name: str, step: Step) -> None:
+def test_error_that_a_retry_may_not_get_is_unavailable(name: str, step: Step) -> None:
     assert isinstance(_translated(getattr(errno, name), step), errors.PeerUnavailable)
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.support import error_table
+from tests.support.pages import error_table
 
 
 def test_names_of_errors_are_unique_in_crust_and_examples() -> None:

@@ -164,7 +164,7 @@ async def test_holding_takes_all_keys_or_none_and_refuses_others_until_released(
     assert await running.run("a", "copy", None, free) == 2
 
 
-async def test_what_can_wait_is_done_after_the_caller_has_its_answer_and_in_order() -> None:
+async def test_postponed_work_runs_after_the_answer_and_in_order() -> None:
     running = operations.KeyedOperations()
     done: list[str] = []
     reported = asyncio.Event()
@@ -180,7 +180,7 @@ async def test_what_can_wait_is_done_after_the_caller_has_its_answer_and_in_orde
     assert done == ["answered", "first", "second"]
 
 
-async def test_what_can_wait_is_done_when_no_caller_is_left() -> None:
+async def test_postponed_work_runs_when_no_caller_is_left() -> None:
     running, work, reported = operations.KeyedOperations(), Work(), asyncio.Event()
 
     async def reporting() -> None:

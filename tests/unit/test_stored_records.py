@@ -21,10 +21,18 @@ from crust.handoff import reserved
 from crust.handoff.entry import Entry
 from crust.handoff.record import NewerHandoffSchema
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import stored_records
-from tests.support.block_driver import MIB, Bench, caller
-from tests.support.records import TARGET, a_record
-from tests.support.stored_records import GROUP, IDS, INTENTS, RECORD, SNAPSHOT, VOLUME, Stores
+from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.records import stored_records
+from tests.support.records.records import TARGET, a_record
+from tests.support.records.stored_records import (
+    GROUP,
+    IDS,
+    INTENTS,
+    RECORD,
+    SNAPSHOT,
+    VOLUME,
+    Stores,
+)
 
 _DATA = Path(__file__).parent.parent / "data"
 _VERSIONS = sorted(_DATA.glob("records-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -59,9 +67,10 @@ def test_newest_frozen_records_are_what_the_code_writes(tmp_path: Path) -> None:
     """It fails: a format has changed. Do not change the files that are there: nodes have such files on their disks.
 
     Ask first whether versions before can live with the change: a new field is optional, and its default means what
-    its absence meant. Else the schema number goes up. Then set the field in `tests.support.stored_records`, write a
-    directory with the next number (`python -m tests.support.stored_records tests/data/records-N/complete`, and a copy
-    of `required` as it is), and say in docs/operations.md, "Upgrade", what operators need to know.
+    its absence meant. Else the schema number goes up. Then set the field in `tests.support.records.stored_records`,
+    write a directory with the next number (`python -m tests.support.records.stored_records
+    tests/data/records-N/complete`, and a copy of `required` as it is), and say in docs/operations.md, "Upgrade",
+    what operators need to know.
     """
     stored_records.write(tmp_path)
     assert _texts(tmp_path) == _texts(_VERSIONS[-1] / "complete")

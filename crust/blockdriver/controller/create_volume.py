@@ -1,4 +1,4 @@
-"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities.
+"""CreateVolume, DeleteVolume.
 
 Create writes the volume record in phase "creating", then makes the image, then writes the content record, then phase
 "ready". The id is derived from the name, so a retry after a crash at any line continues the work; and an incomplete
@@ -11,7 +11,7 @@ answered is not deleted by the other's clean-up. Images are changed inside `Prov
 compared in there: of a controller that sleeps between the comparison and the change the engine makes sure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -308,41 +308,6 @@ class Provisioner:
         except errors.Exhausted:
             present = self.volume_records.find(volumes.VolumeId(record.volume_id))
             return present if present and present.attempt == deleting.attempt else record
-
-    def validate(
-        self,
-        volume_id: volumes.VolumeId,
-        capabilities: tuple[volumes.VolumeCapability, ...],
-        context: Mapping[str, str],
-        sent_parameters: Mapping[str, str],
-        sent_mutable: Mapping[str, str],
-    ) -> str:
-        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`. Blocks."""
-        record = self.volume_records.load(volume_id)
-        for capability in capabilities:
-            if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
-                return why
-        recorded = parameters.Parameters("", record.parameters)
-        if context and parameters.without_sidecars(context) != recorded.volume_context:
-            return "the volume has another volume_context"
-        try:
-            sent = parameters.parse(sent_parameters, self.supported.fs_types)
-            limits = io_limit_parameters.parse(sent_mutable)
-        except errors.InvalidRequest as err:
-            return str(err)
-        if io_limit_parameters.changed(record.io_limits, limits) != record.io_limits:
-            return "the volume has other mutable_parameters now"
-        if sent_parameters and sent.kept != record.parameters:
-            return "the volume was created with other parameters"
-        return ""
-
-    def _mismatch(self, record: VolumeRecord, capability: volumes.VolumeCapability) -> str:
-        access = capability.access
-        if isinstance(access, volumes.BlockAccess) or not access.fs_type:
-            return ""
-        known = self.content_records.load(volumes.VolumeId(record.volume_id))
-        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, known.fs_type)
-        return "" if access.fs_type == present else f"the volume's filesystem is {present}"
 
 
 def describe(record: VolumeRecord) -> Volume:

@@ -18,7 +18,7 @@ from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
-from crust.rpc.limits import InvalidStartingToken, NegativeMaxEntries
+from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
 
 PAGE_MAX = 5000
 """The largest page, also without a limit in the request: the answer must fit a gRPC message."""

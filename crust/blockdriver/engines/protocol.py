@@ -84,10 +84,12 @@ class ChangedElsewhere(errors.OperationPending):
 class NoHostDevice(errors.NotReady):
     """A volume without a block device on this host: only a hypervisor opens it."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, why: str = "its engine makes no block device: only a hypervisor can open it"
+    ) -> None:
         super().__init__(
             "the volume cannot be used on this host",
-            why="its engine makes no block device: only a hypervisor can open it",
+            why=why,
             hint="publish it with deferral, to a runtime that opens such images",
         )
 
@@ -139,6 +141,9 @@ class Access:
 
     mode: volumes.AccessMode = volumes.AccessMode.SINGLE_NODE_WRITER
     readonly: bool = False
+    on_host: bool = False
+    """Whether this host itself uses it, by a block device; else a hypervisor may open it. Engines whose volumes are
+    such devices anyway need not look."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -349,7 +354,8 @@ class NodeAccess(Protocol):
         ...
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
-        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`.
+        """Attach the volume on this node; idempotent. Raises `ImageMissing`, `Exhausted`; `NoHostDevice` where a
+        device of this host is asked for, and cannot be made.
 
         With an access that writes the node is the volume's only writer until `detach`, durably, where another node
         could reach the image; raises `NotReady` naming the holder while another one has it.
@@ -362,6 +368,10 @@ class NodeAccess(Protocol):
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """How the volume is attached on this node now, if it is."""
+        ...
+
+    def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The attachment, if this host itself has a device of the volume. Asks this host alone, and no storage."""
         ...
 
     def orphans(self) -> tuple[Attachment, ...]:

@@ -14,7 +14,8 @@ from typing import Protocol
 import grpc.aio
 
 from crust import errors, volumes
-from crust.rpc import channel, crust_v1, status
+from crust.rpc import channel, status
+from crust.rpc.messages import crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 FREEZE_TIMEOUT_S = 60.0

@@ -21,11 +21,11 @@ from typing import Literal
 
 from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
-from crust.blockdriver.node import format_decision
-from crust.blockdriver.node.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystems import format_decision
+from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
+from crust.blockdriver.node.filesystems.tool_lock import ToolLock, ToolLocks
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.node.tool_lock import ToolLock, ToolLocks
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -72,7 +72,12 @@ class Stage:
     def access(self) -> Access:
         """How the engine is to attach it."""
         mode = self.capability.mode
-        return Access(mode, readonly=mode.reader_only, secrets=self.secrets)
+        return Access(
+            mode,
+            readonly=mode.reader_only,
+            on_host=isinstance(self.capability.access, volumes.BlockAccess),
+            secrets=self.secrets,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,7 @@ class NodeStage:
         if entry.kind == "block":
             self.access.detach(request.volume_id)
             raise NoHostDevice()
+        entry = entry.model_copy(update={"host": "image"})
         return _Begun(entry, record, content, attachment, None)
 
     def _check(self, request: Stage) -> None:

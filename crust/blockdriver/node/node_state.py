@@ -56,6 +56,8 @@ class Staged(pydantic.BaseModel):
     kind: Literal["mount", "block"]
     fs_type: str
     paths: tuple[str, ...]
+    host: Literal["", "image", "prepared"] = ""
+    """Of a volume that the stage attached for hypervisors (`image`): whether this host has prepared it since."""
 
 
 class Published(pydantic.BaseModel):
@@ -179,11 +181,10 @@ class NodeState:
         return os.path.join(self._boot, name)
 
     def _staged_path(self, volume_id: str) -> str:
-        return os.path.join(self._boot, "staged", f"{volume_id}.json")
+        return f"{self._boot}/staged/{volume_id}.json"
 
     def _published_path(self, target: str) -> str:
-        digest = volumes.TargetPath(target).digest
-        return os.path.join(self._boot, "published", f"{digest}.json")
+        return f"{self._boot}/published/{volumes.TargetPath(target).digest}.json"
 
     def _read(self, name: str, model: type[E], key: Callable[[E], str]) -> dict[str, E]:
         directory = os.path.join(self._boot, name)

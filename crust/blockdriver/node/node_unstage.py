@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.protocol import Attachment, ImageMissing, NodeAccess
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState, Staged
@@ -60,7 +60,7 @@ class NodeUnstage:
         published = self.live.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
-        attachment = self.access.attached(volume_id)
+        attachment = self._attached(volume_id)
         if attachment is None:
             self.access.detach(volume_id)  # what a failed stage has left of it
         else:
@@ -73,6 +73,13 @@ class NodeUnstage:
         for stale in self.node_state.published_of(volume_id):
             self.node_state.forget_published(volumes.TargetPath(stale.target))
         self.node_state.forget_staged(volume_id)
+
+    def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """None too for an image that was removed behind our back: the pod that had it must be able to end."""
+        try:
+            return self.access.attached(volume_id)
+        except ImageMissing:
+            return None
 
 
 def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:

@@ -93,7 +93,12 @@ class Limits(pydantic.BaseModel):
     @property
     def value(self) -> volumes.IoLimits:
         """The limits as a value."""
-        return volumes.IoLimits(**{name: getattr(self, name) for name in type(self).model_fields})
+        return volumes.IoLimits(
+            self.read_iops,
+            self.write_iops,
+            self.read_bytes_per_second,
+            self.write_bytes_per_second,
+        )
 
 
 class VolumeRecord(StoredRecord, Remembered):

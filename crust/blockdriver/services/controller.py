@@ -7,61 +7,22 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver.controller import get_capacity, io_limit_parameters
 from crust.blockdriver.controller.coalesce import Coalescer
-from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
+from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import Change, Expansion, Outcome, VolumeModifier
+from crust.blockdriver.controller.modify_volume import Change, Outcome, VolumeModifier
+from crust.blockdriver.controller.validate_capabilities import Validation
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.services import deadlines, responses, snapshot_calls
+from crust.blockdriver.services import controller_capabilities, deadlines, requests, responses
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.rpc import csi, extensions, limits
+from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_Rpc = csi_pb2.ControllerServiceCapability.RPC
-_CAPABILITIES = (
-    _Rpc.CREATE_DELETE_VOLUME,
-    _Rpc.PUBLISH_UNPUBLISH_VOLUME,
-    _Rpc.PUBLISH_READONLY,
-    _Rpc.LIST_VOLUMES,
-    _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
-    _Rpc.GET_VOLUME,
-    _Rpc.GET_CAPACITY,
-    _Rpc.EXPAND_VOLUME,
-    _Rpc.MODIFY_VOLUME,
-    _Rpc.CREATE_DELETE_SNAPSHOT,
-    _Rpc.LIST_SNAPSHOTS,
-    _Rpc.GET_SNAPSHOT,
-    _Rpc.CLONE_VOLUME,
-    _Rpc.SINGLE_NODE_MULTI_WRITER,
-)
-_NOT_IN_NODE_DEPLOYMENT = frozenset(
-    {
-        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
-        _Rpc.PUBLISH_READONLY,
-        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
-        _Rpc.EXPAND_VOLUME,
-        _Rpc.MODIFY_VOLUME,
-        _Rpc.GET_NODE_INFO,
-    }
-)
-_NOT_IN_SHARED_POOL = frozenset(
-    {
-        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
-        _Rpc.PUBLISH_READONLY,
-        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
-        _Rpc.GET_NODE_INFO,
-    }
-)
-_HEALTH = {
-    "1.12": (_Rpc.VOLUME_CONDITION,),
-    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +34,7 @@ class ControllerRules:
     lister: VolumeLister
     health_check: HealthCheck
     capacity_report: CapacityReport
+    validation: Validation
     snapshots: SnapshotCalls
     modifier: VolumeModifier
     coalescer: Coalescer
@@ -98,21 +60,19 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
-        types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
-        if extensions.node_info_requested(context):
-            types.append(_Rpc.GET_NODE_INFO)
-        if self._identity.role.node_deployment:
-            types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
-        if self._identity.role.is_shared:
-            types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
-        capabilities = [csi_pb2.ControllerServiceCapability(rpc=_Rpc(type=each)) for each in types]
-        return csi_pb2.ControllerGetCapabilitiesResponse(capabilities=capabilities)
+        types = controller_capabilities.advertised(
+            self._identity, with_node_info=extensions.node_info_requested(context)
+        )
+        response = csi_pb2.ControllerGetCapabilitiesResponse()
+        for each in types:
+            response.capabilities.add().rpc.type = each
+        return response
 
     async def CreateVolume(
         self, request: csi_pb2.CreateVolumeRequest, context: Context
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
-        create = _create(request)
+        create = requests.create(request)
         key = self._key(self._rules.provisioner.pool.ids.volume_id(create.name))
 
         async def work() -> Volume:
@@ -165,7 +125,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
-        attach = _attach(request)
+        attach = requests.publish(request)
         await deadlines.change(
             self._running,
             self._key(attach.volume_id),
@@ -256,11 +216,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.GetCapacityRequest, context: Context
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
-        asked = get_capacity.CapacityQuery(
-            tuple(csi.capability(each) for each in request.volume_capabilities),
-            tuple(sorted(limits.mapping(request.parameters, "parameters").items())),
-            responses.topology_of(request),
-        )
+        asked = requests.capacity_query(request)
         available = await self._reads.read(
             "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), context
         )
@@ -302,7 +258,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         why = await self._reads.read(
             "ValidateVolumeCapabilities",
             request.SerializeToString(deterministic=True),
-            lambda: self._provisioner.validate(
+            lambda: self._rules.validation.why_not(
                 volume_id, capabilities, context_sent, sent, mutable
             ),
             context,
@@ -320,12 +276,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline, coalesced with other changes; a raw volume needs no NodeExpandVolume."""
         volume_id = limits.volume_id(request.volume_id)
-        if not request.HasField("capacity_range"):
-            raise limits.MissingField("capacity_range")
-        wanted = csi.capacity_range(request.capacity_range)
-        given = request.HasField("volume_capability")
-        capability = csi.capability(request.volume_capability) if given else None
-        change = Change(expansion=Expansion(wanted, capability))
+        change = requests.expansion(request)
         expanded = (await self._ask(volume_id, change, context)).expanded
         assert expanded is not None, "a requested expansion has an outcome"
         if isinstance(expanded, errors.CrustError):
@@ -340,10 +291,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic, coalesced with other changes; a parameter that is not named keeps its value."""
         volume_id = limits.volume_id(request.volume_id)
-        if not request.mutable_parameters:
-            raise limits.MissingField("mutable_parameters")
-        sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
-        change = Change(limits=io_limit_parameters.parse(sent))
+        change = requests.modification(request)
         unmodified = (await self._ask(volume_id, change, context)).unmodified
         if unmodified is not None:
             raise unmodified
@@ -366,27 +314,3 @@ class Controller(csi_pb2_grpc.ControllerServicer):
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._identity.driver, volume_id)
-
-
-def _create(request: csi_pb2.CreateVolumeRequest) -> Create:
-    name = limits.required(request.name, "name")
-    capabilities = csi.capabilities(request.volume_capabilities)
-    wanted = csi.capacity_range(request.capacity_range)
-    sent = limits.mapping(request.parameters, "parameters")
-    source = snapshot_calls.source(request)
-    mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
-    first_limits = io_limit_parameters.parse(mutable)
-    place = responses.requirement(request.accessibility_requirements)
-    return Create(
-        name, wanted, capabilities, tuple(sorted(sent.items())), place, source, first_limits
-    )
-
-
-def _attach(request: csi_pb2.ControllerPublishVolumeRequest) -> PublishRequest:
-    volume_id = limits.volume_id(request.volume_id)
-    node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    if not request.HasField("volume_capability"):
-        raise limits.MissingField("volume_capability")
-    capability = csi.capability(request.volume_capability)
-    limits.mapping(request.volume_context, "volume_context")
-    return PublishRequest(volume_id, node_id, capability, request.readonly)

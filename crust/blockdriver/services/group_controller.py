@@ -13,7 +13,7 @@ from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecor
 from crust.blockdriver.services import deadlines, snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.host.process import workers
-from crust.rpc import limits
+from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -7,24 +7,24 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from crust import deferral_keys, errors, operations, volumes
-from crust.blockdriver.node import ephemeral
-from crust.blockdriver.node.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.ephemeral import EphemeralVolumes
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
-from crust.blockdriver.node.node_publish import NodePublish
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.node_unstage import NodeUnstage
-from crust.blockdriver.node.publish_rules import Publish, fingerprint
+from crust.blockdriver.node.publish import ephemeral
+from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
+from crust.blockdriver.node.publish.ephemeral import EphemeralVolumes
+from crust.blockdriver.node.publish.node_publish import NodePublish
+from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.blockdriver.services import deadlines, responses
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NodeIdentity
-from crust.rpc import csi, extensions, limits
+from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -51,6 +51,9 @@ _DEFERRAL = (
 
 _KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
 """The secrets of a stage that a publish needs."""
+
+_Secrets = dict[tuple[volumes.VolumeId, str], Mapping[str, str]]
+"""By volume and staging path."""
 
 
 class StagingPathNotGiven(errors.NotReady):
@@ -97,7 +100,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._reads = reads
         self._rules = rules
         self._running = running
-        self._secrets: dict[tuple[volumes.VolumeId, str], Mapping[str, str]] = {}
+        self._secrets: _Secrets = {}
         """What opens staged volumes, by staging path, in memory only."""
 
     async def NodeGetCapabilities(
@@ -201,17 +204,12 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
-        publish = _publish(request)
-        of_stage = self._secrets.get((publish.volume_id, publish.staging.text), {})
-        known = {**of_stage, **publish.secrets}
-        publish = replace(
-            publish, secrets=known, passphrase=known.get(deferral_keys.PASSPHRASE, "")
-        )
+        publish = _publish(request, self._secrets)
         inline = ephemeral.is_wanted(publish)
         deferred = await self._run(
             publish.volume_id,
             "NodePublishVolume",
-            (publish.target, fingerprint(publish), inline),  # a retry with fresh tokens joins
+            (publish.target, publish.fingerprint, inline),  # a retry with fresh tokens joins
             lambda: self._deferred(publish),
             context,
             inline=inline,
@@ -327,7 +325,7 @@ def _optional_path(text: str, role: str) -> volumes.TargetPath | None:
     return volumes.TargetPath.parse(text, role=role) if text else None
 
 
-def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
+def _publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: _Secrets) -> Publish:
     volume_id = limits.volume_id(request.volume_id)
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
@@ -336,6 +334,8 @@ def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
     if not request.staging_target_path and not inline:
         raise StagingPathNotGiven()
     staging = request.staging_target_path or target.text
+    given = {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}
+    secrets = {**of_stages.get((volume_id, staging), {}), **given}
     return Publish(
         volume_id=volume_id,
         target=target,
@@ -345,7 +345,8 @@ def _publish(request: csi_pb2.NodePublishVolumeRequest) -> Publish:
         deferred=request.defer_fs_ops,
         volume_context=tuple(sorted(request.volume_context.items())),
         publish_context=tuple(sorted(request.publish_context.items())),
-        secrets={key: request.secrets[key] for key in _KEPT if request.secrets.get(key)},
+        passphrase=secrets.get(deferral_keys.PASSPHRASE, ""),
+        secrets=secrets,
     )
 
 

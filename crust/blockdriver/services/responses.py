@@ -4,7 +4,7 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Volume
 from crust.blockdriver.controller.list_volumes import Listed
 from crust.blockdriver.records.health import Health, PoolFinding
-from crust.rpc import csi, limits
+from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 
 
@@ -62,9 +62,7 @@ def health(value: Health) -> csi_pb2.VolumeHealth:
     return pb
 
 
-def pool_health(
-    findings: tuple[PoolFinding, ...],
-) -> csi_pb2.NodeGetStorageHealthResponse:
+def pool_health(findings: tuple[PoolFinding, ...]) -> csi_pb2.NodeGetStorageHealthResponse:
     """The pool's health (CSI 1.13)."""
     pb = csi_pb2.NodeGetStorageHealthResponse()
     for finding in findings:
@@ -73,22 +71,3 @@ def pool_health(
             status=kind, reason=finding.reason, message=limits.shortened(finding.message)
         )
     return pb
-
-
-def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
-    """Read CreateVolume's accessibility_requirements; raises `topology.InvalidTopology`."""
-    return topology.requirement(
-        tuple(_segments(each) for each in pb.requisite),
-        tuple(_segments(each) for each in pb.preferred),
-    )
-
-
-def topology_of(request: csi_pb2.GetCapacityRequest) -> topology.Segments:
-    """The topology of a GetCapacity; empty for any. Raises `topology.InvalidTopology`."""
-    if not request.HasField("accessible_topology") or not request.accessible_topology.segments:
-        return ()
-    return _segments(request.accessible_topology)
-
-
-def _segments(pb: csi_pb2.Topology) -> topology.Segments:
-    return topology.segments(limits.mapping(pb.segments, "segments"))

@@ -13,13 +13,12 @@ import grpc.aio
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
-from crust.blockdriver.services import deadlines, responses
+from crust.blockdriver.services import deadlines, requests, responses
 from crust.blockdriver.services.node_identity import NodeIdentity
-from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.process import workers
-from crust.rpc import limits
+from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,7 +54,7 @@ class SnapshotCalls:
         volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
         name = limits.required(request.name, "name")
         check_parameters(limits.mapping(request.parameters, "parameters"))
-        wanted = responses.requirement(request.accessibility_requirements)
+        wanted = requests.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.identity.segment):
             raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
         snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
@@ -148,20 +147,6 @@ class SnapshotCalls:
     def key(self, thing_id: str) -> volumes.VolumeKey:
         """The key of a volume, snapshot or group: their ids differ in their prefix."""
         return volumes.VolumeKey(self.identity.driver, volumes.VolumeId(thing_id))
-
-
-def source(request: csi_pb2.CreateVolumeRequest) -> content_source.Wanted | None:
-    """CreateVolume's volume_content_source. Raises `limits.MissingField`."""
-    if not request.HasField("volume_content_source"):
-        return None
-    kind = request.volume_content_source.WhichOneof("type")
-    if kind == "snapshot":
-        snapshot_id = request.volume_content_source.snapshot.snapshot_id
-        return content_source.Wanted("snapshot", limits.required(snapshot_id, "snapshot_id"))
-    if kind == "volume":
-        volume_id = request.volume_content_source.volume.volume_id
-        return content_source.Wanted("volume", limits.required(volume_id, "volume_id"))
-    raise limits.MissingField("volume_content_source.type")
 
 
 def check_parameters(sent: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from crust.blockdriver.records.snapshot_record import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots import changed_blocks, take_snapshot
-from crust.rpc import limits
+from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

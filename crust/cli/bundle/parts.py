@@ -13,8 +13,9 @@ from pathlib import Path
 
 import crust
 from crust import credentials, errors
-from crust.cli import output, show
+from crust.cli import output
 from crust.cli.doctor import run as doctor
+from crust.cli.inspecting import show
 from crust.host.process import bounded_calls
 
 LIMIT_BYTES = 8 << 20
@@ -32,7 +33,7 @@ _PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "ri
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class NodeFiles:
     """Where a node has its things; a test has its own."""
 
     run_dir: str
@@ -41,7 +42,7 @@ class Places:
     journal: str = "journalctl"
 
 
-async def parts(places: Places) -> AsyncIterator[tuple[str, bytes]]:
+async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
     """Name and content of each file of the archive. What cannot be read is listed in `missing.txt`."""
     missing: list[str] = []
     for name, question in _questions(places).items():
@@ -55,7 +56,7 @@ async def parts(places: Places) -> AsyncIterator[tuple[str, bytes]]:
         yield "missing.txt", _filtered("\n".join([*missing, ""]).encode())
 
 
-async def _files(places: Places, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
+async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
     """The files, as they are. A disk that hangs takes a thread for each, and after 16 nothing is read any more."""
     calls = bounded_calls.BoundedCalls()
     for root, pattern, into in _file_sets(places):
@@ -80,7 +81,7 @@ def _text(err: errors.CrustError | OSError) -> str:
     return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
-def _questions(places: Places) -> dict[str, Callable[[], Awaitable[bytes]]]:
+def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
     async def status() -> bytes:
         return _json(await show.answer(places.run_dir, show.status))
 
@@ -105,7 +106,7 @@ def _questions(places: Places) -> dict[str, Callable[[], Awaitable[bytes]]]:
     }  # fmt: skip
 
 
-def _file_sets(places: Places) -> tuple[tuple[str, str, str], ...]:
+def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
     """Directory, pattern below it, and the directory in the archive."""
     return (
         (places.config_dir, "*.toml", "settings"),
@@ -158,7 +159,7 @@ class _End:
 
     @property
     def data(self) -> bytes:
-        """The lines that are whole."""
+        """The complete lines."""
         return self._data.partition(b"\n")[2] if self._is_cut else self._data
 
 

@@ -9,7 +9,7 @@ from crust import errors
 from crust.cli.bundle import archive, parts
 
 
-def run(path: Path, places: parts.Places) -> int:
+def run(path: Path, places: parts.NodeFiles) -> int:
     """Write it; returns the exit code."""
     try:
         count = asyncio.run(write(path, places))
@@ -20,7 +20,7 @@ def run(path: Path, places: parts.Places) -> int:
     return 0
 
 
-async def write(path: Path, places: parts.Places) -> int:
+async def write(path: Path, places: parts.NodeFiles) -> int:
     """Write it; returns how many files it has. Raises what `archive.writing` does."""
     count = 0
     async with archive.writing(path) as written:

@@ -10,7 +10,7 @@ from crust.cli.doctor.node import Node
 @check("etcd")
 def etcd(node: Node) -> Iterator[Finding]:
     """Each member of the driver's etcd answers, keeps nodes apart, and accepts this node's certificate."""
-    driver = node.driver_settings()
+    driver = next((each for each in node.driver_settings() if each.cluster is not None), None)
     if driver is None or driver.cluster is None:
         yield ok("crust's driver is in no cluster with one controller")
         return

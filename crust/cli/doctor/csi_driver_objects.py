@@ -34,7 +34,7 @@ def mismatches(settings: ProxySettings) -> Mismatches:
 async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -> Mismatches:
     try:
         from crust.kubernetes_api import api
-        from crust.proxy import csi_driver_check
+        from crust.proxy.drivers import csi_driver_check
     except ImportError as missing:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"

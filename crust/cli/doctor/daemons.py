@@ -5,18 +5,18 @@ from collections.abc import Iterator
 import crust
 from crust import errors
 from crust.cli import asking
-from crust.cli import versions as versions_
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
-from crust.cli.doctor.node import Answered, Node
+from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.inspecting import versions as versions_
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 
 
 @check("sockets")
 def sockets(node: Node) -> Iterator[Finding]:
-    """Each socket of the proxy is alive, or not there; none is left over."""
+    """Each socket of the proxy is served, or does not exist; none is stale."""
     paths = [f"{node.run_dir}/{each}" for each in _OWN]
-    if isinstance(node.proxy, Answered):  # drivers come and go while it runs
+    if isinstance(node.proxy, ProxyAnswer):  # drivers come and go while it runs
         paths += [each.socket for each in node.proxy.drivers]
     elif found := node.proxy_settings():
         paths += [each.socket for each in found.drivers]

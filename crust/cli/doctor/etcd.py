@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Iterator
 
 from crust.cli.doctor.finding import Finding, error, ok, warning
-from crust.cluster.etcd import examination, versions
+from crust.cluster.etcd import examination
+from crust.cluster.etcd.client import versions
 from crust.cluster.etcd.examination import Examination, SeenMember
 from crust.settings.cluster import ClusterSettings
 

@@ -44,6 +44,22 @@ def loop(node: Node) -> Iterator[Finding]:
         )
 
 
+@check("rbd")
+def rbd(node: Node) -> Iterator[Finding]:
+    """The kernel's client of RBD, by which the host itself uses images of a Ceph pool."""
+    own = node.driver_settings()
+    if not any(each.engine == "rbd" and each.mode != "controller" for each in own):
+        yield ok("no driver with the engine rbd has its node part here")
+    elif node.at("/sys/bus/rbd").is_dir() or _has_module(node, "rbd"):
+        yield ok("the kernel has rbd: raw block volumes and mounts on the host work")
+    else:
+        yield warning(
+            "the kernel has no rbd",
+            "a raw block volume or a mount on the host is refused (NoHostDevice); a hypervisor needs no rbd",
+            "install the kernel's module rbd, if pods without a microVM use volumes here",
+        )
+
+
 @check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
     """What the host can mount; a guest mounts with its own kernel."""

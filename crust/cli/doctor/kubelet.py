@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from crust import errors
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
-from crust.cli.doctor.node import Answered, Node
+from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.settings.driver import OWN_DRIVER
 from crust.settings.proxy import ProxySettings
 
@@ -89,7 +89,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
 def _driver_names(node: Node, served: ProxySettings) -> set[str]:
     """Of the settings, of the files that add drivers while the proxy runs, and of the proxy that runs."""
     names = {each.name for each in served.drivers}
-    if isinstance(node.proxy, Answered):
+    if isinstance(node.proxy, ProxyAnswer):
         names |= {each.name for each in node.proxy.drivers}
     for path in node.at(served.drivers_dir).glob("*.toml") if served.drivers_dir else ():
         with contextlib.suppress(OSError, ValueError):  # the proxy says what is wrong with it

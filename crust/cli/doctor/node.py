@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust import errors
-from crust.cli import views
+from crust.cli.inspecting import views
 from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
 from crust.settings import loading
@@ -28,7 +28,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProxyAnswer:
     """What a proxy that runs says of itself."""
 
     version: str
@@ -48,7 +48,7 @@ class Node:
     root: Path = Path("/")
     run_dir: str = "/run/crust"
     release: str = field(default_factory=lambda: os.uname().release)
-    proxy: Answered | errors.CrustError | None = None
+    proxy: ProxyAnswer | errors.CrustError | None = None
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
     """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
@@ -114,17 +114,17 @@ class Node:
         found = self.settings_of("node" if self.is_one_process else "proxy")
         return found.proxy if isinstance(found, NodeSettings) else _proxy(found)
 
-    def driver_settings(self) -> DriverSettings | None:
-        """The settings of crust's driver, of the file that is used."""
+    def driver_settings(self) -> tuple[DriverSettings, ...]:
+        """The settings of crust's drivers, of the file that is used."""
         found = self.settings_of("node" if self.is_one_process else "driver")
-        driver = found.driver if isinstance(found, NodeSettings) else found
-        return driver if isinstance(driver, DriverSettings) else None
+        drivers = found.driver if isinstance(found, NodeSettings) else (found,)
+        return tuple(each for each in drivers if isinstance(each, DriverSettings))
 
     def has_own_driver(self) -> bool:
         """Whether crust's driver runs here, as far as settings say it."""
         if self.is_one_process:
             found = self.settings_of("node")
-            return not isinstance(found, NodeSettings) or found.driver is not None
+            return not isinstance(found, NodeSettings) or bool(found.driver)
         return "driver" in self.installed() or "proxy" not in self.installed()
 
     def kubelet_roots(self) -> tuple[str, ...]:

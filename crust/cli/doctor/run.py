@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from crust import errors
-from crust.cli import asking, output, show, watching
+from crust.cli import asking, output
 from crust.cli.doctor import (
     cluster,
     configuration,
@@ -19,7 +19,8 @@ from crust.cli.doctor import (
     programs,
 )
 from crust.cli.doctor.finding import CHECKS, Finding, Level, error
-from crust.cli.doctor.node import Answered, Node
+from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.inspecting import show, watching
 from crust.host.mounts import propagation
 from crust.wire.v1 import inspect_pb2
 
@@ -87,11 +88,11 @@ def _sentence(found: Finding) -> Text:
 
 
 async def _node(run_dir: str) -> Node:
-    answered: Answered | errors.CrustError
+    answered: ProxyAnswer | errors.CrustError
     try:
         async with asking.inspecting(run_dir) as stub:
             health = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=show.TIMEOUT_S)
-            answered = Answered(health.version, *await show.parts(stub))
+            answered = ProxyAnswer(health.version, *await show.parts(stub))
     except errors.CrustError as problem:
         answered = problem
     return Node(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.cli import views
+from crust.cli.inspecting import views
 
 _DEVICES = "plugins/kubernetes.io/csi/volumeDevices"
 SHIMS = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")

@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.cli import views
 from crust.cli.gc import orphans
 from crust.cli.gc.kernel import Kernel
 from crust.cli.gc.orphans import Orphan
+from crust.cli.inspecting import views
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from crust import errors
-from crust.cli import daemons
 from crust.cli.install import shipped
+from crust.cli.programs import daemons
 from crust.node.settings import NodeSettings
 from crust.settings import loading
 from crust.settings.driver import DriverSettings

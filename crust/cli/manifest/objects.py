@@ -7,14 +7,14 @@ in each pod.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from crust.cli.manifest import kustomization, names, problems
 from crust.cli.manifest.kustomization import Object
 from crust.node.settings import NodeSettings
-from crust.settings.driver import OWN_DRIVER, DriverSettings
+from crust.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
 from crust.settings.loading import InvalidSettings
 
 _PROGRAM = "driver manifest"
@@ -42,16 +42,54 @@ class Configuration:
 
 def made(source: Path, wanted: Configuration) -> list[Object]:
     """The objects, from the directory of deploy/kubernetes. Raises `InvalidSettings`, `UnknownKustomization`."""
-    overlays, file = _overlays(wanted)
-    objects = kustomization.render(
-        [source / "overlays" / each for each in overlays], {file: wanted.text}
-    )
-    objects = [_changed(each, wanted) for each in objects]
-    (workload,) = (each for each in objects if each["kind"] in ("DaemonSet", "Deployment"))
+    first, *others = _of_each_driver(wanted)
+    objects = _rendered(source, first)
+    workload = _workload(objects)
+    for each in others:
+        further = _rendered(source, each)
+        objects += [found for found in further if found["kind"] == "CSIDriver"]
+        _mount_more(workload, _workload(further))
     found = list(problems.of(workload, wanted.settings, own_image=bool(wanted.image)))
     if found:
         raise InvalidSettings(_PROGRAM, "; ".join(found))
     return objects
+
+
+def _of_each_driver(wanted: Configuration) -> list[Configuration]:
+    """One configuration for each driver of a node's process. The first one's objects have the pods: of the driver
+    whose pool is there, because only such a pod has the pool's directory.
+    """
+    settings = wanted.settings
+    if isinstance(settings, DriverSettings) or len(settings.driver) < 2:
+        return [wanted]
+    drivers = sorted(settings.driver, key=lambda each: each.engine not in LOCAL_ENGINES)
+    alone = [settings.model_copy(update={"driver": (each,)}) for each in drivers]
+    first, *others = (replace(wanted, settings=each) for each in alone)
+    return [first, *(replace(each, snapshots=False, resizer=False) for each in others)]
+
+
+def _rendered(source: Path, wanted: Configuration) -> list[Object]:
+    overlays, file = _overlays(wanted)
+    objects = kustomization.render(
+        [source / "overlays" / each for each in overlays], {file: wanted.text}
+    )
+    return [_changed(each, wanted) for each in objects]
+
+
+def _workload(objects: list[Object]) -> Object:
+    (found,) = (each for each in objects if each["kind"] in ("DaemonSet", "Deployment"))
+    return found
+
+
+def _mount_more(workload: Object, other: Object) -> None:
+    """Give the pod the files of the host that the other one's has beside the same ones."""
+    pod, its = (each["spec"]["template"]["spec"] for each in (workload, other))
+    here = {each["name"] for each in pod["volumes"]}
+    pod["volumes"] += [each for each in its["volumes"] if each["name"] not in here]
+    mounts = problems.crust_of(other)["volumeMounts"]
+    problems.crust_of(workload)["volumeMounts"] += [
+        each for each in mounts if each["name"] not in here
+    ]
 
 
 def needs_pod_info(settings: NodeSettings) -> bool:
@@ -64,7 +102,7 @@ def _overlays(wanted: Configuration) -> tuple[list[str], str]:
     settings = wanted.settings
     if isinstance(settings, DriverSettings):
         return [f"{_kind(settings)}-controller"], "controller.toml"
-    return _node_overlays(wanted, settings.driver), "node.toml"
+    return _node_overlays(wanted, _driver_of(settings)), "node.toml"
 
 
 def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list[str]:
@@ -137,7 +175,9 @@ def _texts(wanted: Configuration) -> dict[str, str]:
 
 
 def _driver_of(settings: NodeSettings | DriverSettings) -> DriverSettings | None:
-    return settings.driver if isinstance(settings, NodeSettings) else settings
+    if isinstance(settings, DriverSettings):
+        return settings
+    return settings.driver[0] if settings.driver else None
 
 
 def _example_of(driver: DriverSettings | None) -> str:

@@ -50,9 +50,9 @@ def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
 
 def _of_one_node(settings: NodeSettings) -> Iterator[str]:
     """All pods have the same settings, and each its node's name by CRUST_NODE_NAME."""
-    access, driver = settings.proxy.kubernetes, settings.driver
+    access = settings.proxy.kubernetes
     given = [
-        ("driver.node_id", driver and driver.node_id),
+        *(("driver.node_id", each.node_id) for each in settings.driver),
         ("proxy.kubernetes.node_name", access and access.node_name),
     ]
     for setting, name in given:
@@ -95,26 +95,25 @@ def _socket_problems(pod: Any, settings: NodeSettings) -> Iterator[str]:
         if volume["name"] != "csi":
             continue
         directory = volume["hostPath"]["path"]
-        own = settings.driver.driver_name if settings.driver else ""
+        own = {each.driver_name for each in settings.driver if each.engine in LOCAL_ENGINES}
         for each in settings.proxy.drivers:
-            if each.name == own and os.path.dirname(each.socket) != directory:
+            if each.name in own and os.path.dirname(each.socket) != directory:
                 yield f"the sidecars look for the socket of {each.name} in {directory}"
 
 
 def _node_paths(settings: NodeSettings) -> Iterator[str]:
-    proxy, driver = settings.proxy, settings.driver
+    proxy = settings.proxy
     yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
     yield from (path for each in proxy.drivers for path in (each.socket, each.backend))
     yield from (each.driver_socket for each in settings.shim)
     access = proxy.kubernetes
     yield from filter(None, (proxy.drivers_dir, access.kubeconfig if access else ""))
-    if driver is None:
-        return
-    yield driver.run_dir
-    if driver.engine in LOCAL_ENGINES:
-        yield driver.state_dir
-        yield from filter(None, (driver.pool_id_file,))
-    yield from _certificates(driver)
+    for driver in settings.driver:
+        yield driver.run_dir
+        if driver.engine in LOCAL_ENGINES:
+            yield driver.state_dir
+            yield from filter(None, (driver.pool_id_file,))
+        yield from _certificates(driver)
 
 
 def _certificates(driver: DriverSettings) -> Iterator[str]:

@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from crust.cluster.etcd.certificates import Files
-from crust.cluster.etcd.channels import Channels
-from crust.cluster.etcd.client import Client
+from crust.cluster.etcd.client.certificates import Files
+from crust.cluster.etcd.client.channels import Channels
+from crust.cluster.etcd.client.client import Client
 from crust.cluster.etcd.controller_side import EtcdControllerSide
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.node_side import EtcdNodeSide

@@ -10,14 +10,15 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from crust.cluster.etcd import leadership, records, retiring, writes
-from crust.cluster.etcd.client import CALL_S, Client
+from crust.cluster.etcd import leadership, records, retiring
+from crust.cluster.etcd.client import writes
+from crust.cluster.etcd.client.client import CALL_S, Client
+from crust.cluster.etcd.client.methods import RANGE
+from crust.cluster.etcd.client.watches import USUAL, Follower, Silence
 from crust.cluster.etcd.inbox import KEEP_S, Inbox
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.leadership import Term
-from crust.cluster.etcd.methods import RANGE
-from crust.cluster.etcd.mirror import Asking, Mirror, answer_in
-from crust.cluster.etcd.watches import USUAL, Follower, Silence
+from crust.cluster.etcd.mirror import Mirror, RequestKey, answer_in
 from crust.cluster.forever import forever
 from crust.cluster.protocol import (
     Announcement,
@@ -100,7 +101,7 @@ class EtcdControllerSide:
     async def ask(self, node_id: str, request: Request, timeout_s: float) -> Answer:
         """See the protocol. Raises `LeadershipLost` as well."""
         term = self._leading()
-        asking = Asking(node_id, request.request_id)
+        asking = RequestKey(node_id, request.request_id)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._inbox.settled(asking)
@@ -230,7 +231,9 @@ class EtcdControllerSide:
                 return response
             term.written = max(term.written, leader.mod_revision)
 
-    async def _put(self, term: Term, asking: Asking, request: Request, timeout_s: float) -> None:
+    async def _put(
+        self, term: Term, asking: RequestKey, request: Request, timeout_s: float
+    ) -> None:
         """Put a request, unless it is there; take its answer if that is there."""
         asked = self._keys.request(asking.node_id, asking.request_id)
         answered = self._keys.answer(asking.node_id, asking.request_id)
@@ -276,7 +279,7 @@ class EtcdControllerSide:
                     await self._delete(term, due)
                     self._inbox.deleted()
 
-    async def _delete(self, term: Term, due: frozenset[Asking]) -> None:
+    async def _delete(self, term: Term, due: frozenset[RequestKey]) -> None:
         """Delete, and wait until the mirror knows: it must not report an old answer once it is asked again."""
         operations = [
             writes.delete(make(each.node_id, each.request_id))

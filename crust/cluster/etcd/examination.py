@@ -7,11 +7,12 @@ import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
-from crust.cluster.etcd import certificates, connect, failures
-from crust.cluster.etcd.certificates import Files
-from crust.cluster.etcd.client import Broken, Client
+from crust.cluster.etcd import connect
+from crust.cluster.etcd.client import certificates, failures
+from crust.cluster.etcd.client.certificates import Files
+from crust.cluster.etcd.client.client import Broken, Client
+from crust.cluster.etcd.client.methods import RANGE, STATUS
 from crust.cluster.etcd.keys import Keys
-from crust.cluster.etcd.methods import RANGE, STATUS
 from crust.cluster.protocol import StoreUnavailable
 from crust.settings.cluster import ClusterSettings
 from crust.wire.etcd.v3 import etcd_pb2 as pb

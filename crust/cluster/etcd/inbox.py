@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from crust import errors
-from crust.cluster.etcd.mirror import Asking
+from crust.cluster.etcd.mirror import RequestKey
 from crust.cluster.protocol import Answer
 
 KEEP_S = 60.0
@@ -24,16 +24,16 @@ class Inbox:
     def __init__(self, keep_s: float = KEEP_S, now: Callable[[], float] = time.monotonic) -> None:
         self._keep_s = keep_s
         self._now = now
-        self._waiting: dict[Asking, set[asyncio.Future[Answer]]] = {}
-        self._read: set[Asking] = set()
-        self._idle_since: dict[Asking, float] = {}
-        self._deleting: frozenset[Asking] = frozenset()
+        self._waiting: dict[RequestKey, set[asyncio.Future[Answer]]] = {}
+        self._read: set[RequestKey] = set()
+        self._idle_since: dict[RequestKey, float] = {}
+        self._deleting: frozenset[RequestKey] = frozenset()
         self._deleted = asyncio.Event()
         self.work = asyncio.Event()
         """Something can be deleted at once."""
 
     @contextlib.contextmanager
-    def waiting(self, asking: Asking) -> Iterator["asyncio.Future[Answer]"]:
+    def waiting(self, asking: RequestKey) -> Iterator["asyncio.Future[Answer]"]:
         """The answer, as soon as it is there."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         waiters = self._waiting.setdefault(asking, set())
@@ -47,12 +47,12 @@ class Inbox:
             if answered.done() and not answered.cancelled():
                 answered.exception()  # seen, also where the waiter left in the same moment
 
-    async def settled(self, asking: Asking) -> None:
+    async def settled(self, asking: RequestKey) -> None:
         """Wait until no answer that was read, or is being deleted, can be treated as a new one."""
         while asking in self._read or asking in self._deleting:
             await self._deleted.wait()
 
-    def answer(self, asking: Asking, answer: Answer) -> None:
+    def answer(self, asking: RequestKey, answer: Answer) -> None:
         """Give an answer to those who wait for it."""
         for waiter in self._waiting.get(asking, ()):
             if not waiter.done():
@@ -70,7 +70,7 @@ class Inbox:
         self._idle_since.clear()
         self.deleted()
 
-    def to_delete(self, open_now: Iterable[Asking], limit: int) -> frozenset[Asking]:
+    def to_delete(self, open_now: Iterable[RequestKey], limit: int) -> frozenset[RequestKey]:
         """What nobody needs, at most `limit`; until `deleted` these count as being deleted."""
         now = self._now()
         idle = {

@@ -17,7 +17,7 @@ URL, so that none has a slash.
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from crust.cluster.etcd.writes import after_prefix
+from crust.cluster.etcd.client.writes import after_prefix
 
 ANNOUNCE = "announce"
 POOL = "pools"

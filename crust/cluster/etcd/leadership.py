@@ -5,7 +5,7 @@ away and does not know yet that another one leads writes nothing: etcd refuses i
 lease's time is for everything else: to stop asking, and to let another one lead.
 
 Every write also compares when the key was written last. After an attempt without an answer the leader writes its key
-anew before it writes anything else: from then on etcd refuses that attempt. Otherwise a request that was answered
+again before it writes anything else: from then on etcd refuses that attempt. Otherwise a request that was answered
 long ago could be put again by it, and a node that has started since would create a volume that was deleted.
 """
 
@@ -15,11 +15,12 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from crust.cluster.etcd import leases, records, writes
-from crust.cluster.etcd.client import Client
-from crust.cluster.etcd.failures import LeaseGone
+from crust.cluster.etcd import records
+from crust.cluster.etcd.client import leases, writes
+from crust.cluster.etcd.client.client import Client
+from crust.cluster.etcd.client.failures import LeaseGone
+from crust.cluster.etcd.client.leases import Lease
 from crust.cluster.etcd.keys import Keys
-from crust.cluster.etcd.leases import Lease
 from crust.cluster.etcd.mirror import Mirror
 from crust.cluster.protocol import LeadershipLost, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from crust.cluster.etcd import keys, records
+from crust.cluster.etcd.client.watches import Changes, Listing
 from crust.cluster.etcd.keys import Key, Keys
-from crust.cluster.etcd.watches import Changes, Listing
 from crust.cluster.protocol import Announcement, Answer
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestKey:
     """A request by its key: the node, and the request's id."""
 
     node_id: str
@@ -31,7 +31,7 @@ class Asking:
 class Mirror:
     """The followed range. `on_answer` is called with each answer that appears, and again after each listing."""
 
-    def __init__(self, layout: Keys, on_answer: Callable[[Asking, Answer], None]) -> None:
+    def __init__(self, layout: Keys, on_answer: Callable[[RequestKey, Answer], None]) -> None:
         self._keys = layout
         self._on_answer = on_answer
         self._changed = asyncio.Event()
@@ -43,7 +43,7 @@ class Mirror:
         self._had_since: dict[str, dict[str, int]] = {}
         """Pool, node, the revision at which the node began to announce it."""
         self._decommissioned: set[str] = set()
-        self._open: dict[Asking, set[str]] = {}
+        self._open: dict[RequestKey, set[str]] = {}
         self.revision = 0
         """The last change that is in here."""
         self.leader = 0
@@ -59,7 +59,7 @@ class Mirror:
         self.nodes: Mapping[str, Announcement] = dict(self._announced)
 
     @property
-    def open(self) -> Iterable[Asking]:
+    def open(self) -> Iterable[RequestKey]:
         """All requests and answers that there are."""
         return tuple(self._open)
 
@@ -116,7 +116,7 @@ class Mirror:
             self._announced[key.name] = said
 
     def _ask_or_answer(self, key: Key, kv: pb.KeyValue) -> None:
-        asking = Asking(key.name, key.id)
+        asking = RequestKey(key.name, key.id)
         self._open.setdefault(asking, set()).add(key.kind)
         if key.kind == keys.ANSWER:
             self._on_answer(asking, answer_in(kv))
@@ -140,7 +140,7 @@ class Mirror:
             self._had_since.pop(key.id, None)
 
     def _drop_asking(self, key: Key) -> None:
-        asking = Asking(key.name, key.id)
+        asking = RequestKey(key.name, key.id)
         kinds = self._open.get(asking, set())
         kinds.discard(key.kind)
         if not kinds:

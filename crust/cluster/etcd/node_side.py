@@ -9,12 +9,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from crust.cluster.etcd import keys, leases, records, watches, writes
-from crust.cluster.etcd.client import Client
-from crust.cluster.etcd.failures import LeaseGone
+from crust.cluster.etcd import keys, records
+from crust.cluster.etcd.client import leases, watches, writes
+from crust.cluster.etcd.client.client import Client
+from crust.cluster.etcd.client.failures import LeaseGone
+from crust.cluster.etcd.client.leases import Lease
+from crust.cluster.etcd.client.watches import USUAL, Follower, Silence
 from crust.cluster.etcd.keys import Keys
-from crust.cluster.etcd.leases import Lease
-from crust.cluster.etcd.watches import USUAL, Follower, Silence
 from crust.cluster.forever import forever
 from crust.cluster.protocol import Announcement, Answer, Request, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 from crust.cluster import retirement
 from crust.cluster.etcd import keys as kinds
-from crust.cluster.etcd import records, writes
-from crust.cluster.etcd.client import CALL_S, Client
+from crust.cluster.etcd import records
+from crust.cluster.etcd.client import writes
+from crust.cluster.etcd.client.client import CALL_S, Client
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.protocol import StoreUnavailable
 from crust.cluster.retirement import Known

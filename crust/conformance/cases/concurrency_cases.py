@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import grpc
 
-from crust.conformance.calls import Code
 from crust.conformance.case import CREATE, NODE, beyond, case, must, should
-from crust.conformance.co import Co
+from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _CALLERS = 6

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from crust.conformance import copies, expansion, restart_command
-from crust.conformance.calls import Code
+from crust.conformance import restart_command
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -17,7 +16,9 @@ from crust.conformance.case import (
     case,
     must,
 )
-from crust.conformance.co import Co
+from crust.conformance.orchestrator import copies, expansion
+from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"written before the crash"

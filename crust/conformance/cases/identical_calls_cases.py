@@ -8,8 +8,6 @@ from typing import Any
 
 import grpc
 
-from crust.conformance import copies, expansion
-from crust.conformance.calls import Code
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -26,7 +24,9 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co
+from crust.conformance.orchestrator import copies, expansion
+from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 _CALLERS = 6

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from crust.conformance.calls import Code
 from crust.conformance.case import (
     NODE,
     NODE_INFO,
@@ -16,8 +15,9 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co
-from crust.conformance.optional_rpcs import RPCS
+from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.co import Co
+from crust.conformance.orchestrator.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from crust.conformance import copies, expansion
 from crust.conformance.case import (
     CLONE,
     CREATE,
@@ -19,8 +18,9 @@ from crust.conformance.case import (
     must,
     should,
 )
-from crust.conformance.co import Co
-from crust.conformance.optional_rpcs import RPCS
+from crust.conformance.orchestrator import copies, expansion
+from crust.conformance.orchestrator.co import Co
+from crust.conformance.orchestrator.optional_rpcs import RPCS
 from crust.wire.csi.v1 import csi_pb2
 
 _LOG = "option.log"

@@ -82,8 +82,11 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
         # O_NONBLOCK: opening a pipe that another user put there must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:  # not open(fd): it refuses a directory without our reason, and leaks the descriptor
-            _check_trust(str(path), os.fstat(fd))
-            data = _read_up_to(lambda count: os.read(fd, count), limit_bytes + 1)
+            status = os.fstat(fd)
+            _check_trust(str(path), status)
+            data = os.read(fd, min(status.st_size, limit_bytes) + 1)
+            while len(data) <= limit_bytes and (part := os.read(fd, limit_bytes + 1 - len(data))):
+                data += part
         finally:
             os.close(fd)
     if len(data) > limit_bytes:
@@ -200,8 +203,10 @@ def _place(
     try:
         _write(aside, data, mode, sync=sync)
         place(aside, path)
-    finally:
-        # After a rename the name is gone; after a link, or a failure, it is not.
+    except BaseException:
+        _unlink_if_there(aside)
+        raise
+    if place is os.link:  # a rename has taken the name away
         _unlink_if_there(aside)
     if sync:
         _sync(directory or ".")
@@ -240,13 +245,6 @@ def _sync(directory: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _read_up_to(read_some: Callable[[int], bytes], count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count and (part := read_some(count - len(parts))):
-        parts += part
-    return bytes(parts)
 
 
 def _check_trust(path: str, status: os.stat_result) -> None:

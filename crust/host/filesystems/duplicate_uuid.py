@@ -36,7 +36,7 @@ def mount_options(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check(path: str, fs_type: str) -> None:
-    """Raise `DuplicateFilesystemUuid` if the kernel would take the device for one that is mounted."""
+    """Raise `DuplicateFilesystemUuid` if the kernel would treat the device as one that is mounted."""
     if fs_type != "btrfs" or os.path.exists(_TEMPORARY_FSIDS):
         return
     devices = _devices_of(superblocks.fsid_of_btrfs(path))

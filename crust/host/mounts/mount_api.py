@@ -104,29 +104,54 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         _attach(mount, onto, target)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """A guard that is mounted nowhere yet: its descriptor, and its unique id if the kernel has such ids (Linux 6.8).
+
+    It vanishes with the descriptor.
+    """
+
+    mount: int
+    unique_id: int | None
+
+
 def mount_guard(target: str) -> int | None:
-    """Mount the fail-closed tmpfs: it takes names, an owner and a mode, and no data.
+    """`new_guard` and `attach_guard` at once."""
+    return attach_guard(new_guard(), target)
+
+
+def new_guard() -> Guard:
+    """Make the fail-closed tmpfs: it takes names, an owner and a mode, and no data.
 
     A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
     tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
     deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no
     guard is ever visible with free space.
-
-    Returns the mount's unique id, if the kernel has such ids (Linux 6.8).
     """
-    with _target(target, directory=True) as onto, oserrors.translating(f"cannot guard {target}"):
-        mount = _new_guard()
+    with oserrors.translating("cannot make a guard mount"):
+        mount = _guard_mount()
         try:
             _fill(mount)
-            unique_id = syscalls.unique_mount_id(mount)
+            return Guard(mount, syscalls.unique_mount_id(mount))
         except BaseException:
             os.close(mount)
             raise
-        _attach(mount, onto, target)
-    return unique_id
 
 
-def _new_guard() -> int:
+def attach_guard(guard: Guard, target: str) -> int | None:
+    """Mount the guard on the directory `target`; returns its unique id. Closes it in any case."""
+    try:
+        with (
+            _target(target, directory=True) as onto,
+            oserrors.translating(f"cannot guard {target}"),
+        ):
+            syscalls.move_mount(guard.mount, onto)
+    finally:
+        os.close(guard.mount)
+    return guard.unique_id
+
+
+def _guard_mount() -> int:
     parameters = (
         ("source", GUARD_SOURCE),
         ("size", "4k"),  # the kernel makes it one page

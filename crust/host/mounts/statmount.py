@@ -43,7 +43,7 @@ _SUPER_OPTIONS = ((1 << 4, b"sync"), (1 << 7, b"dirsync"), (1 << 25, b"lazytime"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StatmountFields:
     """The fields of a line of mountinfo, in its terms; texts as the kernel gives them."""
 
     mount_id: int
@@ -60,7 +60,7 @@ class Told:
     master: int
 
 
-def read(unique_id: int) -> Told | None:
+def read(unique_id: int) -> StatmountFields | None:
     """The mount; None if this kernel cannot tell all of it. Raises `OSError`: ENOENT if it is gone, ENOSYS."""
     buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
     syscalls.statmount(_REQUEST.pack(_REQUEST.size, 0, unique_id, _WANTED), buffer)
@@ -76,7 +76,7 @@ def read(unique_id: int) -> Told | None:
         return data[start : data.index(b"\0", start)]
 
     kind = text(fs_type)
-    return Told(
+    return StatmountFields(
         mount_id=mount_id,
         parent_id=parent_id,
         major=major,

@@ -133,6 +133,12 @@ _mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
 _statmount = _declared(457, _TEXT, ctypes.c_void_p, _LONG, _LONG)
 
 
+def call(number: int, *arguments: int | bytes) -> int:
+    """A system call whose number depends on the architecture."""
+    types = [ctypes.c_char_p if isinstance(each, bytes) else _LONG for each in arguments]
+    return _declared(number, *types)(*arguments)
+
+
 def fsopen(fs_type: str) -> int:
     """A descriptor of a filesystem context, fsopen(2)."""
     return _fsopen(os.fsencode(fs_type), _FSOPEN_CLOEXEC)

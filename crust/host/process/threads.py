@@ -8,7 +8,6 @@ caller is cancelled, and a process does not end before its calls.
 """
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -121,8 +120,10 @@ class _Call:
         return partial(self._post, self.future.set_result, result)
 
     def _post(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it
+        try:
             self._loop.call_soon_threadsafe(self._settle, settle, outcome)
+        except RuntimeError:  # the loop is closed: nobody awaits it
+            return
 
     def _settle(self, settle: Callable[[Any], None], outcome: Any) -> None:
         if not self.future.done():  # the caller was cancelled

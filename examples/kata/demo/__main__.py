@@ -17,7 +17,7 @@ from examples.kata.demo.scenario import Scenario
 from examples.kata.demo.wrapped_scenario import VENDOR, WrappedScenario
 
 
-class Story(Protocol):
+class DemoScenario(Protocol):
     """A scenario on a node of its own."""
 
     title: str
@@ -62,7 +62,7 @@ async def _tell(kind: type[Scenario] | type[WrappedScenario], vendor: Vendor | N
     return all(step.ok for step in report.steps)
 
 
-async def _run(story: Story, node: Node, report: Report) -> None:
+async def _run(story: DemoScenario, node: Node, report: Report) -> None:
     """Run the scenario; Ctrl-C and SIGTERM end it early; a failure is printed with the daemons' logs."""
     running = asyncio.ensure_future(story.run())
     for number in (signal.SIGINT, signal.SIGTERM):

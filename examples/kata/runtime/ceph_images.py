@@ -24,7 +24,7 @@ class TakenImage:
     """`ports.TakenImage`."""
 
     key: str = field(repr=False)
-    cluster: attach.Asking
+    cluster: attach.ImageCalls
     vm_id: str
     is_writer: bool
 

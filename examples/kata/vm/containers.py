@@ -98,15 +98,15 @@ class Container:
                 "data": base64.b64encode(piece).decode(),
                 "eof": eof and number == len(pieces),
             }
-            await self._client.call("container.stdin", args, values.Nothing, _ANSWER_S)
+            await self._client.call("container.stdin", args, values.Empty, _ANSWER_S)
 
     async def kill(self, signal: int = 9) -> None:
         """Send a signal; one that has ended is success."""
         args = {"container": self.name, "signal": signal}
-        await self._client.call("container.kill", args, values.Nothing, _ANSWER_S)
+        await self._client.call("container.kill", args, values.Empty, _ANSWER_S)
 
     async def release(self) -> None:
         """Remove its record from the guest. Raises GuestBusy while it runs."""
         self._client.ignore(self.name)
         args = {"container": self.name}
-        await self._client.call("container.release", args, values.Nothing, _ANSWER_S)
+        await self._client.call("container.release", args, values.Empty, _ANSWER_S)

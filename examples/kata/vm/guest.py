@@ -31,7 +31,7 @@ class Guest:
 
     async def ping(self, timeout_s: float = ANSWER_S) -> None:
         """Raises unless the agent answers."""
-        await self._client.call("ping", {}, values.Nothing, timeout_s)
+        await self._client.call("ping", {}, values.Empty, timeout_s)
 
     async def mount(self, volume: values.VolumeMount, timeout_s: float = 120.0) -> values.Mounted:
         """Wait for the disk, format it if it is blank and shall be, and mount it. Idempotent.
@@ -99,7 +99,7 @@ class Guest:
     async def freeze(self, volume: str, thaw_after_s: int, timeout_s: float = FREEZE_S) -> None:
         """Freeze the filesystem for `thaw_after_s` (1 to 600) at most; idempotent."""
         args = {"volume": volume, "thaw_after_s": thaw_after_s}
-        await self._client.call("freeze", args, values.Nothing, timeout_s)
+        await self._client.call("freeze", args, values.Empty, timeout_s)
 
     async def thaw(self, volume: str, timeout_s: float = FREEZE_S) -> bool:
         """Thaw; waits for a freeze that is still under way.
@@ -164,7 +164,7 @@ class Guest:
         self._client.listen(name, container)
         args = {"container": name, "credit": containers.WINDOW}
         try:
-            await self._client.call("container.attach", args, values.Nothing, timeout_s)
+            await self._client.call("container.attach", args, values.Empty, timeout_s)
         except BaseException:
             self._client.ignore(name)
             raise

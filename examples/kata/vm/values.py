@@ -97,7 +97,7 @@ class Reply(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Nothing(Reply):
+class Empty(Reply):
     """An answer without content."""
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.page_programs import program
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.pages.page_programs import program
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 MIB = 1 << 20

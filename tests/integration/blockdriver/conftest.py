@@ -12,8 +12,8 @@ import pytest
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support import leaks
-from tests.support.block_driver import Bench
-from tests.support.pools import bench_on
+from tests.support.drivers.block_driver import Bench
+from tests.support.drivers.pools import bench_on
 
 _PR_SET_CHILD_SUBREAPER = 36
 

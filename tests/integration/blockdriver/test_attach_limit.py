@@ -10,7 +10,7 @@ from crust.blockdriver.records import published_nodes
 from crust.host.block import loop, loop_devices, loopctl
 from crust.host.mounts import mount_capacity
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, caller
+from tests.support.drivers.block_driver import MIB, Bench, caller
 
 pytestmark = pytest.mark.root
 
@@ -138,7 +138,7 @@ class _Reads:
 @pytest.mark.parametrize(
     ("limit", "lists", "files"), [(1_000_000, 0, 0), (3, 2, 1)], ids=["far below the limit", "near"]
 )
-async def test_slot_takes_no_look_at_the_devices_of_others_or_one(
+async def test_attach_slots_read_the_devices_of_others_at_most_once(
     bench: Bench,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,7 +11,7 @@ from crust.blockdriver.records.published_nodes import PublishedToOtherNode
 from crust.blockdriver.records.volume_record import Attached, Usage
 from crust.blockdriver.services.node_identity import NotInCsiProfile
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, mount, write_raw
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
 
 pytestmark = pytest.mark.root
 

@@ -10,15 +10,16 @@ import pytest
 
 from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import create_volume
-from crust.blockdriver.node import ephemeral, ephemeral_orphans
 from crust.blockdriver.node.node_unstage import NodeUnstage
+from crust.blockdriver.node.publish import ephemeral, ephemeral_orphans
 from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.host.block import loop, loop_devices
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import boot
+from crust.settings.driver import OWN_DRIVER
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount
 
 pytestmark = pytest.mark.root
 
@@ -231,7 +232,7 @@ async def test_ephemeral_volume_that_the_co_forgot_is_deleted_after_the_grace(
     assert await bench.driver.collect_garbage() == ()
     reboot()
     assert await bench.driver.collect_garbage() == ()
-    assert metrics.unused_ephemeral_volumes._value.get() == 1
+    assert metrics.unused_ephemeral_volumes.labels(OWN_DRIVER)._value.get() == 1
     [finding] = bench.driver.controller_rules.health_check.pool()
     assert (finding.reachable, finding.reason) == (True, "EphemeralVolumesUnused")
     clock[0] += 3599
@@ -271,7 +272,7 @@ async def test_ephemeral_volume_in_use_is_never_deleted_however_old(
     assert remains(bench) == []
 
 
-async def test_grace_of_an_unused_ephemeral_volume_begins_anew_with_a_reboot_and_a_tried_publish(
+async def test_grace_of_an_unused_ephemeral_volume_restarts_with_a_reboot_and_a_tried_publish(
     bench: Bench, clock: list[float], reboot: Callable[[], None]
 ) -> None:
     target = bench.target("a")
@@ -291,7 +292,7 @@ async def test_grace_of_an_unused_ephemeral_volume_begins_anew_with_a_reboot_and
     assert remains(bench) == []
 
 
-async def test_unreadable_note_of_an_unused_ephemeral_volume_begins_the_grace_anew(
+async def test_unreadable_note_of_an_unused_ephemeral_volume_restarts_the_grace(
     bench: Bench, clock: list[float], reboot: Callable[[], None]
 ) -> None:
     own = bench.driver.node_rules.ephemeral.id_of(VOLUME)

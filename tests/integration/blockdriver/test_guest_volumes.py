@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from crust import deferral_keys
-from crust.blockdriver.node import format_decision
-from crust.rpc import csi
+from crust.blockdriver.node.filesystems import format_decision
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 
 pytestmark = pytest.mark.root
 GUEST = {"crust.dev/format-in": "guest", "crust.dev/ext4-reserved-percent": "3"}

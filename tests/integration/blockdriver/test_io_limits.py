@@ -15,12 +15,12 @@ from crust.blockdriver.records import volume_records
 from crust.host.block import loop_devices
 from crust.host.cgroups import throttling
 from crust.host.mounts import mountinfo
-from crust.rpc import csi
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, mount
-from tests.support.crashes import crash_points
-from tests.support.fake_guests import FakeGuests
-from tests.support.fake_throttle import FakeThrottle
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.faults.crashes import crash_points
+from tests.support.nodes.fake_throttle import FakeThrottle
+from tests.support.runtimes.fake_guests import FakeGuests
 
 pytestmark = pytest.mark.root
 

@@ -11,7 +11,7 @@ import pytest
 from crust import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api, mountinfo
-from tests.support.block_driver import MIB, Bench, block, is_there
+from tests.support.drivers.block_driver import MIB, Bench, block, is_there
 
 pytestmark = pytest.mark.root
 

@@ -8,20 +8,15 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import (
-    deferred_publish,
-    format_decision,
-    node_expand,
-    node_stats,
-    node_unstage,
-    publish_rules,
-)
+from crust.blockdriver.node import node_expand, node_stats, node_unstage
+from crust.blockdriver.node.filesystems import format_decision
+from crust.blockdriver.node.publish import deferred_publish, publish_rules
 from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.rpc import csi
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
 
 pytestmark = pytest.mark.root
 

@@ -11,7 +11,7 @@ from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
 from crust.host.process import capabilities
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 
 pytestmark = pytest.mark.root
 

@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.node import (
-    format_decision,
-    node_publish,
-    node_stage,
-    node_unpublish,
-    node_unstage,
-    publish_rules,
-)
+from crust.blockdriver.node import node_stage, node_unpublish, node_unstage
+from crust.blockdriver.node.filesystems import format_decision
+from crust.blockdriver.node.publish import node_publish, publish_rules
 from crust.host.block import devices, holders, signatures
 from crust.host.files import target_paths
 from crust.host.mounts import fs_group, mount_api, mountinfo
-from tests.support.block_driver import MIB, Bench, block, is_there, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 
 pytestmark = pytest.mark.root
 

@@ -18,10 +18,11 @@ from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.driver import Driver
 from crust.host.files import flocks
 from crust.host.mounts import mount_capacity
-from crust.rpc import channel, csi, extensions
+from crust.rpc import channel
+from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.block_driver import caller, mount
-from tests.support.refusals import refused
+from tests.support.drivers.block_driver import caller, mount
+from tests.support.faults.refusals import refused
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crust.ceph.connection import CephUser, Connection, Timeouts
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser, Timeouts
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
 

@@ -16,8 +16,8 @@ import pytest
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
-from tests.integration.ceph.test_node import SIZE, Cluster, cluster
-from tests.support.refusals import refused
+from tests.integration.ceph.test_node import Cluster, cluster
+from tests.support.faults.refusals import refused
 
 __all__ = ["cluster"]
 
@@ -91,22 +91,6 @@ async def until_served(call: Callable[[], Awaitable[Any]]) -> Any:
                 raise
 
 
-def create(cluster: Cluster, name: str) -> Any:
-    return cluster.controller.CreateVolume(
-        csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[cluster.capability()],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        ),
-        timeout=30,
-    )
-
-
-def delete(cluster: Cluster, volume_id: str) -> Any:
-    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-    return cluster.controller.DeleteVolume(request, timeout=30)
-
-
 def unstage(cluster: Cluster) -> Any:
     request = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=cluster.volume.volume_id, staging_target_path=str(cluster.staging)
@@ -122,17 +106,17 @@ async def test_controller_on_a_blocklisted_host_is_unavailable_and_goes_on_witho
     absent = volume_id[:-8] + "0" * 8
     before = threads(pid)
     with blocklisted(cluster.ceph, kind):
-        await until_refused(lambda: delete(cluster, absent))
+        await until_refused(lambda: cluster.delete(absent))
         for _ in range(5):
-            await refused(create(cluster, "two"), grpc.StatusCode.UNAVAILABLE, *WORDS)
-            await refused(delete(cluster, volume_id), grpc.StatusCode.UNAVAILABLE, *WORDS)
+            await refused(cluster.create("two"), grpc.StatusCode.UNAVAILABLE, *WORDS)
+            await refused(cluster.delete(volume_id), grpc.StatusCode.UNAVAILABLE, *WORDS)
         assert threads(pid) < before + THREADS_OF_A_CONNECTION
-    await until_served(lambda: delete(cluster, absent))
+    await until_served(lambda: cluster.delete(absent))
     assert cluster.images() == [volume_id], "nothing was made or deleted"
-    made = (await create(cluster, "two")).volume.volume_id
+    made = (await cluster.create("two")).volume.volume_id
     assert sorted(cluster.images()) == sorted((volume_id, made))
-    await delete(cluster, volume_id)
-    await delete(cluster, made)
+    await cluster.delete(volume_id)
+    await cluster.delete(made)
     assert cluster.images() == []
     assert pid_of(cluster, "controller") == pid
     assert threads(pid) < before + THREADS_OF_A_CONNECTION

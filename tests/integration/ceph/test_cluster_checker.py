@@ -140,7 +140,7 @@ def there(ceph: CephCluster, namespace: str, tmp_path: Path) -> Iterator[Namespa
         yield Namespace(tmp_path, ceph, ioctx, namespace)
 
 
-def test_nothing_is_wrong_with_what_was_answered_and_is_there(there: Namespace) -> None:
+def test_checker_finds_nothing_if_all_that_was_answered_exists(there: Namespace) -> None:
     assert there.counts() == {}
     code, output = there.told()
     assert (code, "      0  volumes lost\n" in output) == (0, True)
@@ -164,7 +164,7 @@ def _lose(there: Namespace) -> None:
     there.sessions.clear()
 
 
-def _make_anew(there: Namespace) -> None:
+def _recreate(there: Namespace) -> None:
     there.remove(there.volume)
     there.image(there.volume)
     there.sessions.clear()
@@ -200,7 +200,7 @@ WRONG: dict[str, Callable[[Namespace], object]] = {
     "name without image in Ceph": _lose_header,
     "kept image of a deleted volume without snapshots": _keep_without_snapshots,
     "images left in Ceph's trash": _move_to_trash,
-    "another image than was answered": _make_anew,
+    "another image than was answered": _recreate,
     "smaller than it was grown to": lambda there: there.said("grown", "v", size=2 * MIB),
     "stamps of two sessions mixed": lambda there: there.write(1, 2),
     "acknowledged stamps lost": lambda there: there.write(2, 0, is_acknowledged=False),

@@ -14,7 +14,7 @@ from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
-from tests.support import rbd_driver
+from tests.support.ceph import rbd_driver
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,7 +11,7 @@ import pytest
 from crust import errors
 from crust.ceph import connection as connection_module
 from crust.ceph import probe
-from crust.ceph.connection import CephUser, Connection, MonitorsInvalid, Timeouts
+from crust.ceph.connection import Connection
 from crust.ceph.failures import (
     CephClientBlocklisted,
     CephConnectionClosed,
@@ -22,6 +22,7 @@ from crust.ceph.failures import (
     CephNotPermitted,
     CephPoolMissing,
 )
+from crust.ceph.user import CephUser, MonitorsInvalid, Timeouts
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 
@@ -145,7 +146,7 @@ def test_frozen_osd_is_not_answering_and_the_connection_is_good_again_afterwards
     _write(connection, namespace)
 
 
-def test_blocklisted_client_is_told_and_gets_a_new_connection(
+def test_blocklisted_client_gets_an_error_and_a_new_connection(
     ceph: CephCluster, connection: Connection, namespace: str
 ) -> None:
     _write(connection, namespace)
@@ -230,32 +231,32 @@ def test_forked_child_does_not_use_the_parents_connection(
         connection._pid -= 1
 
 
-async def _probed(who: CephUser, wanted: probe.Wanted) -> None:
+async def _probed(who: CephUser, wanted: probe.ProbeTarget) -> None:
     await probe.check(who, wanted, timeouts=QUICK, timeout_s=30)
 
 
 async def test_probe_finds_pool_and_image(
     ceph: CephCluster, controller: CephUser, namespace: str
 ) -> None:
-    await _probed(controller, probe.Wanted(POOL, namespace))
+    await _probed(controller, probe.ProbeTarget(POOL, namespace))
     with pytest.raises(probe.CephImageMissing):
-        await _probed(controller, probe.Wanted(POOL, namespace, "absent"))
+        await _probed(controller, probe.ProbeTarget(POOL, namespace, "absent"))
     import rbd
 
     with ceph.ioctx(POOL, namespace) as ioctx:
         rbd.RBD().create(ioctx, "present", 1 << 20)
-    await _probed(controller, probe.Wanted(POOL, namespace, "present"))
+    await _probed(controller, probe.ProbeTarget(POOL, namespace, "present"))
 
 
 async def test_probe_names_what_is_wrong(
     ceph: CephCluster, controller: CephUser, namespace: str
 ) -> None:
-    wanted = probe.Wanted(POOL, namespace)
+    wanted = probe.ProbeTarget(POOL, namespace)
     wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
     with pytest.raises(CephKeyRefused):
         await _probed(wrong, wanted)
     with pytest.raises(CephPoolMissing):
-        await _probed(controller, probe.Wanted("no-such-pool"))
+        await _probed(controller, probe.ProbeTarget("no-such-pool"))
     with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
         await _probed(controller, wanted)
 
@@ -265,7 +266,7 @@ async def test_probe_that_hangs_is_killed(
 ) -> None:
     timeouts = Timeouts(connect_s=600)
     with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
-        await probe.check(controller, probe.Wanted(POOL), timeouts=timeouts, timeout_s=1)
+        await probe.check(controller, probe.ProbeTarget(POOL), timeouts=timeouts, timeout_s=1)
 
 
 async def test_probe_has_no_secret_on_its_command_line(
@@ -279,7 +280,7 @@ async def test_probe_has_no_secret_on_its_command_line(
         return await original(*argv, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spied)
-    await _probed(controller, probe.Wanted(POOL, namespace))
+    await _probed(controller, probe.ProbeTarget(POOL, namespace))
     assert seen
     assert not any(controller.key in each for each in seen)
 

@@ -12,18 +12,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.blockdriver.engines.rbd import lent_users
-from crust.blockdriver.engines.rbd.images import VolumeImages
-from crust.blockdriver.engines.rbd.lent_users import LentUsers
-from crust.rpc import channel, csi
+from crust.blockdriver.engines.rbd.node import lent_users
+from crust.blockdriver.engines.rbd.node.lent_users import LentUsers
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.rpc import channel
+from crust.rpc.messages import csi
 from crust.volumes import VolumeId
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support import rbd_driver
-from tests.support.block_driver import mount
-from tests.support.rbd_driver import RbdDriver
-from tests.support.refusals import refused
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.drivers.block_driver import mount
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,14 +16,15 @@ import rbd
 
 from crust.ceph import claims
 from crust.ceph.claim_object import Mode
-from crust.rpc import channel, csi
+from crust.rpc import channel
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support import rbd_driver
-from tests.support.block_driver import mount
-from tests.support.rbd_driver import RbdDriver
-from tests.support.refusals import refused
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.drivers.block_driver import mount
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -94,9 +95,20 @@ class Cluster:
             ),
             timeout=60,
         )
-        await self.controller.DeleteVolume(
-            csi_pb2.DeleteVolumeRequest(volume_id=self.volume.volume_id), timeout=60
+        await self.delete(self.volume.volume_id)
+
+    def create(self, name: str) -> Any:
+        """CreateVolume, of a volume like the one."""
+        request = csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[self.capability()],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
         )
+        return self.controller.CreateVolume(request, timeout=60)
+
+    def delete(self, volume_id: str) -> Any:
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        return self.controller.DeleteVolume(request, timeout=60)
 
     def images(self) -> list[str]:
         with self.ceph.ioctx(POOL, self.namespace) as ioctx:

@@ -14,12 +14,12 @@ from crust import errors, volumes
 from crust.ceph import attach, caps, claim_object
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
-from crust.rpc import csi
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.test_lent_users import SIZE, Node, ceph, node
-from tests.support.block_driver import mount
-from tests.support.refusals import refused
+from tests.support.drivers.block_driver import mount
+from tests.support.faults.refusals import refused
 
 __all__ = ["ceph", "node"]
 

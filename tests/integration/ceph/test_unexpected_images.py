@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
@@ -16,35 +15,20 @@ import rbd
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
-from crust.rpc import channel, csi
+from crust.rpc import channel
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL
 from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, _serving, ceph, cluster
-from tests.support import rbd_driver
-from tests.support.block_driver import mount
-from tests.support.refusals import refused
+from tests.support.ceph import rbd_driver
+from tests.support.drivers.block_driver import mount
+from tests.support.faults.refusals import refused
 
 __all__ = ["ceph", "cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 
 DATA = b"somebody's"
-
-
-def create(cluster: Cluster, name: str) -> Any:
-    return cluster.controller.CreateVolume(
-        csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[cluster.capability()],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        ),
-        timeout=60,
-    )
-
-
-def delete(cluster: Cluster, volume_id: str) -> Any:
-    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-    return cluster.controller.DeleteVolume(request, timeout=60)
 
 
 def put_foreign(cluster: Cluster, name: str) -> str:
@@ -83,18 +67,18 @@ async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_an
     cluster: Cluster,
 ) -> None:
     volume_id = cluster.volume.volume_id
-    await delete(cluster, volume_id)
+    await cluster.delete(volume_id)
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
         await refused(
-            create(cluster, "one"), grpc.StatusCode.DATA_LOSS, "[OrphanImage]", "`rbd rename`"
+            cluster.create("one"), grpc.StatusCode.DATA_LOSS, "[OrphanImage]", "`rbd rename`"
         )
-        await delete(cluster, volume_id)  # there is no such volume
+        await cluster.delete(volume_id)  # there is no such volume
         check_untouched(cluster, volume_id, image_id)
     with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
         rbd.RBD().rename(ioctx, volume_id, "theirs")
-    assert (await create(cluster, "one")).volume.volume_id == volume_id
-    await delete(cluster, volume_id)
+    assert (await cluster.create("one")).volume.volume_id == volume_id
+    await cluster.delete(volume_id)
     check_untouched(cluster, "theirs", image_id)
 
 
@@ -105,13 +89,13 @@ async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_n
     interrupt_create(cluster, volume_id)
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
-        await refused(create(cluster, "one"), loss, "[ForeignImage]", "is not created", "rename")
-        await refused(delete(cluster, volume_id), loss, "[ForeignImage]", "is not deleted")
+        await refused(cluster.create("one"), loss, "[ForeignImage]", "is not created", "rename")
+        await refused(cluster.delete(volume_id), loss, "[ForeignImage]", "is not deleted")
         check_untouched(cluster, volume_id, image_id)
     with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
         rbd.RBD().rename(ioctx, volume_id, "theirs")
-    await create(cluster, "one")
-    await delete(cluster, volume_id)
+    await cluster.create("one")
+    await cluster.delete(volume_id)
     assert cluster.images() == ["theirs"]
     check_untouched(cluster, "theirs", image_id)
 
@@ -124,19 +108,19 @@ async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_th
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
         await refused(
-            delete(cluster, volume_id),
+            cluster.delete(volume_id),
             loss,
             "[ForeignImage]",
             "`rbd image-meta set IMAGE crust.volume VOLUME`",
         )
         check_untouched(cluster, volume_id, image_id)
-    assert (await create(cluster, "one")).volume.volume_id == volume_id, "it is ready as before"
+    assert (await cluster.create("one")).volume.volume_id == volume_id, "it is ready as before"
     with (
         cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
         rbd.Image(ioctx, volume_id) as image,
     ):
         image.metadata_set("crust.volume", volume_id)
-    await delete(cluster, volume_id)
+    await cluster.delete(volume_id)
     assert cluster.images() == []
 
 
@@ -150,7 +134,7 @@ async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume
     made = [await created(cluster, each) for each in names]
     assert sorted(cluster.images()) == sorted([*made, cluster.volume.volume_id])
     for each in made:
-        await delete(cluster, each)
+        await cluster.delete(each)
     assert cluster.images() == [cluster.volume.volume_id]
 
 
@@ -164,7 +148,7 @@ async def refused_while_blocklisted(cluster: Cluster, user: str, names: list[str
         is_last = blocklisting.done()
         new = [f"volume {len(names) + number}" for number in range(8)]
         names += new
-        calls = (create(cluster, each) for each in new)
+        calls = (cluster.create(each) for each in new)
         for each in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(each, grpc.aio.AioRpcError):
                 assert each.code() is grpc.StatusCode.UNAVAILABLE, each
@@ -180,7 +164,7 @@ async def created(cluster: Cluster, name: str) -> str:
     """The volume's id, when the controller has connected again."""
     while True:
         try:
-            return str((await create(cluster, name)).volume.volume_id)
+            return str((await cluster.create(name)).volume.volume_id)
         except grpc.aio.AioRpcError as err:
             if err.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise

@@ -23,15 +23,15 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy import targets
+from crust.proxy.deferrals import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
 from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support import node as nodes
-from tests.support.fake_handler import FakeHandler, running
-from tests.support.node import Co, Places
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Co, Places
+from tests.support.runtimes.fake_handler import FakeHandler, running
 
 MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode

@@ -14,14 +14,14 @@ import pytest
 from crust import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api
-from crust.proxy import targets
+from crust.proxy.deferrals import targets
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import fake_driver
-from tests.support import node as nodes
-from tests.support.fake_driver import Context
-from tests.support.node import Node, Places
-from tests.support.refusals import refused
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import Context
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node, Places
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

@@ -17,10 +17,10 @@ from crust.kubernetes_api.csi_driver import CsiDriverObject
 from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import MODE, Chain
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.node import Places
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
+from tests.support.nodes.node import Places
 
 pytestmark = pytest.mark.root
 

@@ -13,8 +13,8 @@ from crust.node import process
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import MIB, Chain
-from tests.support import node as nodes
-from tests.support.node import Co
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Co
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -112,12 +112,12 @@ async def test_no_call_fails_while_a_node_takes_over_from_a_node(chain: Chain) -
 
 async def test_another_process_of_the_pool_or_the_run_directory_is_refused(chain: Chain) -> None:
     settings = chain.node_settings()
-    assert settings.driver is not None
+    (driver,) = settings.driver
     with pytest.raises(flocks.LockHeld, match=r"proxy\.lock"):
         async with process.running(settings):
             pass
     with pytest.raises(flocks.LockHeld, match=r"driver\.lock"):
-        flocks.ProcessLock.acquire(f"{settings.driver.run_dir}/driver.lock")
+        flocks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")
 
 
 async def test_parts_have_no_socket_of_their_own(chain: Chain) -> None:

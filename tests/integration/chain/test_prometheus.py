@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.cli import monitoring
+from crust.cli.programs import monitoring
 from tests.integration.chain.conftest import Chain
-from tests.support import node as nodes
-from tests.support import prometheus
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.pages import prometheus
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -23,7 +23,7 @@ RULES = DEPLOY / "prometheus" / "crust-rules.yaml"
 
 
 OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_total")
-"""A node has none; tests/integration/ceph/test_lost_nodes.py reads them."""
+"""A node has none; tests/integration/ceph/claims/test_lost_nodes.py reads them."""
 WITHOUT_PANEL = ("crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting")
 
 

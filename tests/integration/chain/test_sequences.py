@@ -19,7 +19,7 @@ from crust.handoff import layout
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.integration.chain.conftest import MODE, Chain
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -125,7 +125,9 @@ async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -
     await chain.check_gone(volume)
 
 
-async def test_a_second_staging_path_comes_and_goes_under_a_deferred_publish(chain: Chain) -> None:
+async def test_second_staging_path_is_added_and_removed_during_a_deferred_publish(
+    chain: Chain,
+) -> None:
     volume = await chain.volume()
     target = chain.places.target("one")
     await chain.publish(volume, target)
@@ -207,7 +209,7 @@ async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(
     volume = await chain.volume()
     target, other = chain.places.target("one"), chain.places.target("two")
     await chain.publish(volume, target)
-    path = Path(layout.Layout(chain.places.volumes).record_path(volumes.TargetPath(target)))
+    path = Path(layout.Layout(chain.places.volumes).entry(volumes.TargetPath(target)).record)
     path.write_text("{")
     await chain.restart()
     await refused(chain.co.unpublish(volume, target), Code.DATA_LOSS, str(path))

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.cli import trial
+from crust.cli.checking import trial
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
 
-def wish(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> trial.Wish:
-    return trial.Wish("", handler, 64 << 20, "ext4", chain.places.kubelet, {}, wait_s)
+def trial_request(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> trial.TrialRequest:
+    return trial.TrialRequest("", handler, 64 << 20, "ext4", chain.places.kubelet, {}, wait_s)
 
 
 def assert_nothing_left(chain: Chain) -> None:
@@ -29,7 +29,7 @@ def assert_nothing_left(chain: Chain) -> None:
 async def test_try_publishes_deferred_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await trial.run(chain.places.run, wish(chain)) == 0
+    assert await trial.run(chain.places.run, trial_request(chain)) == 0
     said = capsys.readouterr().out.splitlines()
     done = [line.partition(":")[0] for line in said if line.endswith(": OK")]
     assert done == [
@@ -43,7 +43,7 @@ async def test_try_publishes_deferred_and_leaves_nothing(
 async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await trial.run(chain.places.run, wish(chain, handler="absent")) == 1
+    assert await trial.run(chain.places.run, trial_request(chain, handler="absent")) == 1
     assert "HandlerNotRegistered" in capsys.readouterr().err
     assert_nothing_left(chain)
 
@@ -52,7 +52,7 @@ async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A guest that ended soon after its mount was never reported: no look met it in the state that was waited for."""
-    trying = asyncio.create_task(trial.run(chain.places.run, wish(chain, wait_s=60)))
+    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=60)))
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await _shown(capsys, "claimed by sandbox box")  # as a guest that boots
     await claim.mounted(_nothing)
@@ -65,7 +65,7 @@ async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
 async def test_try_shows_the_mount_and_why_the_sandbox_failed(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trying = asyncio.create_task(trial.run(chain.places.run, wish(chain, wait_s=60)))
+    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=60)))
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await claim.mounted(_nothing)
     await _shown(capsys, "mounted in sandbox box")
@@ -80,13 +80,13 @@ async def test_try_shows_the_mount_and_why_the_sandbox_failed(
 async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await trial.run(chain.places.run, wish(chain, wait_s=0.5)) == 1
+    assert await trial.run(chain.places.run, trial_request(chain, wait_s=0.5)) == 1
     assert "[NotClaimed]" in capsys.readouterr().err
     assert_nothing_left(chain)
 
 
 async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
-    other = trial.Wish("other", "kata", 64 << 20, "ext4", chain.places.kubelet, {}, 0)
+    other = trial.TrialRequest("other", "kata", 64 << 20, "ext4", chain.places.kubelet, {}, 0)
     with pytest.raises(trial.NoDriverToTry, match=r"block\.csi\.crust\.dev"):
         await trial.run(chain.places.run, other)
     assert_nothing_left(chain)

@@ -7,7 +7,7 @@ import pytest
 
 from examples.cluster import etcd as members
 from examples.cluster.etcd import Etcd
-from tests.support.etcd_cluster import EtcdCluster
+from tests.support.cluster.etcd_cluster import EtcdCluster
 
 NODES = ("n1", "n2", "n10")
 

@@ -5,6 +5,7 @@ happens: connections end, the member stops or loses its data, an agent dies betw
 """
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 
 from examples.cluster import etcd as members
 from examples.cluster.etcd import Etcd
-from tests.support.central_cluster import Sidecar, all_of, leading, refused
-from tests.support.cluster_contract import eventually
-from tests.support.etcd_cluster import EtcdCluster
-from tests.support.simulated_pools import GIB, SimulatedPool, joined
+from tests.support.cluster.central_cluster import Sidecar, all_of, leading, refused
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.etcd_cluster import EtcdCluster
+from tests.support.cluster.simulated_pools import GIB, SimulatedPool, joined
 
 Code = grpc.StatusCode
 NODES = ("n1", "n2", "n10")
@@ -173,7 +174,7 @@ async def test_retired_node_gives_its_names_free_and_its_volumes_can_be_deleted(
         assert nodes.homes("pvc")[-1] != "n1"
 
 
-async def test_store_that_stands_still_is_unavailable_and_serves_when_it_goes_on(
+async def test_frozen_store_is_unavailable_and_serves_when_it_goes_on(
     nodes: Nodes,
 ) -> None:
     async with controller(nodes) as sidecar:
@@ -186,6 +187,51 @@ async def test_store_that_stands_still_is_unavailable_and_serves_when_it_goes_on
             nodes.etcd.members[0].go_on()
         await sidecar.create("pvc-2", "n1", timeout=20)
     assert nodes.homes("pvc-2") == ["n1"]
+
+
+async def test_backup_restored_as_the_page_says_makes_no_volume_twice(tmp_path: Path) -> None:
+    """The backup is older than a volume, and than the retirement of a node."""
+    backup = tmp_path / "backup"
+    with members.running(tmp_path, nodes=NODES) as etcd:
+        nodes = Nodes(etcd)
+        await nodes.join(*NODES)
+        try:
+            async with controller(nodes) as sidecar:
+                await surveyed(nodes)
+                gone = await sidecar.create("pvc-0", "n10")
+                etcd.ctl("snapshot", "save", str(backup))
+                await sidecar.create("pvc-1", "n1")
+                await nodes.leave("n10")
+                await eventually(lambda: "n10" not in sidecar.central.router.store.nodes())
+                await sidecar.central.router.store.retire("n10")
+            await nodes.leave("n1", "n2")
+            etcd.restore(backup)
+            await asyncio.to_thread(etcd.wait_ready)
+            for line in commands_of_the_page():
+                program, *words = shlex.split(line)
+                assert program == "etcdctl"
+                etcd.ctl(*words)
+            await nodes.join("n1", "n2")
+            async with controller(nodes, "n1", "n2") as sidecar:
+                async with refused(Code.UNAVAILABLE) as found:
+                    await sidecar.delete(gone.volume_id)
+                assert "NodeAbsent" in (found[0].details() or "")
+                await sidecar.central.router.store.retire("n10")
+                await sidecar.delete(gone.volume_id)
+                volume = await sidecar.create("pvc-1", "n2")  # a retry, whatever it asks for
+            assert volume.volume_id == nodes.pools["n1"].ids.volume_id("pvc-1")
+            assert nodes.homes("pvc-1") == ["n1"]
+        finally:
+            await nodes.leave(*NODES)
+
+
+def commands_of_the_page() -> list[str]:
+    """What docs/multi-node.md has an operator run after a backup was restored."""
+    page = (Path(__file__).parents[3] / "docs" / "multi-node.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Restore etcd from a backup\n")[2].partition("\n## ")[0]
+    found = [each.strip() for each in section.splitlines() if each.startswith("    etcdctl ")]
+    assert found
+    return found
 
 
 async def test_wiped_store_is_filled_again_and_a_retry_finds_its_volume(tmp_path: Path) -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from crust.cluster.etcd import connect, failures
-from crust.cluster.etcd.certificates import Files
-from crust.cluster.etcd.channels import Channels
-from crust.cluster.etcd.client import Client
+from crust.cluster.etcd import connect
+from crust.cluster.etcd.client import failures, writes
+from crust.cluster.etcd.client.certificates import Files
+from crust.cluster.etcd.client.channels import Channels
+from crust.cluster.etcd.client.client import Client
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.node_side import EtcdNodeSide
 from crust.cluster.protocol import Answer
 from examples.cluster.authority import DAY, Authority, Pair
 from examples.cluster.etcd import PREFIX, Etcd
-from tests.support.cluster_contract import WAIT_S, announcement, eventually, request
-from tests.support.etcd_cluster import EtcdCluster
+from tests.support.cluster.cluster_contract import WAIT_S, announcement, eventually, request
+from tests.support.cluster.etcd_cluster import EtcdCluster
 
 HOUR = timedelta(hours=1)
 
@@ -118,6 +119,8 @@ async def test_certificate_of_another_node_can_neither_announce_nor_read_nor_ans
                 await node.announce(announcement("n1"))
             with pytest.raises(failures.StoreAccessDenied, match=foreign):
                 await node.answer(dataclasses.replace(request(), delivery=1), Answer(0))
+            with pytest.raises(failures.StoreAccessDenied, match=foreign):
+                await writes.listing(node._client, *node._keys.requests("n1"), what="the test")
     assert controller.nodes() == {}
     assert etcd.keys() == []
 

@@ -23,7 +23,7 @@ FAULTS = (
 )
 
 
-def test_nothing_is_lost_doubled_or_left_after_each_fault() -> None:
+def test_no_volume_is_lost_doubled_or_orphaned_after_each_fault() -> None:
     """Volumes are created, used, snapshotted, grown, deleted meanwhile; what fails is repeated until it succeeds."""
     command = (
         *(sys.executable, "-m", "tests.support.cluster_chaos", "--without-ceph", "--each-fault"),

@@ -1,6 +1,6 @@
 """The store in etcd keeps to the contract of stores."""
 
-from tests.support.cluster_contract import StoreContract
+from tests.support.cluster.cluster_contract import StoreContract
 
 
 class TestEtcdStore(StoreContract):

@@ -80,7 +80,7 @@ def test_certificates_of_others_are_errors(etcd: Etcd) -> None:
         (3 * DAY, "expires on", Level.WARNING),
     ],
 )
-def test_dates_of_the_certificate_are_said(
+def test_error_shows_the_dates_of_the_certificate(
     etcd: Etcd, ends: timedelta, words: str, level: Level
 ) -> None:
     user = f"n1-{ends.days}"

@@ -11,10 +11,11 @@ import pytest
 
 from crust.cli.doctor import etcd as checked
 from crust.cli.doctor.finding import Level
-from crust.cluster.etcd import connect, failures
+from crust.cluster.etcd import connect
+from crust.cluster.etcd.client import failures
 from crust.settings.cluster import ClusterSettings
 from examples.cluster import etcd as members
-from tests.support.cluster_contract import announcement, eventually
+from tests.support.cluster.cluster_contract import announcement, eventually
 
 PAGE = (Path(__file__).parents[3] / "docs" / "etcd.md").read_text(encoding="utf-8")
 

@@ -19,15 +19,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.cluster.etcd.certificates import Files
+from crust.cluster.etcd.client.certificates import Files
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
-from crust.rpc import channel, csi
+from crust.rpc import channel
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import etcd as members
 from examples.cluster.etcd import Etcd
-from tests.support.block_driver import MIB, mount
-from tests.support.central_cluster import refused
+from tests.support.cluster.central_cluster import refused
+from tests.support.drivers.block_driver import MIB, mount
 
 pytestmark = pytest.mark.root
 

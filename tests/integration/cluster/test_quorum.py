@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from crust.cluster.etcd import failures
+from crust.cluster.etcd.client import failures
 from crust.cluster.protocol import StoreUnavailable
 from examples.cluster import etcd as members
 from examples.cluster.etcd import Etcd, Member
 from tests.integration.cluster.test_recovery import echoing
-from tests.support.cluster_contract import WAIT_S, announcement, eventually, request
-from tests.support.etcd_cluster import EtcdCluster
+from tests.support.cluster.cluster_contract import WAIT_S, announcement, eventually, request
+from tests.support.cluster.etcd_cluster import EtcdCluster
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,17 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
-from crust.cluster.etcd.certificates import Files
+from crust.cluster.etcd.client.certificates import Files
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import etcd as members
 from examples.cluster.authority import DAY, Authority, Pair
 from examples.cluster.etcd import PREFIX, Etcd
 from tests.integration.cluster.test_processes import READY_S, Program, until
+from tests.support.faults.refusals import refused
 
 LEASE_S = 60
 """A leader whose store is away for longer ends, and is asked before."""
@@ -51,12 +55,13 @@ class Started:
         files = files or self._etcd.files("controller")
         await self.start(name, "--mode", "controller", files=files)
 
-    async def node(self, name: str) -> None:
+    async def node(self, name: str, files: Files | None = None) -> None:
         """A node with a pool of its own."""
         root = self.base / name
+        files = files or self._etcd.files(name)
         await self.start(
             name, "--mode", "node", "--node-id", name, "--state-dir", f"{root}/pool",
-            "--create-pool", "--no-check-propagation", files=self._etcd.files(name),
+            "--create-pool", "--no-check-propagation", files=files,
         )  # fmt: skip
 
     async def answer(self, name: str, path: str = "/readyz") -> tuple[int, str]:
@@ -90,7 +95,7 @@ def read(url: str) -> tuple[int, str]:
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """A member for one test."""
-    with members.running(tmp_path, nodes=("n1",)) as etcd:
+    with members.running(tmp_path, nodes=("n1", "n2")) as etcd:
         yield etcd
 
 
@@ -165,3 +170,61 @@ async def test_node_is_ready_while_etcd_is_away_because_the_kubelets_calls_need_
     await asyncio.wait_for(until(notices), READY_S)
     assert await programs.answer("n1") == (200, "ok\n")
     assert await programs.answer("n1", "/healthz") == (200, "ok\n")
+
+
+def own_files(etcd: Etcd, directory: Path, user: str) -> Files:
+    """Files of a program's own, with the certificate of a user, to be replaced."""
+    directory.mkdir()
+    own = Authority(directory).files("own")
+    Path(own.ca).write_bytes(etcd.authority.ca.read_bytes())
+    write(own, etcd.authority.issue(user))
+    return own
+
+
+async def test_controller_with_a_nodes_certificate_serves_nobody_until_it_has_its_own(
+    etcd: Etcd, programs: Started, tmp_path: Path
+) -> None:
+    in_use(etcd)
+    before = etcd.keys()
+    own = own_files(etcd, tmp_path / "own", "n1")
+    await programs.controller("c1", own)
+    await programs.becomes("c1", 503, "[StoreAccessDenied]")
+    assert "user may not do this: n1" in (await programs.answer("c1"))[1]
+    async with channel.connect(f"{programs.base}/c1/csi.sock") as connected:
+        stub = csi_pb2_grpc.ControllerStub(connected)
+        volume = csi_pb2.CreateVolumeRequest(name="pvc")
+        await refused(
+            stub.CreateVolume(volume, timeout=READY_S),
+            grpc.StatusCode.UNAVAILABLE,
+            "StoreAccessDenied",
+        )
+        identity = csi_pb2_grpc.IdentityStub(connected)
+        assert not (await identity.Probe(csi_pb2.ProbeRequest(), timeout=READY_S)).ready.value
+    assert etcd.keys() == before
+    write(own, etcd.authority.issue("controller"))
+    await programs.becomes("c1", 200, "ok")
+
+
+@pytest.mark.root
+async def test_node_with_another_nodes_certificate_is_not_announced_and_serves_its_kubelet(
+    etcd: Etcd, programs: Started, tmp_path: Path
+) -> None:
+    own = own_files(etcd, tmp_path / "own", "n2")
+    await programs.node("n1", own)
+    log = programs.base / "n1" / "log"
+
+    async def is_said() -> bool:
+        text = log.read_text()
+        return "StoreAccessDenied" in text and "user may not do this: n2" in text
+
+    await asyncio.wait_for(until(is_said), READY_S)
+    assert await programs.answer("n1") == (200, "ok\n")
+    assert "crust_store_connected 0" in (await programs.answer("n1", "/metrics"))[1]
+    assert etcd.keys() == []
+    write(own, etcd.authority.issue("n1"))
+
+    async def is_announced() -> bool:
+        found = etcd.keys()
+        return f"{PREFIX}nodes/n1/announce" in found
+
+    await asyncio.wait_for(until(is_announced), READY_S)

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from crust.cluster import retirement
-from crust.cluster.etcd import connect, failures, writes
+from crust.cluster.etcd import connect
+from crust.cluster.etcd.client import failures, writes
+from crust.cluster.etcd.client.watches import Changes, Follower, Listing
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.node_side import EtcdNodeSide
-from crust.cluster.etcd.watches import Changes, Follower, Listing
 from crust.cluster.protocol import Answer, LeadershipLost, StoreUnavailable
 from examples.cluster import etcd as members
 from examples.cluster.etcd import PREFIX, Etcd
-from tests.support.cluster_contract import WAIT_S, announcement, eventually, request
-from tests.support.etcd_cluster import EtcdCluster
+from tests.support.cluster.cluster_contract import WAIT_S, announcement, eventually, request
+from tests.support.cluster.etcd_cluster import EtcdCluster
 
 NODES = ("n1", "n2")
 KEYS = Keys(PREFIX)
@@ -171,7 +172,7 @@ def _interleaved(
     return looks
 
 
-async def test_denied_watch_is_said_and_works_once_access_is_granted(
+async def test_denied_watch_is_reported_and_works_once_access_is_granted(
     own_etcd: Etcd, own_cluster: EtcdCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     controller = await own_cluster.controller()
@@ -223,7 +224,7 @@ async def test_announcement_whose_lease_was_revoked_is_made_again(
     await eventually(lambda: "n1" in controller.nodes())
 
 
-async def test_deposed_leader_writes_nothing_whatever_its_clock_says(
+async def test_deposed_leader_writes_nothing_also_with_a_wrong_clock(
     etcd: Etcd, cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hears nothing of the other one, and its lease has time; only etcd knows."""

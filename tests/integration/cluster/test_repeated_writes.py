@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from crust.cluster.etcd import connect
-from crust.cluster.etcd.client import Broken, Client
+from crust.cluster.etcd.client.client import Broken, Client
+from crust.cluster.etcd.client.failures import Failure, LeaseGone, Next
+from crust.cluster.etcd.client.methods import TXN
 from crust.cluster.etcd.controller_side import EtcdControllerSide
-from crust.cluster.etcd.failures import Failure, LeaseGone, Next
-from crust.cluster.etcd.methods import TXN
 from crust.cluster.protocol import Answer, NodeSide, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 from examples.cluster.etcd import Etcd
-from tests.support.cluster_contract import WAIT_S, announcement, eventually, request
-from tests.support.etcd_cluster import EtcdCluster
+from tests.support.cluster.cluster_contract import WAIT_S, announcement, eventually, request
+from tests.support.cluster.etcd_cluster import EtcdCluster
 
 _LOST = Failure(StoreUnavailable, "the answer was lost", "", Next.HERE)
 

@@ -15,7 +15,7 @@ import pytest
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
 from crust.host.block import loop, loop_devices
-from tests.support import own_driver
+from tests.support.drivers import own_driver
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
 

@@ -12,8 +12,8 @@ from crust.conformance import catalogue, suite
 from crust.conformance.case import of
 from crust.conformance.options import MIB, Options, Parameters
 from examples.drivers import cloud
-from tests.support import own_driver, vendor_driver
-from tests.support.wrapping_processes import wrapping
+from tests.support.drivers import own_driver, vendor_driver
+from tests.support.drivers.wrapping_processes import wrapping
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -27,7 +27,8 @@ def base() -> Iterator[Path]:
 
 # One process has the same shims as three; that they are put together in the same way is seen with the strict driver.
 @pytest.mark.parametrize(
-    ("kind", "ways"), [("cloud", ("processes", "node")), ("minimal", ("processes",))]
+    ("kind", "ways"),
+    [("cloud", ("processes", "node")), ("minimal", ("processes",)), ("stateful", ("processes",))],
 )
 def test_wrapped_driver_conforms_as_it_does_alone(
     base: Path, kind: str, ways: tuple[str, ...]
@@ -73,7 +74,8 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
 
 
 _OF_THE_NODE = (
-    "node_cases",
+    "stage_cases",
+    "publish_cases",
     "node_stats_cases",
     "second_publish_cases",
     "readonly_cases",

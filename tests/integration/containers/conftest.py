@@ -20,10 +20,11 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.proxy.app import Sockets
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support import capabilities, containers, fake_handler
+from tests.support import capabilities, containers
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
-from tests.support.node import NAMED, Co
-from tests.support.refusals import until_probe
+from tests.support.faults.refusals import until_probe
+from tests.support.nodes.node import NAMED, Co
+from tests.support.runtimes import fake_handler
 
 MIB = 1 << 20
 ANSWER_S = 120.0

@@ -24,7 +24,7 @@ from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.authority import Authority
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
 from tests.support.containers import BIDIRECTIONAL, CHECKOUT, Bind, Container, Containerd
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600)]
@@ -206,7 +206,7 @@ async def test_controller_of_a_cluster_says_that_no_store_answers(pods: Pods, im
         assert not probed.ready.value
         stub = csi_pb2_grpc.ControllerStub(connected)
         call = stub.CreateVolume(create(), timeout=ANSWER_S)
-        await refused(call, grpc.StatusCode.UNAVAILABLE, "the store cannot be reached")
+        await refused(call, grpc.StatusCode.UNAVAILABLE, "StoreUnavailable")
     assert (await asyncio.to_thread(started.answer, "/healthz"))[0] == 200
 
 

@@ -9,9 +9,9 @@ import pytest
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from tests.integration.containers.conftest import ANSWER_S, Pods, kubelet_of
-from tests.support import fake_handler
 from tests.support.containers import HOST_TO_CONTAINER
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.runtimes import fake_handler
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]  # each step has a limit of its own
 

@@ -94,7 +94,7 @@ def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
 
 
 def _fill(path: Path, group: int, mode: int) -> None:
-    """A Secret with the key `key`: a link to a file in a directory that is replaced as a whole."""
+    """A Secret with the key `key`: a link to a file in a directory that is replaced atomically."""
     version = path / "..2026_11_22_10_00_00.1"
     version.mkdir()
     (version / "key").write_text(KEY)

@@ -19,7 +19,7 @@ from watchdog.observers import inotify_c
 from crust.handoff import claims, watch
 from crust.handoff.store import Store
 from crust.handoff.watch import Change, Watch
-from tests.support.records import TARGET, a_record
+from tests.support.records.records import TARGET, a_record
 
 HOUR_S = 3600.0
 DEADLINE_S = 60.0
@@ -176,7 +176,7 @@ async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
         await _until_watched(looking)
 
 
-async def test_entries_that_vanish_before_their_events_are_read_leave_the_watch_alive(
+async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watch(
     store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recursive watch would watch each of them, and meet what is gone; this one watches the root alone."""
@@ -259,7 +259,7 @@ async def test_unreadable_entry_is_reported_once(
     store: Store,
 ) -> None:
     store.publish(a_record())
-    os.truncate(store.layout.record_path(TARGET), 2)
+    os.truncate(store.layout.entry(TARGET).record, 2)
     async with Watch(store.root, rescan_s=0.01) as looking:
         changes = watch.changes(looking)
         assert (await _next(changes)).appeared[0].error is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import subprocess
 import tempfile
@@ -15,16 +16,17 @@ import pytest
 from crust import volumes
 from crust.host.block import devices as host_devices
 from crust.host.block import loop, loop_devices
+from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy import targets
+from crust.proxy.deferrals import targets
 from crust.runtime_handler import Resolved, claim_volume, resolve_source
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
-from tests.support import node as nodes
-from tests.support.fake_driver import MIB
+from tests.support.drivers.fake_driver import MIB
+from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
-from tests.support.node import Node, Places
-from tests.support.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node, Places
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -129,7 +131,7 @@ async def test_unpublish_keeps_a_file_that_was_written_while_the_guard_was_lost(
     node.check_untouched(target)
 
 
-async def test_guard_that_was_unmounted_is_restored_over_whatever_was_written(node: Node) -> None:
+async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: Node) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
     watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
@@ -165,6 +167,44 @@ def test_own_guard_is_known_again_without_the_list_of_mounts(
     here.unmount_guard(target)
     assert not here.has_guard(target)
     assert not os.path.lexists(target.text)
+
+
+def test_a_guard_that_was_prepared_is_the_next_target_s_alone_and_is_known_again(
+    places: Places,
+) -> None:
+    one, two = (volumes.TargetPath(places.target(name)) for name in ("one", "two"))
+    here = targets.GuardedTargets([places.kubelet])
+    before = len(os.listdir("/proc/self/fd"))
+    here.prepare_guard()
+    here.prepare_guard()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert here.mount_guard(one)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert here.mount_guard(two)
+    with pytest.raises(OSError, match="No space"):
+        Path(f"{one}/data").write_text("lost")
+    os.mkdir(f"{one}/name")
+    assert not os.path.exists(f"{two}/name")
+    assert here.has_guard(one)
+    assert not here.mount_guard(one)
+    for each in (one, two):
+        here.unmount_guard(each)
+
+
+def test_a_prepared_guard_goes_with_its_owner_and_a_refused_target_keeps_none(
+    places: Places,
+) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    Path(target.text).parent.mkdir(parents=True, exist_ok=True)
+    Path(target.text).symlink_to(places.root)
+    here = targets.GuardedTargets([places.kubelet])
+    before = len(os.listdir("/proc/self/fd"))
+    here.prepare_guard()
+    with pytest.raises(target_paths.SymlinkInPath):
+        here.mount_guard(target)
+    del here
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before  # the watch of its mounts has gone, too
 
 
 def test_a_target_is_known_to_have_no_guard_unless_one_was_found_or_mounted_there(
@@ -214,9 +254,7 @@ def test_a_link_to_a_guard_is_not_known_to_be_none(places: Places) -> None:
 
 
 @pytest.mark.parametrize("beside", ["over the guard", "in its place"])
-def test_another_mount_is_never_taken_for_the_guard_that_was_there(
-    places: Places, beside: str
-) -> None:
+def test_another_mount_is_never_treated_as_the_former_guard(places: Places, beside: str) -> None:
     target = volumes.TargetPath(places.target("one"))
     here = targets.GuardedTargets([places.kubelet])
     here.mount_guard(target)

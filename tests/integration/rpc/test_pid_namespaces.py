@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 _SERVE = """
 import asyncio, sys
 from crust import errors
-from crust.rpc import server
+from crust.rpc.serving import server
 
 async def main():
     async with server.serving(sys.argv[1], name="t", lock_path=sys.argv[2]):

@@ -18,7 +18,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import loop, loop_devices
 from crust.runtime_handler import Claim, keepers
-from tests.support.records import MOUNT, a_record
+from tests.support.records.records import MOUNT, a_record
 
 MakeDevice = Callable[[str], loop_devices.LoopDevice]
 SIZE_BYTES = 64 * 1024 * 1024

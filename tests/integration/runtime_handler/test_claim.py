@@ -27,8 +27,8 @@ from crust.runtime_handler import (
     claim_volume,
 )
 from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
-from tests.support import crashes
-from tests.support.records import HANDLER, TARGET, nothing_to_grow
+from tests.support.faults import crashes
+from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = pytest.mark.root
 
@@ -144,7 +144,7 @@ def test_claim_refuses_a_path_that_is_not_a_block_device(
     record = record_of(volume, TARGET)
     text = record.to_bytes().replace(volume.path.encode(), path.encode())
     store.publish(record)
-    Path(store.layout.record_path(TARGET)).write_bytes(text)
+    Path(store.layout.entry(TARGET).record).write_bytes(text)
     with pytest.raises((errors.InvalidRequest, errors.NotFound)):
         _claim(store)
     assert _is_free(store, volume.path)
@@ -160,7 +160,7 @@ def test_claim_refuses_absent_foreign_and_unreadable_entries(
     with pytest.raises(WrongHandler, match="kata"):
         claim_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
     assert _is_free(store, volume.path)
-    Path(store.layout.record_path(TARGET)).write_text("{}")
+    Path(store.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):
         _claim(store)
     assert _is_free(store, volume.path)

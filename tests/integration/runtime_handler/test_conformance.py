@@ -15,7 +15,7 @@ from crust.host.process import capabilities
 from crust.runtime_handler.conformance import suite
 from crust.runtime_handler.conformance.case import CASES
 from crust.runtime_handler.conformance.subject import RuntimeNotUsable
-from tests.support.page_programs import program
+from tests.support.pages.page_programs import program
 
 PAGE = "runtime-author.md"
 """The program is run from the page's text."""

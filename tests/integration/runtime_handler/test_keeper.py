@@ -21,8 +21,8 @@ from tests.integration.runtime_handler.conftest import (
     record_of,
     vm_process,
 )
-from tests.support.keeper_processes import kill_all_keepers
-from tests.support.records import HANDLER, TARGET
+from tests.support.records.records import HANDLER, TARGET
+from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = pytest.mark.root
 

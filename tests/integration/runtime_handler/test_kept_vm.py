@@ -23,8 +23,8 @@ from tests.integration.runtime_handler.conftest import (
     record_of,
     vm_process,
 )
-from tests.support.keeper_processes import kill_all_keepers
-from tests.support.records import HANDLER, TARGET, nothing_to_grow
+from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
+from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-46")]
 
@@ -169,7 +169,7 @@ def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
         assert line.held() == {"a": 2, "b": 2}
 
 
-def test_claim_that_the_daemon_still_has_in_hand_gets_its_device_again(
+def test_claim_whose_lock_the_daemon_still_holds_gets_its_device_again(
     store: Store, record: Record, vm: kept_vm.KeptVm
 ) -> None:
     """A daemon that resumes a mount has a copy of the lock, and the keeper had the device."""
@@ -205,7 +205,7 @@ def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
     assert _is_held(store, record.device)
 
 
-def test_vm_that_has_ended_meanwhile_is_told_apart_from_one_that_was_killed(
+def test_vm_that_ended_by_itself_is_distinguished_from_a_killed_one(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     process.kill()

@@ -10,17 +10,17 @@ import pytest
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.events import Events
-from crust.proxy.handlers import Feature as ProxysFeature
-from crust.proxy.handlers import Handler, Handlers
-from crust.proxy.peers import HandlerPeers
-from crust.proxy.registry import HandlerRegistry
-from crust.rpc import server
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.events import Events
+from crust.proxy.runtimes.handlers import Feature as ProxysFeature
+from crust.proxy.runtimes.handlers import Handler, Handlers
+from crust.proxy.runtimes.peers import HandlerPeers
+from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.rpc.serving import server
 from crust.runtime_handler import registration
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
-from tests.support.fake_targets import FakeDevices
+from tests.support.nodes.fake_targets import FakeDevices
 
 DEADLINE_S = 60.0
 

@@ -10,7 +10,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api
 from crust.runtime_handler import GuardWithoutEntry, NotDeferred, Resolved, resolve_source
-from tests.support.records import a_record
+from tests.support.records.records import a_record
 
 pytestmark = pytest.mark.root
 
@@ -69,7 +69,7 @@ def test_guarded_target_without_entry_is_refused_and_never_shared(
 
 def test_guarded_target_without_record_is_refused(store: Store, kubelet: Path) -> None:
     record = _published(store, f"{kubelet}/mount")
-    Path(store.layout.record_path(record.target)).unlink()
+    Path(store.layout.entry(record.target).record).unlink()
     with pytest.raises(GuardWithoutEntry):
         resolve_source(store.root, f"{kubelet}/mount")
 

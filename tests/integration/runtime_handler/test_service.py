@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from crust import errors, volumes
-from crust.proxy.handlers import Handler
-from crust.proxy.peers import HandlerNotResponding, HandlerPeers
+from crust.proxy.runtimes.handlers import Handler
+from crust.proxy.runtimes.peers import HandlerNotResponding, HandlerPeers
 from crust.rpc import channel
 from crust.runtime_handler import service
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
-from tests.support.records import TARGET
+from tests.support.records.records import TARGET
 
 GIB = 1 << 30
 USAGE = volumes.VolumeUsage(volumes.UsageUnit.BYTES, GIB, 10, GIB - 20)
@@ -179,7 +179,7 @@ async def test_stopping_waits_for_a_running_expansion(
     assert runtime.sizes[TARGET.text] == 3 * GIB
 
 
-async def test_a_freeze_that_was_given_up_is_finished_and_its_thaw_comes_after_it(
+async def test_abandoned_freeze_is_finished_before_its_thaw(
     handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
 ) -> None:
     await given_up(lambda: peers.freeze(handler, TARGET, 10, 0.05), runtime.freezing)

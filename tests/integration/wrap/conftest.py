@@ -14,28 +14,31 @@ import grpc.aio
 import pytest
 
 from crust import deferral_keys, volumes
-from crust.csi_shim.frontend import Wrapping
-from crust.csi_shim.private_paths import PrivatePaths
+from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.private_paths import PrivatePaths
 from crust.handoff import store
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy import targets
+from crust.proxy.deferrals import targets
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.drivers import cloud, disks, minimal
-from tests.support import node as nodes
-from tests.support import proxy_process, vendor_driver
-from tests.support.fake_handler import FakeHandler, running
-from tests.support.node import Places
+from examples.drivers import cloud, disks, minimal, stateful
+from tests.support.drivers import vendor_driver
+from tests.support.nodes import node as nodes
+from tests.support.nodes import proxy_process
+from tests.support.nodes.node import Places
+from tests.support.runtimes.fake_handler import FakeHandler, running
 
 MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode
-NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME}
+NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME, "stateful": stateful.NAME}
+ATTACHING = {"cloud", "stateful"}
+"""Drivers that attach in ControllerPublishVolume, and stage."""
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
 NAMED = {"crust.dev/runtime-handler": "kata"}
 SECRETS = {"token": cloud.TOKEN}
@@ -71,6 +74,8 @@ class Wrapped:
     places: Places
     driver: vendor_driver.VendorDriver
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+    driver_name: str = ""
+    """What the shim is told; it asks the driver if it is told none."""
     daemons: AsyncExitStack = field(default_factory=AsyncExitStack)
     shim: AsyncExitStack = field(default_factory=AsyncExitStack)
     co: grpc.aio.Channel = field(init=False)
@@ -132,7 +137,7 @@ class Wrapped:
     @property
     def wrapping(self) -> Wrapping:
         """How the shim wraps."""
-        return Wrapping(self.places.kubelet, self.default)
+        return Wrapping(self.places.kubelet, self.default, self.driver_name)
 
     async def reboot(self) -> None:
         """Mounts, mappings, processes and /run are gone; what is on the disk is there."""
@@ -147,7 +152,7 @@ class Wrapped:
 
     async def attach(self, volume: Volume) -> Volume:
         """ControllerPublishVolume, as after a reboot."""
-        if self.driver.kind != "cloud":
+        if self.driver.kind not in ATTACHING:
             return volume
         request = csi_pb2.ControllerPublishVolumeRequest(
             volume_id=volume.volume_id,
@@ -198,22 +203,25 @@ class Wrapped:
     ) -> Volume:
         """A new volume, attached; with an ext4 that somebody made."""
         wanted = of or capability()
+        given = DEFERRED if context is None else context
+        # as the controller's shim asks for it: one driver fixes the kind then
+        created = capability(block=True) if given.get("crust.dev/defer") == "always" else wanted
         request = csi_pb2.CreateVolumeRequest(
             name=name,
-            volume_capabilities=[wanted],
+            volume_capabilities=[created],
             capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
         )
         made = (await self.controller.CreateVolume(request, timeout=TIMEOUT_S)).volume
         if mkfs:
             image = max(self.driver.images(), key=os.path.getmtime)
             await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", image)
-        given = {**made.volume_context, **(DEFERRED if context is None else context)}
+        given = {**made.volume_context, **given}
         return await self.attach(Volume(made.volume_id, given, {}, wanted))
 
     @property
     def stages(self) -> bool:
         """Whether a kubelet stages volumes of this driver."""
-        return self.driver.kind == "cloud"
+        return self.driver.kind in ATTACHING
 
     def stage_request(
         self, volume: Volume, secrets: dict[str, str] | None = None
@@ -294,7 +302,7 @@ class Wrapped:
 
     async def delete(self, volume: Volume) -> None:
         """Detach and delete it."""
-        if self.driver.kind == "cloud":
+        if self.driver.kind in ATTACHING:
             detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
             await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
@@ -342,12 +350,15 @@ class Wrapped:
         assert self.places.entries() == []
         assert not os.path.lexists(target)
         assert not os.path.lexists(self.paths(volume).published)
-        assert mountinfo.below(self.places.kubelet) == ()
+        staging = self.paths(volume).staging
+        mounts = [each.target for each in mountinfo.below(self.places.kubelet)]
+        assert [each for each in mounts if not each.startswith(f"{staging}/")] == []
 
     async def check_gone(self, volume: Volume, target: str) -> None:
         """Nothing of the volume is on the node once it is unstaged and deleted."""
         self.check_unpublished(volume, target)
         assert not os.path.lexists(self.paths(volume).staging)
+        assert mountinfo.below(self.places.kubelet) == ()
         await self.delete(volume)
         assert self.driver.attached() == []
 
@@ -384,9 +395,9 @@ def tidy(root: str) -> None:
             loop.detach(device)
 
 
-@pytest.fixture(params=["cloud", "minimal"])
+@pytest.fixture(params=["cloud", "minimal", "stateful"])
 async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
-    """With each of the two drivers."""
+    """With each of the three drivers."""
     async with node_with(request.param) as running_node:
         yield running_node
 
@@ -403,3 +414,10 @@ def image_root() -> Iterator[Path]:
     """A directory for images."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield Path(root)
+
+
+@pytest.fixture
+async def stateful_node() -> AsyncIterator[Wrapped]:
+    """With the driver that keeps an account of where each volume is."""
+    async with node_with("stateful") as running_node:
+        yield running_node

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -12,11 +13,21 @@ import pytest
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import MIB, MODE, NAMES, TIMEOUT_S, Volume, Wrapped, capability
-from tests.support.refusals import refused, refused_in_time
+from tests.integration.wrap.conftest import (
+    MIB,
+    MODE,
+    NAMES,
+    TIMEOUT_S,
+    Volume,
+    Wrapped,
+    capability,
+    node_with,
+)
+from tests.support.faults.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
+METHODS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
 
 
 async def staged(node: Wrapped, name: str = "pvc-1") -> tuple[Volume, str]:
@@ -87,31 +98,93 @@ async def test_other_device_for_a_volume_that_a_sandbox_has_is_refused(
     await node.check_gone(volume, target)
 
 
-async def test_publish_that_hangs_is_joined_by_its_retry(node: Wrapped) -> None:
+def _request(node: Wrapped, method: str, volume: Volume, target: str) -> Any:
+    """A kubelet's request in the life of a volume."""
+    if method == "NodeStageVolume":
+        return node.stage_request(volume)
+    if method == "NodePublishVolume":
+        return node.publish_request(volume, target)
+    if method == "NodeUnpublishVolume":
+        return csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=target)
+    return csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume.volume_id, staging_target_path=node.staging(volume)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("cloud", each) for each in METHODS),
+        *(("minimal", each) for each in METHODS if "Publish" in each or "Unpublish" in each),
+    ],
+)
+async def test_call_that_hangs_is_not_repeated_by_retries_and_stops_no_other_volume(
+    kind: str, method: str
+) -> None:
+    async with node_with(kind) as node:
+        volume, target = await node.volume(), node.target("one")
+        other, beside = await node.volume("pvc-2"), node.target("two")
+        for name, step in node.life(volume, target).items():
+            if name == method:
+                await _hangs(node, method, volume, target, node.life(other, beside))
+            else:
+                await step()
+        await node.delete(other)
+        await node.check_gone(volume, target)
+
+
+async def _hangs(
+    node: Wrapped,
+    method: str,
+    volume: Volume,
+    target: str,
+    other: dict[str, Callable[[], Awaitable[None]]],
+) -> None:
+    """The driver hangs in one call of a volume: another volume lives its life, and no retry asks the driver again."""
+    node.driver.misbehave(**{method: f"hang on {volume.volume_id}"})
+    call, request = getattr(node.node, method), _request(node, method, volume, target)
+    for _ in range(2):
+        await refused_in_time(
+            lambda: call(request, timeout=2), Code.ABORTED, "OperationOverdue", method
+        )
+    await asyncio.to_thread(node.driver.wait_hanging)
+    for step in other.values():
+        await step()
+    asked = [each for each in node.driver.calls(method) if each.volume_id == volume.volume_id]
+    assert len(asked) == 1
+    node.driver.release()
+    is_answered = False
+    while (
+        not is_answered
+    ):  # the operation may be ending, and its volume look as one that it is not about
+        is_answered = await _answered(call(request, timeout=TIMEOUT_S))
+
+
+async def _answered(call: Awaitable[Any]) -> bool:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not Code.ABORTED:
+            raise
+        return False
+    return True
+
+
+async def test_unpublish_while_the_publish_hangs_is_aborted(node: Wrapped) -> None:
     volume, target = await staged(node)
     node.driver.misbehave(NodePublishVolume="hang")
-    first = refused_in_time(
-        lambda: node.publish(volume, target, timeout_s=3),
-        Code.ABORTED,
-        "OperationOverdue",
-        "NodePublishVolume",
-    )
-    await asyncio.gather(first, asyncio.to_thread(node.driver.wait_hanging))
-    second = asyncio.create_task(node.publish(volume, target))
+    first = asyncio.create_task(node.publish(volume, target))
+    await asyncio.to_thread(node.driver.wait_hanging)
     await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
     node.driver.release()
-    await second
-    assert len(node.driver.calls("NodePublishVolume")) == 1
+    await first
     await node.unpublish(volume, target)
     await node.unstage(volume)
     await node.check_gone(volume, target)
 
 
 @pytest.mark.parametrize("when", ["die before", "die after"])
-@pytest.mark.parametrize(
-    "method",
-    ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"],
-)
+@pytest.mark.parametrize("method", METHODS)
 async def test_driver_that_dies_in_the_middle_is_called_again(
     cloud_node: Wrapped, method: str, when: str
 ) -> None:
@@ -130,23 +203,78 @@ async def test_driver_that_dies_in_the_middle_is_called_again(
     await node.check_gone(volume, target)
 
 
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED])
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
 async def test_status_of_the_driver_passes_unchanged_and_nothing_is_left(
-    cloud_node: Wrapped, method: str
+    cloud_node: Wrapped, method: str, code: grpc.StatusCode
 ) -> None:
     node = cloud_node
     volume, target = await node.volume(), node.target("one")
-    node.driver.misbehave(**{method: "fail INTERNAL rpc error: disk is on fire"})
+    node.driver.misbehave(**{method: f"fail {code.name} rpc error: disk is on fire"})
     if method == "NodePublishVolume":
         await node.stage(volume)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await node.life(volume, target)[method]()
-    assert caught.value.code() is Code.INTERNAL
+    assert caught.value.code() is code
     assert caught.value.details() == "rpc error: disk is on fire"
     node.check_unpublished(volume, target)
     assert os.path.lexists(node.paths(volume).staging) == (method == "NodePublishVolume")
     node.driver.misbehave()
     await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_final_status_of_a_repeated_stage_does_not_let_a_kubelet_forget_the_volume(
+    cloud_node: Wrapped,
+) -> None:
+    """A restarted kubelet stages again; what the driver refuses then, it has all the same."""
+    node = cloud_node
+    volume, target = await staged(node)
+    node.driver.misbehave(NodeStageVolume="fail INTERNAL no route to the storage")
+    await refused(node.stage(volume), Code.UNAVAILABLE, "no route to the storage")
+    node.driver.misbehave()
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+@pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
+async def test_status_of_an_end_passes_unchanged_and_its_retry_ends_it(
+    cloud_node: Wrapped, method: str
+) -> None:
+    node = cloud_node
+    volume, target = await staged(node)
+    await node.publish(volume, target)
+    if method == "NodeUnstageVolume":
+        await node.unpublish(volume, target)
+    node.driver.misbehave(**{method: "fail PERMISSION_DENIED the token of the node has expired"})
+    for _ in range(2):
+        await refused(
+            node.life(volume, target)[method](),
+            Code.PERMISSION_DENIED,
+            "the token of the node has expired",
+        )
+    assert (node.entry(target) is not None) == (method == "NodeUnpublishVolume")
+    assert os.path.lexists(node.paths(volume).staging)
+    node.driver.misbehave()
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+@pytest.mark.parametrize("code", [Code.ABORTED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE])
+async def test_stage_that_the_driver_may_still_be_doing_is_kept_for_the_unstage(
+    cloud_node: Wrapped, code: grpc.StatusCode
+) -> None:
+    """Drivers of clouds answer ABORTED while an earlier call runs; a pod that is deleted then is unstaged."""
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    node.driver.misbehave(NodeStageVolume=f"fail {code.name} an operation is in progress")
+    await refused(node.stage(volume), code, "an operation is in progress")
+    assert os.path.lexists(node.paths(volume).staging)
+    node.driver.misbehave()
+    await node.unstage(volume)
+    (asked,) = node.driver.calls("NodeUnstageVolume")
+    assert asked.staging_target_path == node.paths(volume).staging
     await node.check_gone(volume, target)
 
 

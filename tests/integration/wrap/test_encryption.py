@@ -9,7 +9,7 @@ import pytest
 
 from crust import volumes
 from tests.integration.wrap.conftest import DEFERRED, SECRETS, Wrapped
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

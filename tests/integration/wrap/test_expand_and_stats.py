@@ -9,7 +9,7 @@ import pytest
 from crust.host.block import devices
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import MIB, TIMEOUT_S, Wrapped, node_with
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.csi_shim import private_directories, published_device, volume_operations
+from crust.csi_shim.wrap import private_directories, published_device, volume_operations
 from tests.integration.wrap.conftest import Wrapped
-from tests.support.refusals import refused, refused_in_time
+from tests.support.faults.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

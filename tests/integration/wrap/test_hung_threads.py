@@ -26,11 +26,11 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import minimal
 from tests.integration.wrap.conftest import DEFERRED, capability
-from tests.support.fake_handler import FakeHandler
-from tests.support.fake_handler import running as handler
-from tests.support.hung_files import HungFile
-from tests.support.refusals import until_probe
-from tests.support.wrapping_processes import wrapping
+from tests.support.drivers.wrapping_processes import wrapping
+from tests.support.faults.hung_files import HungFile
+from tests.support.faults.refusals import until_probe
+from tests.support.runtimes.fake_handler import FakeHandler
+from tests.support.runtimes.fake_handler import running as handler
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

@@ -3,19 +3,25 @@
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crust import deferral_keys, volumes
 from crust.host.block import devices
+from crust.host.mounts import mountinfo
+from crust.host.process.bounded_calls import BoundedCalls
+from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped, node_with
 
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=["cloud", "minimal", "cloud in crust node", "minimal in crust node"])
+@pytest.fixture(
+    params=["cloud", "minimal", "stateful", "cloud in crust node", "minimal in crust node"]
+)
 async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
-    """Each of the two drivers, wrapped by two processes and by one."""
+    """Each of the drivers, wrapped by two processes and by one."""
     kind, _, one = request.param.partition(" in ")
     async with node_with(kind, is_one_process=bool(one)) as running_node:
         yield running_node
@@ -81,7 +87,7 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
         sent.append(("NodeStageVolume", _bytes(node.stage_request(ordinary))))
     await node.publish(ordinary, two)
     sent.append(("NodePublishVolume", _bytes(node.publish_request(ordinary, two))))
-    assert os.path.ismount(two)
+    assert mountinfo.stacked_at(two)
     Path(two, "file").write_text("data", encoding="utf-8")
     await node.unpublish(ordinary, two)
     await node.unstage(ordinary)
@@ -94,6 +100,37 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
     await node.unstage(deferred)
     await node.delete(ordinary)
     await node.check_gone(deferred, one)
+
+
+async def test_ordinary_volume_costs_no_look_on_a_thread(
+    cloud_node: Wrapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the proxy nor in the shim, once the kernel knows that there is no private directory and no guard."""
+    node = cloud_node
+    volume, target = await node.volume(context={}), node.target("one")
+    looks: list[str] = []
+    look = BoundedCalls.call
+
+    async def counted(self: BoundedCalls, *args: Any, **named: Any) -> Any:
+        looks.append(str(args[0]))
+        return await look(self, *args, **named)
+
+    async def lives() -> None:
+        for step in node.life(volume, target).values():
+            await node.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
+            await step()
+
+    await lives()
+    monkeypatch.setattr(BoundedCalls, "call", counted)
+    for _ in range(3):
+        await lives()
+    assert looks == []
+    deferred = await node.volume("deferred")
+    for step in node.life(deferred, target).values():
+        await step()
+    assert looks != [], "looks are counted"
+    await node.delete(volume)
+    await node.delete(deferred)
 
 
 async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:

@@ -14,20 +14,20 @@ import pytest
 from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
-from crust.csi_shim.frontend import Wrapping
+from crust.csi_shim.wrap.frontend import Wrapping
 from crust.handoff import store
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.proxy import app as proxy_app
-from crust.proxy import targets
+from crust.proxy.deferrals import targets
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.wrap.conftest import DEFERRED, MIB, capability, tidy
-from tests.support import node as nodes
-from tests.support import without_deferral
-from tests.support.fake_handler import FakeHandler, running
-from tests.support.node import Places
-from tests.support.refusals import refused
+from tests.support.drivers import without_deferral
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Places
+from tests.support.runtimes.fake_handler import FakeHandler, running
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

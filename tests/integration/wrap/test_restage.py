@@ -9,7 +9,7 @@ import pytest
 
 from crust.deferral_keys import Defer
 from tests.integration.wrap.conftest import NAMED, Wrapped, node_with
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

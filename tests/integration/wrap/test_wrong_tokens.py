@@ -10,7 +10,7 @@ import pytest
 
 from crust import logs
 from tests.integration.wrap.conftest import Wrapped
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster_chaos import found
-from tests.support.cluster_chaos.found import Thing
+from tests.support.cluster_chaos.found import StoredObject
 
 BLOCK_BYTES = 1024
 _CLAIMED = "has it since"
@@ -78,7 +78,7 @@ class Checker:
         local = {node: found.in_pool(Path(path)) for node, path in self._places["pools"].items()}
         places = {**local, "ceph": self._ceph()}
         self._check_names(names, places)
-        self._check_things(names, places)
+        self._check_stored(names, places)
         self._check_etcd(local)
 
     def _wrong(self, kind: str, what: str) -> None:
@@ -99,7 +99,9 @@ class Checker:
             _heard(names[key], line)
         return names
 
-    def _check_names(self, names: dict[str, Name], places: dict[str, dict[str, Thing]]) -> None:
+    def _check_names(
+        self, names: dict[str, Name], places: dict[str, dict[str, StoredObject]]
+    ) -> None:
         for key, name in names.items():
             kind = "snapshots" if "snap-" in key else "volumes"
             there = [
@@ -120,36 +122,38 @@ class Checker:
             for place, id_ in there:
                 self._check_data(name, places[place][id_], id_)
 
-    def _check_data(self, name: Name, thing: Thing, id_: str) -> None:
+    def _check_data(self, name: Name, stored: StoredObject, id_: str) -> None:
         if name.state != "there":
             return
         if name.identity is not None:
             self.checked["images that must be the ones that were answered"] += 1
-            if thing.identity != name.identity:
-                what = f"{id_}: {thing.identity!r}, and it was {name.identity!r}"
+            if stored.identity != name.identity:
+                what = f"{id_}: {stored.identity!r}, and it was {name.identity!r}"
                 self._wrong("another image than was answered", what)
-        if thing.size < name.size:
+        if stored.size < name.size:
             self._wrong("smaller than it was grown to", id_)
         for mark in name.marks:
             self.checked["marks in local volumes"] += 1
-            if thing.path is None or not _has(thing.path, mark.encode()):
+            if stored.path is None or not _has(stored.path, mark.encode()):
                 self._wrong("data lost", id_)
 
-    def _check_things(self, names: dict[str, Name], places: dict[str, dict[str, Thing]]) -> None:
+    def _check_stored(
+        self, names: dict[str, Name], places: dict[str, dict[str, StoredObject]]
+    ) -> None:
         for place, things in places.items():
-            for id_, thing in things.items():
+            for id_, stored in things.items():
                 self.checked[f"found in {place}"] += 1
                 if _key_of(place, id_) not in names:
                     self._wrong("nobody asked for it", f"{place}: {id_}")
-                if thing.record is None:
+                if stored.record is None:
                     self._wrong("image without record", f"{place}: {id_}")
                     continue
-                if thing.size == 0:
+                if stored.size == 0:
                     self._wrong("record without image", f"{place}: {id_}")
-                if thing.record["phase"] != "ready":
-                    self._wrong("record not ready", f"{place}: {id_} {thing.record['phase']}")
+                if stored.record["phase"] != "ready":
+                    self._wrong("record not ready", f"{place}: {id_} {stored.record['phase']}")
 
-    def _check_etcd(self, local: dict[str, dict[str, Thing]]) -> None:
+    def _check_etcd(self, local: dict[str, dict[str, StoredObject]]) -> None:
         ids = {_digest_key(id_): id_ for things in local.values() for id_ in things}
         placed = self._places["placements"]
         for key, pool in placed.items():
@@ -163,7 +167,7 @@ class Checker:
         for key in self._places["requests"]:
             self._wrong("requests left in etcd", key)
 
-    def _ceph(self) -> dict[str, Thing]:
+    def _ceph(self) -> dict[str, StoredObject]:
         """Volumes and snapshots of the namespace; the stamps are checked on the way."""
         if "ceph.conf" not in self._places:
             return {}

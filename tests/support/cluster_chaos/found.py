@@ -22,7 +22,7 @@ _TIMEOUT_S = "30"
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class StoredObject:
     """A volume or snapshot that was found."""
 
     record: dict[str, Any] | None
@@ -90,7 +90,7 @@ def trash(ceph: Ceph) -> list[str]:
         return [str(each["id"]) for each in rbd.RBD().trash_list(ioctx)]
 
 
-def in_pool(directory: Path) -> dict[str, Thing]:
+def in_pool(directory: Path) -> dict[str, StoredObject]:
     """Volumes and snapshots of a pool of files."""
     records = {
         path.stem: json.loads(path.read_bytes())
@@ -107,7 +107,7 @@ def in_pool(directory: Path) -> dict[str, Thing]:
 
 def in_ceph(
     ceph: Ceph, wrong: Callable[[str, str], None], look: Callable[[str, Any], None]
-) -> dict[str, Thing]:
+) -> dict[str, StoredObject]:
     """Volumes and snapshots of the namespace. `look` is called with each image, open."""
     import rbd
 
@@ -131,19 +131,19 @@ def in_ceph(
     return {id_: _image(records.get(id_), images.get(id_)) for id_ in {*images, *records}}
 
 
-def _file(record: dict[str, Any] | None, path: Path | None) -> Thing:
+def _file(record: dict[str, Any] | None, path: Path | None) -> StoredObject:
     if path is None:
-        return Thing(record, None, 0)
+        return StoredObject(record, None, 0)
     try:
         mark = os.getxattr(path, MARK).decode()
     except OSError:
         mark = ""
-    return Thing(record, path, path.stat().st_size, mark)
+    return StoredObject(record, path, path.stat().st_size, mark)
 
 
-def _image(record: dict[str, Any] | None, image: tuple[str, int] | None) -> Thing:
+def _image(record: dict[str, Any] | None, image: tuple[str, int] | None) -> StoredObject:
     which, size = image or ("", 0)
-    return Thing(record, None, size, which)
+    return StoredObject(record, None, size, which)
 
 
 def _snapshots(image: Any) -> Mapping[str, tuple[str, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 from crust import errors
 from crust.ceph import claims, fencing
 from crust.ceph.claim_object import Mode
-from crust.ceph.connection import CephUser, Timeouts
+from crust.ceph.user import CephUser, Timeouts
 from examples.cluster.ceph_cluster import POOL
 from tests.support.cluster_chaos.journal import Journal
 
@@ -26,7 +26,7 @@ _PERIOD_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WriterCommand:
     """What the process is told by its standard input, as JSON."""
 
     monitors: str
@@ -45,7 +45,7 @@ def main() -> int:
     """Read the order and carry it out until standard input ends; 0 if the image was given back or fenced."""
     import rados
 
-    order = Order(**json.loads(sys.stdin.readline()))
+    order = WriterCommand(**json.loads(sys.stdin.readline()))
     given = CephUser(order.monitors, order.user, order.key)
     timeouts = Timeouts(connect_s=20, monitors_s=60, data_s=60)
     journal = Journal(Path(order.journal))
@@ -73,7 +73,7 @@ def main() -> int:
     return 0
 
 
-def _write(ioctx: Any, order: Order, journal: Journal) -> None:
+def _write(ioctx: Any, order: WriterCommand, journal: Journal) -> None:
     import rbd
 
     if not order.with_claims:
@@ -90,7 +90,7 @@ def _write(ioctx: Any, order: Order, journal: Journal) -> None:
     journal.write("given-back", session=order.session)
 
 
-def _stamp(image: Any, order: Order, journal: Journal) -> None:
+def _stamp(image: Any, order: WriterCommand, journal: Journal) -> None:
     stop = threading.Event()
     threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
     block = _first_free(image)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from examples.cluster.services import NAMESPACE
 from tests.support.cluster_chaos.cluster import WRITER, Cluster, run_in, signalled
-from tests.support.cluster_chaos.image_writer import Order
+from tests.support.cluster_chaos.image_writer import WriterCommand
 from tests.support.cluster_chaos.journal import Journal
 
 _PROGRAM = "tests.support.cluster_chaos.image_writer"
@@ -144,7 +144,7 @@ class Sessions:
         self, node: str, user: str, key: str, *, fence: str | bool
     ) -> asyncio.subprocess.Process:
         assert self._cluster.ceph is not None
-        order = Order(
+        order = WriterCommand(
             monitors=self._cluster.ceph.monitors,
             user=user,
             key=key,

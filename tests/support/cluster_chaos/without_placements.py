@@ -4,7 +4,7 @@ Each create goes to the node that is the best now, which is another one while th
 """
 
 from crust.cli.main import main
-from crust.cluster.names import Names
+from crust.cluster.central.names import Names
 
 
 async def _nowhere(_self: Names, _key: str) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 from crust import errors, volumes
 from examples.kata.vm import block_nodes, faults, values, vm_directory
 from tests.support.fake_vms.guest import USAGE, FakeConsole, FakeGuest
-from tests.support.fake_vms.world import MIB, Body, World
+from tests.support.fake_vms.world import MIB, RunningVm, World
 
 
 class FakeVm:
     """`ports.Vm` and `ports.HeldDescriptors`."""
 
-    def __init__(self, world: World, body: Body) -> None:
+    def __init__(self, world: World, body: RunningVm) -> None:
         self.world = world
         self.body = body
         self._open = True
@@ -157,7 +157,7 @@ class FakeVms:
         directory.mkdir(parents=True)
         (directory / "machine.json").write_text("{}")
         await self.world.step("start")
-        body = self.world.bodies[directory] = Body(directory)
+        body = self.world.bodies[directory] = RunningVm(directory)
         return FakeVm(self.world, body)
 
     async def adopt(self, directory: Path) -> FakeVm:

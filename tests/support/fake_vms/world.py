@@ -11,7 +11,7 @@ from crust import errors, volumes
 from crust.handoff.record import Record
 from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import values
-from tests.support.fake_driver import Gate
+from tests.support.drivers.fake_driver import Gate
 
 if TYPE_CHECKING:
     from tests.support.fake_vms.guest import FakeContainer
@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 
 @dataclass
-class Body:
+class RunningVm:
     """A running VM, controlled or not."""
 
     directory: Path
@@ -47,7 +47,7 @@ class Body:
 class World:
     """The host. `failures` are raised once, by operation; `gates` stop one until it may go on."""
 
-    bodies: dict[Path, Body] = field(default_factory=dict)
+    bodies: dict[Path, RunningVm] = field(default_factory=dict)
     failures: dict[str, list[errors.CrustError]] = field(
         default_factory=lambda: collections.defaultdict(list)
     )

@@ -131,14 +131,6 @@ class Disk:
             if handle is not None:
                 yield Found(pod_uid, name, handle, self.block.target(pod_uid, name), block=True)
 
-    def staged_handles(self) -> Iterator[str]:
-        """The volumes that have a global mount directory."""
-        base = Path(self._root) / "plugins/kubernetes.io/csi" / self._driver
-        for directory in sorted(base.glob("*")):
-            handle = self.saved_handle(str(directory / "globalmount"))
-            if handle is not None:
-                yield handle
-
     def _saved(self, path: str) -> dict[str, str] | None:
         try:
             data: dict[str, str] = json.loads((Path(path).parent / _DATA).read_text("utf-8"))

@@ -62,11 +62,6 @@ class PendingOperations:
         """Whether anything runs for the volume."""
         return any(each.running for each in self._operations if each.volume == volume)
 
-    def next_end_of_pause_s(self) -> float | None:
-        """When the first pause ends; None if nothing waits."""
-        waiting = [each for each in self._operations if not each.running]
-        return min((each.failed_at_s + each.pause_s for each in waiting), default=None)
-
     def _pauses(self, operation: Operation) -> bool:
         return self._clock.now_s - operation.failed_at_s <= operation.pause_s
 

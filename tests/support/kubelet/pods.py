@@ -6,9 +6,9 @@ A sandbox claims by the handoff directory as the SDK does (`fake_handler.sandbox
 from contextlib import ExitStack
 
 from crust import errors
-from tests.support import fake_handler
 from tests.support.kubelet.disk import Disk
 from tests.support.kubelet.state import Pod
+from tests.support.runtimes import fake_handler
 
 
 class Sandboxes:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 
-from crust.rpc import extensions
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
 from tests.support.memory_csi.groups import Groups, Metadata

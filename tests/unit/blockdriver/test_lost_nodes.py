@@ -11,7 +11,7 @@ from crust import metrics, volumes
 from crust.blockdriver.lost_nodes import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.kubernetes_api.api import KubernetesApiUnavailable
-from tests.support.cluster_contract import eventually
+from tests.support.cluster.cluster_contract import eventually
 
 VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver import serve
-from crust.ceph.connection import MonitorsInvalid
+from crust.ceph.user import MonitorsInvalid
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 

@@ -7,7 +7,7 @@ import pytest
 
 from crust import errors
 from crust.host.process import boot
-from tests.support import driver_state
+from tests.support.drivers import driver_state
 
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 DIRECTORIES = ("state/records", "state/content", "state/snapshots", "state/groups", "run/freezes")

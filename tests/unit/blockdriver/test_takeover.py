@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver import serve
-from crust.rpc.daemon import Daemon
-from crust.rpc.takeover import TakeoverRefused
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.takeover import TakeoverRefused
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 

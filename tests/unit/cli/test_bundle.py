@@ -1,4 +1,4 @@
-"""`crust bundle`: what is in the archive, that no secret is, and that it is whole or not there."""
+"""`crust bundle`: what is in the archive, that no secret is, and that it is written atomically."""
 
 import asyncio
 import io
@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from crust.cli import main
 from crust.cli.bundle import archive, parts, run
-from tests.support import node as nodes
-from tests.support.node import Places
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Places
 
 SECRETS = (
     "hunter2-planted",
@@ -41,7 +41,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def places(root: Path) -> parts.Places:
+def places(root: Path) -> parts.NodeFiles:
     """A node that leaks wherever it can."""
     text = "\n".join(LEAKS)
     for name in ("etc/proxy.toml", "etc/proxy.d/one.toml", "state/records/p-1.json"):
@@ -52,7 +52,7 @@ def places(root: Path) -> parts.Places:
     journal = root / "journal"
     journal.write_text("#!/bin/sh\ncat <<'END'\n" + text + "\nEND\n")
     journal.chmod(0o755)
-    return parts.Places(str(root / "run"), str(root / "state"), str(root / "etc"), str(journal))
+    return parts.NodeFiles(str(root / "run"), str(root / "state"), str(root / "etc"), str(journal))
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
 async def test_archive_has_all_parts_and_no_secret(
-    root: Path, places: parts.Places, name: str
+    root: Path, places: parts.NodeFiles, name: str
 ) -> None:
     count = await run.write(root / name, places)
     found = contents(root / name)
@@ -86,13 +86,13 @@ async def test_archive_of_a_node_has_its_entries_and_status(root: Path) -> None:
     node_places = Places.make(str(root))
     async with nodes.running(node_places) as node, node.handler():
         await node.co.publish("vol-1", node_places.target("one"))
-        await run.write(root / "a.tar.gz", parts.Places(node_places.run, f"{root}/state"))
+        await run.write(root / "a.tar.gz", parts.NodeFiles(node_places.run, f"{root}/state"))
     found = contents(root / "a.tar.gz")
     assert b'"volume_id": "vol-1"' in found["status.json"]
     assert any(name.startswith("handoff/") for name in found)
 
 
-async def test_file_that_exists_is_not_touched(root: Path, places: parts.Places) -> None:
+async def test_file_that_exists_is_not_touched(root: Path, places: parts.NodeFiles) -> None:
     (root / "a.tar.gz").write_text("mine")
     words = ["bundle", str(root / "a.tar.gz"), "--run-dir", places.run_dir]
     result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
@@ -120,7 +120,7 @@ async def test_unfinished_archive_is_removed(root: Path) -> None:
 
 
 async def test_end_of_a_long_file_is_kept(
-    root: Path, places: parts.Places, monkeypatch: pytest.MonkeyPatch
+    root: Path, places: parts.NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LIMIT_BYTES", 8)
     (root / "etc" / "proxy.toml").write_text("password=hunter2\nabc\n")
@@ -131,7 +131,7 @@ async def test_end_of_a_long_file_is_kept(
 
 
 async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
-    root: Path, places: parts.Places, monkeypatch: pytest.MonkeyPatch
+    root: Path, places: parts.NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "READ_S", 0.2)
     real, released = parts._end_of, threading.Event()
@@ -150,7 +150,7 @@ async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
 
 
 async def test_bundle_pipe_in_a_files_place_is_named_and_does_not_hang(
-    root: Path, places: parts.Places
+    root: Path, places: parts.NodeFiles
 ) -> None:
     await run.write(root / "a.tar.gz", places)
     assert b"pipe.toml is no regular file" in contents(root / "a.tar.gz")["missing.txt"]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.cli import config_check, daemons
+from crust.cli.checking import config_check
 from crust.cli.main import main
+from crust.cli.programs import daemons
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
 
@@ -44,7 +45,7 @@ def test_tables_have_dotted_names_and_what_follows_from_others_is_a_default(etc:
     assert found["proxy.run_dir"] == ("/run/x", f"{etc}/node.toml")
     assert found["shim[0].defer"] == ("always", f"{etc}/node.toml")
     assert found["shim[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
-    assert found["driver.runtime_socket"] == ("/run/x/runtime.sock", "default")
+    assert found["driver[0].runtime_socket"] == ("/run/x/runtime.sock", "default")
 
 
 def test_all_files_of_the_directory_are_checked_without_a_name(etc: Path) -> None:

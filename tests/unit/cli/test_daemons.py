@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crust import operations
-from crust.cli import daemons
+from crust.cli.programs import daemons
 from crust.settings.driver import DriverSettings
 
 

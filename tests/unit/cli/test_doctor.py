@@ -13,19 +13,21 @@ from click.testing import CliRunner
 
 import crust
 from crust import errors
-from crust.cli import install, main, views
+from crust.cli import install, main
 from crust.cli.doctor import csi_driver_objects, run
 from crust.cli.doctor.finding import CHECKS, Finding, Level
-from crust.cli.doctor.node import Answered, Node
+from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.inspecting import views
 from crust.host.mounts import mountinfo, propagation
-from tests.support import fake_driver, fake_kubernetes
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.drivers import fake_driver
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RELEASE = "6.1.0-18-amd64"
 DRIVER = views.Driver("block.csi.crust.dev", "/s", "/b", "ready", crust.__version__, "", 0, "")
 HANDLER_ANSWER = (views.Handler("kata", "1", "/h", (), (), 0, None),)  # type: ignore[arg-type]
-HEALTHY = Answered(crust.__version__, (DRIVER,), HANDLER_ANSWER, ())
+HEALTHY = ProxyAnswer(crust.__version__, (DRIVER,), HANDLER_ANSWER, ())
 
 
 @pytest.fixture
@@ -99,6 +101,39 @@ def test_forced_detach_is_a_warning_for_drivers_that_are_attached(good: Node, wh
 
 def test_forced_detach_of_unknown_drivers_is_a_warning(root: Path) -> None:
     bad(Node(root=root, release=RELEASE), "forced-detach", Level.WARNING)
+
+
+@pytest.mark.parametrize("has", ["module", "loaded", ""])
+def test_kernel_that_has_no_rbd_is_a_warning_where_the_engine_is_rbd(good: Node, has: str) -> None:
+    write(good.root, "etc/systemd/system/multi-user.target.wants/crust-proxy.service")
+    words = ('engine = "rbd"', 'mode = "node"', 'node_id = "a"', 'socket = "/d.sock"', "[rbd]")
+    settings = "\n".join((*words, 'monitors = "v2:192.0.2.1:3300"', 'pool = "rbd"'))
+    write(good.root, "etc/crust/driver.toml", settings)
+    if has == "module":
+        write(good.root, f"lib/modules/{RELEASE}/modules.dep", "kernel/drivers/block/rbd.ko: \n")
+    if has == "loaded":
+        (good.root / "sys/bus/rbd").mkdir(parents=True)
+    if has:
+        assert "the kernel has rbd" in found(good, "rbd")[0].what
+    else:
+        assert "NoHostDevice" in bad(good, "rbd", Level.WARNING)
+
+
+def test_each_of_two_drivers_of_a_node_is_looked_at(good: Node) -> None:
+    local = '[driver.cluster]\nendpoints = ["127.0.0.1:1"]\nca = "/a"\ncert = "/c"\nkey = "/k"\n'
+    shared = """
+engine = "rbd"
+driver_name = "rbd.csi.crust.dev"
+run_dir = "/run/crust/driver-rbd"
+[driver.rbd]
+monitors = "v2:192.0.2.1:3300"
+pool = "rbd"
+"""
+    for first, second in ((local, shared), (shared, local)):
+        tables = f'[[driver]]\nmode = "node"\n{first}[[driver]]\nmode = "node"\n{second}'
+        write(good.root, "etc/crust/node.toml", tables)
+        assert "NoHostDevice" in bad(good, "rbd", Level.WARNING)
+        assert "no cluster" not in found(good, "etcd")[0].what
 
 
 @pytest.mark.parametrize("release", ["5.14.21-default", "4.18.0", "?"])
@@ -241,7 +276,7 @@ def test_sockets_that_do_not_match_are_an_error(
     assert words in bad(good, "sockets-match", Level.ERROR)
 
 
-def test_sockets_are_served_or_left_over_or_missing(good: Node) -> None:
+def test_sockets_are_served_or_stale_or_missing(good: Node) -> None:
     (good.root / "run/crust").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as served, socket.socket(socket.AF_UNIX) as left:
         served.bind(str(good.root / "run/crust/runtime.sock"))
@@ -250,7 +285,7 @@ def test_sockets_are_served_or_left_over_or_missing(good: Node) -> None:
         levels = [each.level for each in found(good, "sockets")]
         text = " ".join(f"{each.what} {each.why}" for each in found(good, "sockets"))
     assert levels == [Level.OK, Level.ERROR, Level.ERROR]
-    assert "the socket is left over" in text
+    assert "the socket is stale" in text
     assert "inspect.sock" in text
 
 
@@ -271,8 +306,8 @@ def test_proxy_that_is_away_is_one_error(good: Node) -> None:
         ("handlers", replace(HEALTHY, handlers=()), Level.ERROR),
     ],
 )  # fmt: skip
-def test_what_the_proxy_says_is_found(
-    good: Node, name: str, answered: Answered, level: Level
+def test_condition_that_the_proxy_reports_is_a_finding(
+    good: Node, name: str, answered: ProxyAnswer, level: Level
 ) -> None:
     bad(replace(good, proxy=answered), name, level)
 
@@ -350,7 +385,7 @@ def test_cluster_is_not_asked_without_access_to_it(good: Node) -> None:
 
 def test_kubernetes_api_that_is_away_is_a_finding_of_doctor(root: Path) -> None:
     api = FakeKubernetes()
-    api.weather.status = 500
+    api.faults.status = 500
     with fake_kubernetes.serving(api, root) as kubeconfig:
         drivers = '[[drivers]]\nname = "csi.example.com"\nsocket = "/a.sock"\nbackend = "/b.sock"\n'
         table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'

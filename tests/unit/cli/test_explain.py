@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from crust.cli import explain, main
-from tests.support import error_table
+from tests.support.pages import error_table
 
 
 @pytest.mark.parametrize("name", ["MountFailed", "mountfailed", "[MountFailed]"])

@@ -16,9 +16,9 @@ from crust.cli.gc import run
 from crust.cli.gc.kernel import Users
 from crust.host.block import loop
 from crust.host.block.holders import DeviceInUse, Holder
-from tests.support import node as nodes
-from tests.support.fake_driver import FakeDriver
-from tests.support.node import DRIVER, Node, Places
+from tests.support.drivers.fake_driver import FakeDriver
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import DRIVER, Node, Places
 
 PV, POD, VOLUME, DEVICE, LOOP = "pv-1", "0a1b-2c", "vol-1", "/dev/loop7", "/dev/loop8"
 BASE = "plugins/kubernetes.io/csi/volumeDevices"
@@ -185,7 +185,7 @@ async def test_gc_volume_published_for_new_pod_during_unpublish_is_not_unstaged(
     assert "[VolumeInUseAgain]" in result.message
 
 
-async def test_gc_witness_that_cannot_look_keeps_that_orphan_only(forgotten: Forgotten) -> None:
+async def test_gc_keeps_only_the_orphan_whose_evidence_cannot_be_read(forgotten: Forgotten) -> None:
     forgotten.kernel.fails = OSError(errno.EIO, "Input/output error")
     (result,) = await forgotten.gc()
     assert (result.outcome, forgotten.called()) == ("kept", [])
@@ -294,7 +294,7 @@ async def test_unreadable_entry_keeps_everything(forgotten: Forgotten) -> None:
     assert "cannot be read" in await forgotten.kept_for("claim")
 
 
-async def test_step_that_the_kernel_refuses_ends_it_and_is_said(forgotten: Forgotten) -> None:
+async def test_step_that_the_kernel_refuses_ends_it_and_is_reported(forgotten: Forgotten) -> None:
     forgotten.kernel.refuses = True
     (result,) = await forgotten.gc()
     assert result.outcome == "refused"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.cli import daemons, main
+from crust.cli import main
+from crust.cli.programs import daemons
 
 OTHER = """
 [[proxy.drivers]]
@@ -44,10 +45,10 @@ def test_init_pool_flags_are_stronger_than_the_driver_table(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("toml", "sentence"),
     [
-        (OTHER, "runs none of ours: it has no pool"),
-        ('[driver]\nstate_dri = "/x"\n', "driver.state_dri is no setting"),
+        (OTHER, "0 drivers that have a pool of the node, and one is needed"),
+        ('[driver]\nstate_dri = "/x"\n', "driver.0.state_dri is no setting"),
         ('[proxy]\ndrivers = 3\n[driver]\nstate_dir = "/x"\n', "proxy.drivers must be a list"),
-        ('driver = "own"\n', "driver must be a table"),
+        ('driver = "own"\n', "driver must be a list"),
         ("[driver\n", "the settings file is not TOML"),
     ],
 )
@@ -65,5 +66,21 @@ def test_init_pool_without_config_reads_the_installed_settings_of_the_node(
     monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
     (tmp_path / "node.toml").write_text(f'[driver]\nstate_dir = "{tmp_path}/pool"\n')
     made = CliRunner().invoke(main.main, ["driver", "init-pool"])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "pool" / "pool.json").exists()
+
+
+def test_init_pool_of_two_drivers_is_of_the_one_whose_pool_is_on_the_node(tmp_path: Path) -> None:
+    shared = """
+[[driver]]
+mode = "node"
+engine = "rbd"
+driver_name = "rbd.csi.crust.dev"
+run_dir = "/run/crust/driver-rbd"
+[driver.rbd]
+monitors = "v2:192.0.2.1:3300"
+pool = "kubernetes"
+"""
+    made = init_pool(tmp_path, f'{shared}[[driver]]\nstate_dir = "{tmp_path}/pool"\n')
     assert made.exit_code == 0, made.output
     assert (tmp_path / "pool" / "pool.json").exists()

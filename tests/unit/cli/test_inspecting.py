@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 import crust as crust_package
 from crust.cli import main
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import fake_driver
-from tests.support import node as nodes
-from tests.support.node import DRIVER, Node, Places
+from tests.support.drivers import fake_driver
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import DRIVER, Node, Places
 
 
 class StartingDriver(fake_driver.FakeDriver):
@@ -105,7 +105,7 @@ async def test_stale_socket_is_called_stale(places: Places) -> None:
     words = ["volumes", "--run-dir", places.run]
     result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
     assert result.exit_code == 3
-    assert "the socket is left over" in result.output
+    assert "the socket is stale" in result.output
 
 
 async def test_relative_run_dir_exits_2() -> None:

@@ -4,12 +4,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from crust.cli.manifest import names
 from crust.node.settings import NodeSettings
 from crust.settings import loading
-from tests.unit.cli.test_manifest import Objects, config, printed, rendered
+from tests.unit.cli.test_manifest import Objects, config, printed, rendered, run
 from tests.unit.cli.test_manifest_of_roles import text_of
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
@@ -151,3 +152,51 @@ def test_no_two_names_have_one_stem() -> None:
                 continue
             assert found.setdefault(stem, name) == name
     assert len(found) > 50
+
+
+def kinds(found: Objects) -> set[tuple[str, str]]:
+    """Without the ConfigMap, whose name follows from the settings."""
+    return {key for key in found if key[0] != "ConfigMap"}
+
+
+def of_one_node() -> str:
+    """Settings of a node with both drivers, as docs/multi-node.md has them."""
+    local, ceph = text_of("central-node"), text_of("ceph-node")
+    tables = ceph[ceph.index("[driver]") :].replace(
+        "[driver]\n", '[driver]\nrun_dir = "/run/crust/d"\n'
+    )
+    return (local + tables).replace("[driver]\n", "[[driver]]\n")
+
+
+@pytest.mark.parametrize("first", ["local", "ceph"])
+def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
+    tmp_path: Path, first: str
+) -> None:
+    text = of_one_node()
+    if first == "ceph":
+        head, one, two = text.split("[[driver]]")
+        text = f"{head}[[driver]]{two}\n[[driver]]{one}"
+    found = printed(config(tmp_path, text))
+    alone = rendered("central-node")
+    assert kinds(found) == {*kinds(alone), ("CSIDriver", "rbd.csi.crust.dev")}
+    assert (
+        found["CSIDriver", "rbd.csi.crust.dev"]
+        == rendered("ceph-node")["CSIDriver", "rbd.csi.crust.dev"]
+    )
+    assert found["CSIDriver", "block.csi.crust.dev"] == alone["CSIDriver", "block.csi.crust.dev"]
+    of_pod, of_ceph = (
+        next(each for each in workloads(all_)) for all_ in (found, rendered("ceph-node"))
+    )
+    volumes = {each["name"]: each for each in of_pod["spec"]["template"]["spec"]["volumes"]}
+    for each in of_ceph["spec"]["template"]["spec"]["volumes"]:
+        assert each["name"] in volumes
+    assert volumes["run"]["hostPath"]["path"] == "/run/crust"
+    assert {"pool", "etcd", "machine-id"} <= set(volumes)
+    for each in found.values():
+        kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_path_of_a_further_driver_that_a_pod_would_lose_is_refused(tmp_path: Path) -> None:
+    refused = run(config(tmp_path, of_one_node().replace("/run/crust/d", "/srv/rbd")))
+    assert refused.exit_code == 2
+    assert "/srv/rbd would be the container's own" in refused.output

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from crust import errors
-from crust.cli import monitoring
-from crust.rpc.daemon import Daemon, starting
+from crust.cli.programs import monitoring
+from crust.rpc.serving.daemon import Daemon, starting
 
 
 @asynccontextmanager

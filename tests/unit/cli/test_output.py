@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from crust.cli import output, views
+from crust.cli import output
+from crust.cli.inspecting import views
 
 NOW = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 

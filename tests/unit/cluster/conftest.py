@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.central_cluster import NODES, SimulatedCluster, simulated
+from tests.support.cluster.central_cluster import NODES, SimulatedCluster, simulated
 
 
 @pytest.fixture

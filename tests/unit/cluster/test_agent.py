@@ -12,16 +12,16 @@ import pytest
 from crust.cluster.agent import AT_ONCE, CLOCKS_APART_S, Agent, Limits
 from crust.cluster.protocol import Answer, Request
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.cluster_contract import eventually
-from tests.support.memory_cluster import MemoryController, Store
-from tests.support.simulated_pools import SimulatedPool, joined
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.memory_cluster import MemoryController, Store
+from tests.support.cluster.simulated_pools import SimulatedPool, joined
 
 CREATE = "/csi.v1.Controller/CreateVolume"
 GET = "/csi.v1.Controller/ControllerGetVolume"
 LIMITS = Limits(look_every_s=0.02, repeat_every_s=0.05, at_once=2, waiting=4)
 
 
-class Asking:
+class RequestingController:
     """A controller that puts requests to one node."""
 
     def __init__(self, store: Store, controller: MemoryController, pool: SimulatedPool) -> None:
@@ -55,18 +55,18 @@ class Asking:
 
 
 @pytest.fixture
-async def asking() -> AsyncIterator[Asking]:
+async def asking() -> AsyncIterator[RequestingController]:
     async with AsyncExitStack() as stack:
         store = Store()
         pool = SimulatedPool("n1", 1)
         await stack.enter_async_context(joined(pool, store.node("n1"), LIMITS))
         controller = store.controller()
         await stack.enter_async_context(controller.lead("c"))
-        yield Asking(store, controller, pool)
+        yield RequestingController(store, controller, pool)
 
 
 async def test_question_whether_a_volume_stands_waits_for_its_running_creation(
-    asking: Asking,
+    asking: RequestingController,
 ) -> None:
     asking.pool.gate.clear()
     creating = asking.ask("pvc")
@@ -79,7 +79,7 @@ async def test_question_whether_a_volume_stands_waits_for_its_running_creation(
     assert (await creating).code == (await looking).code == 0
 
 
-async def test_node_announces_what_changed_and_repeats_it(asking: Asking) -> None:
+async def test_node_announces_what_changed_and_repeats_it(asking: RequestingController) -> None:
     await eventually(lambda: "n1" in asking.store.kept.announcements)
     asking.pool.capacity = 7
     await eventually(lambda: asking.store.kept.announcements["n1"].capacity_bytes == 7)
@@ -87,7 +87,9 @@ async def test_node_announces_what_changed_and_repeats_it(asking: Asking) -> Non
     await eventually(lambda: "n1" in asking.store.kept.announcements)
 
 
-async def test_node_announces_itself_again_after_the_store_was_away(asking: Asking) -> None:
+async def test_node_announces_itself_again_after_the_store_was_away(
+    asking: RequestingController,
+) -> None:
     await eventually(lambda: "n1" in asking.store.kept.announcements)
     asking.store.cut("n1")
     asking.pool.capacity = 7
@@ -97,7 +99,7 @@ async def test_node_announces_itself_again_after_the_store_was_away(asking: Aski
 
 
 async def test_requests_of_one_volume_run_one_after_the_other_in_their_order(
-    asking: Asking,
+    asking: RequestingController,
 ) -> None:
     asking.pool.gate.clear()
     create = asking.ask("pvc")
@@ -113,7 +115,9 @@ async def test_requests_of_one_volume_run_one_after_the_other_in_their_order(
     assert list(asking.pool.volumes) == [asking.pool.ids.volume_id("other")]
 
 
-async def test_next_request_begins_when_the_answer_before_is_in_the_store(asking: Asking) -> None:
+async def test_next_request_begins_when_the_answer_before_is_in_the_store(
+    asking: RequestingController,
+) -> None:
     asking.pool.gate.clear()
     create = asking.ask("pvc")
     await asking.pool.arrived.wait()
@@ -133,7 +137,7 @@ async def test_next_request_begins_when_the_answer_before_is_in_the_store(asking
     assert asking.pool.calls == ["CreateVolume", "DeleteVolume"]
 
 
-async def test_no_more_run_at_once_than_the_limit(asking: Asking) -> None:
+async def test_no_more_run_at_once_than_the_limit(asking: RequestingController) -> None:
     asking.pool.gate.clear()
     tasks = [asking.ask(f"pvc-{number}") for number in range(4)]
     await eventually(lambda: len(asking.pool.calls) == 2)
@@ -146,7 +150,7 @@ async def test_no_more_run_at_once_than_the_limit(asking: Asking) -> None:
     assert AT_ONCE > 1
 
 
-async def test_request_beyond_the_queue_is_unavailable(asking: Asking) -> None:
+async def test_request_beyond_the_queue_is_unavailable(asking: RequestingController) -> None:
     asking.pool.gate.clear()
     tasks = [asking.ask(f"pvc-{number}") for number in range(4)]
     await eventually(lambda: len(asking.pool.calls) == 2)
@@ -156,7 +160,7 @@ async def test_request_beyond_the_queue_is_unavailable(asking: Asking) -> None:
 
 
 async def test_request_that_comes_again_gets_its_answer_without_being_carried_out(
-    asking: Asking,
+    asking: RequestingController,
 ) -> None:
     first = await asking.ask("pvc")
     again = await asking.ask("pvc")
@@ -164,7 +168,9 @@ async def test_request_that_comes_again_gets_its_answer_without_being_carried_ou
     assert asking.pool.calls == ["CreateVolume"]
 
 
-async def test_request_redelivered_while_it_runs_is_answered_once(asking: Asking) -> None:
+async def test_request_redelivered_while_it_runs_is_answered_once(
+    asking: RequestingController,
+) -> None:
     asking.pool.gate.clear()
     asked = asking.ask("pvc")
     await asking.pool.arrived.wait()
@@ -176,13 +182,15 @@ async def test_request_redelivered_while_it_runs_is_answered_once(asking: Asking
     assert asking.pool.calls == ["CreateVolume"]
 
 
-async def test_request_that_nobody_waits_for_is_not_carried_out(asking: Asking) -> None:
+async def test_request_that_nobody_waits_for_is_not_carried_out(
+    asking: RequestingController,
+) -> None:
     assert await asking.code("pvc", deadline_s=1.0) is grpc.StatusCode.UNAVAILABLE
     assert asking.pool.calls == []
 
 
 async def test_request_of_a_controller_whose_clock_is_behind_is_carried_out(
-    asking: Asking,
+    asking: RequestingController,
 ) -> None:
     deadline_s = time.time() - CLOCKS_APART_S / 2
     assert await asking.code("pvc", deadline_s=deadline_s) is grpc.StatusCode.OK
@@ -199,23 +207,23 @@ async def test_request_of_a_controller_whose_clock_is_behind_is_carried_out(
     ],
 )
 async def test_method_outside_of_the_controllers_services_is_refused(
-    asking: Asking, method: str
+    asking: RequestingController, method: str
 ) -> None:
     assert await asking.code("r", method, b"") is grpc.StatusCode.UNIMPLEMENTED
     assert asking.pool.calls == []
 
 
-async def test_request_for_another_pool_is_not_carried_out(asking: Asking) -> None:
+async def test_request_for_another_pool_is_not_carried_out(asking: RequestingController) -> None:
     assert await asking.code("pvc", pool_id="ffffffffffffffff") is grpc.StatusCode.UNAVAILABLE
     assert asking.pool.calls == []
 
 
-async def test_unreadable_message_is_refused_and_ends_nothing(asking: Asking) -> None:
+async def test_unreadable_message_is_refused_and_ends_nothing(asking: RequestingController) -> None:
     assert await asking.code("r", message=b"\xff\xff\xff") is grpc.StatusCode.INVALID_ARGUMENT
     assert await asking.code("pvc") is grpc.StatusCode.OK
 
 
-async def test_answer_too_large_for_the_store_is_an_error(asking: Asking) -> None:
+async def test_answer_too_large_for_the_store_is_an_error(asking: RequestingController) -> None:
     for number in range(20_000):
         volume_id = asking.pool.ids.volume_id(str(number))
         asking.pool.volumes[volume_id] = csi_pb2.Volume(volume_id=volume_id)
@@ -225,7 +233,7 @@ async def test_answer_too_large_for_the_store_is_an_error(asking: Asking) -> Non
 
 
 async def test_request_that_fails_unexpectedly_is_answered_and_the_next_one_begins(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
+    asking: RequestingController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called, failures = Agent._called, [ValueError("unexpected")]
 

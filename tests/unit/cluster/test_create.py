@@ -4,14 +4,14 @@ import grpc
 import grpc.aio
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.central_cluster import (
+from tests.support.cluster.central_cluster import (
     NODES,
     SimulatedCluster,
     all_of,
     refused,
 )
-from tests.support.cluster_contract import eventually
-from tests.support.simulated_pools import GIB, KEY
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.simulated_pools import GIB, KEY
 
 Code = grpc.StatusCode
 

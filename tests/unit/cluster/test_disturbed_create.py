@@ -7,9 +7,9 @@ import grpc.aio
 import pytest
 
 from crust import pool_ids
-from crust.cluster.central import Central
+from crust.cluster.central.app import Central
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.central_cluster import (
+from tests.support.cluster.central_cluster import (
     DESCRIBED,
     NODES,
     Sidecar,
@@ -17,7 +17,7 @@ from tests.support.central_cluster import (
     leading,
     refused,
 )
-from tests.support.cluster_contract import eventually
+from tests.support.cluster.cluster_contract import eventually
 
 Code = grpc.StatusCode
 

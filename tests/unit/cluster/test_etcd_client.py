@@ -10,19 +10,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.cluster.etcd import certificates, failures, leases
-from crust.cluster.etcd.certificates import Files
-from crust.cluster.etcd.channels import Channels
-from crust.cluster.etcd.client import Client
-from crust.cluster.etcd.failures import Failure, LeaseGone, Next
+from crust.cluster.etcd.client import certificates, failures, leases
+from crust.cluster.etcd.client.certificates import Files
+from crust.cluster.etcd.client.channels import Channels
+from crust.cluster.etcd.client.client import Client
+from crust.cluster.etcd.client.failures import Failure, LeaseGone, Next
 from crust.cluster.etcd.inbox import Inbox
-from crust.cluster.etcd.mirror import Asking
+from crust.cluster.etcd.mirror import RequestKey
 from crust.cluster.protocol import Answer, LeadershipLost, StoreUnavailable
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 
 Code = grpc.StatusCode
 DAY = timedelta(days=1)
-ONE, TWO = Asking("n1", "1"), Asking("n1", "2")
+ONE, TWO = RequestKey("n1", "1"), RequestKey("n1", "2")
 
 
 def status(code: grpc.StatusCode, text: str) -> grpc.aio.AioRpcError:
@@ -94,7 +94,7 @@ async def test_answer_that_nobody_waits_for_stays_for_a_while() -> None:
     assert box.to_delete([ONE], 10) == {ONE}
 
 
-async def test_waiters_hear_that_the_term_has_ended() -> None:
+async def test_waiters_are_notified_that_the_term_has_ended() -> None:
     box = Inbox()
     with box.waiting(ONE) as answered:
         box.fail(LeadershipLost())

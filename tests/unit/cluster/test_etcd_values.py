@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from crust.cluster.etcd import certificates, failures, records
+from crust.cluster.etcd import records
+from crust.cluster.etcd.client import certificates, failures
+from crust.cluster.etcd.client.watches import Changes, Listing
 from crust.cluster.etcd.keys import ANNOUNCE, ANSWER, POOL, REQUEST, Key, Keys
-from crust.cluster.etcd.mirror import Asking, Mirror
-from crust.cluster.etcd.watches import Changes, Listing
+from crust.cluster.etcd.mirror import Mirror, RequestKey
 from crust.cluster.protocol import Answer, Request
 from crust.wire.etcd.v3 import etcd_pb2 as pb
 from examples.cluster.authority import DAY, Authority
-from tests.support.cluster_contract import announcement
+from tests.support.cluster.cluster_contract import announcement
 
 KEYS = Keys("/crust/")
 
@@ -80,9 +81,9 @@ def deleted(key: bytes, revision: int) -> pb.Event:
     return pb.Event(type=pb.Event.DELETE, kv=pb.KeyValue(key=key, mod_revision=revision))
 
 
-def mirror() -> tuple[Mirror, list[tuple[Asking, Answer]]]:
+def mirror() -> tuple[Mirror, list[tuple[RequestKey, Answer]]]:
     """A mirror, and the answers that it reports."""
-    answers: list[tuple[Asking, Answer]] = []
+    answers: list[tuple[RequestKey, Answer]] = []
     return Mirror(KEYS, lambda asking, answer: answers.append((asking, answer))), answers
 
 
@@ -106,7 +107,7 @@ def test_listing_replaces_all_that_was_known() -> None:
     seen.see(
         Changes([put(KEYS.request("n1", "1"), b"", 52), put(KEYS.decommissioned("z"), b"", 53)])
     )
-    assert (seen.revision, seen.leader, seen.open) == (53, 51, (Asking("n1", "1"),))
+    assert (seen.revision, seen.leader, seen.open) == (53, 51, (RequestKey("n1", "1"),))
     seen.see(Listing(2, [each.kv for each in said("n2", "a", 2)]))
     assert (seen.revision, seen.leader, seen.open) == (2, 0, ())
     assert (seen.pools, set(seen.nodes), seen.retired) == ({"a": "n2"}, {"n2"}, frozenset())
@@ -128,8 +129,8 @@ def test_answer_that_replaces_its_request_stays_open_until_it_is_deleted() -> No
     seen.see(Changes([put(asked, b"", 1)]))
     written = records.AnswerRecord(code=0, response=b"r").encoded()
     seen.see(Changes([put(answered, written, 2), deleted(asked, 2)]))
-    assert seen.open == (Asking("n1", "1"),)
-    assert answers == [(Asking("n1", "1"), Answer(0, "", b"r"))]
+    assert seen.open == (RequestKey("n1", "1"),)
+    assert answers == [(RequestKey("n1", "1"), Answer(0, "", b"r"))]
     seen.see(Changes([deleted(answered, 3)]))
     assert list(seen.open) == []
 

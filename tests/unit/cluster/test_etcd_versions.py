@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust.cluster.etcd import versions
+from crust.cluster.etcd.client import versions
 
 NESTED, FROM_KEY, LEASES, PREVIOUS = (hole.name for hole in versions.HOLES)
 

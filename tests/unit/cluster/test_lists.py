@@ -8,16 +8,16 @@ import grpc.aio
 import pytest
 
 from crust import errors
-from crust.cluster import listing
+from crust.cluster.central import listing
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.central_cluster import (
+from tests.support.cluster.central_cluster import (
     NODES,
     SimulatedCluster,
     refused,
 )
-from tests.support.cluster_contract import eventually
-from tests.support.memory_cluster import MemoryController
-from tests.support.simulated_pools import GIB, KEY
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.memory_cluster import MemoryController
+from tests.support.cluster.simulated_pools import GIB, KEY
 
 Code = grpc.StatusCode
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from crust.cluster.protocol import Answer, ControllerSide, NodeSide, StoreUnavailable
-from tests.support.cluster_contract import StoreContract, announcement, request
-from tests.support.memory_cluster import Store
+from tests.support.cluster.cluster_contract import StoreContract, announcement, request
+from tests.support.cluster.memory_cluster import Store
 
 
 class MemoryCluster:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from crust.cluster import placement
-from crust.cluster.placement import NoNodeConnected, NoNodeForVolume, Wanted, choose
+from crust.cluster.central import placement
+from crust.cluster.central.placement import NoNodeConnected, NoNodeForVolume, Wanted, choose
 from crust.cluster.protocol import Announcement
-from tests.support.cluster_contract import announcement
+from tests.support.cluster.cluster_contract import announcement
 
 GIB = 1 << 30
 

@@ -6,19 +6,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.cluster.central import Central
-from crust.cluster.names import StoreIsNew
+from crust.cluster.central.app import Central
+from crust.cluster.central.names import StoreIsNew
 from crust.cluster.protocol import StoreUnavailable
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.central_cluster import (
+from tests.support.cluster.central_cluster import (
     DESCRIBED,
     Sidecar,
     SimulatedCluster,
     leading,
     refused,
 )
-from tests.support.cluster_contract import eventually
-from tests.support.simulated_pools import GIB, KEY
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.simulated_pools import GIB, KEY
 
 Code = grpc.StatusCode
 
@@ -156,6 +156,30 @@ async def test_node_back_with_another_pool_leaves_the_first_one_absent(
         await sidecar.create("pvc", "n1")
     await sidecar.create("other", "n1")
     assert pool.ids.volume_id("other") in pool.volumes
+
+
+async def test_node_back_with_an_older_copy_of_its_disk_lacks_what_was_made_since(
+    cluster: SimulatedCluster,
+) -> None:
+    """The pool has its id, so nobody can tell: what it lacks does not exist, and no call about it waits for ever."""
+    sidecar = await cluster.controller()
+    await cluster.surveyed()
+    before = await sidecar.create("before", "n1")
+    pool = cluster.pools["n1"]
+    older = dict(pool.volumes)
+    since = await sidecar.create("since", "n1")
+    cluster.store.cut("n1")
+    pool.volumes = older
+    cluster.store.heal("n1")
+    await eventually(lambda: "n1" in cluster.store.kept.announcements)
+    assert [each.volume.volume_id for each in await sidecar.listed()] == [before.volume_id]
+    expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=since.volume_id)
+    async with refused(Code.NOT_FOUND):
+        await sidecar.controller.ControllerExpandVolume(expand)
+    await sidecar.delete(since.volume_id)
+    again = await sidecar.create("since", "n2")  # no record of the name is left
+    assert cluster.homes("since") == ["n2"]
+    assert again.volume_id != since.volume_id
 
 
 async def test_pool_announced_by_two_nodes_is_served_by_neither(cluster: SimulatedCluster) -> None:

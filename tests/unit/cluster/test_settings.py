@@ -5,7 +5,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from crust.cli import daemons
+from crust.cli.programs import daemons
 from crust.cluster.agent import REPEAT_EVERY_S
 from crust.settings import loading
 from crust.settings.cluster import ClusterSettings

@@ -12,13 +12,13 @@ import pytest
 from crust import pool_ids
 from crust.blockdriver import cluster_controller, cluster_node
 from crust.cluster import forever
+from crust.cluster.central.survey import Survey
 from crust.cluster.protocol import Announcement
-from crust.cluster.survey import Survey
-from crust.rpc.health import Health
-from tests.support.central_cluster import DESCRIBED, simulated
-from tests.support.cluster_contract import eventually
-from tests.support.memory_cluster import MemoryController, MemoryNode, Store, Term
-from tests.support.simulated_pools import SimulatedPool
+from crust.rpc.serving.health import Health
+from tests.support.cluster.central_cluster import DESCRIBED, simulated
+from tests.support.cluster.cluster_contract import eventually
+from tests.support.cluster.memory_cluster import MemoryController, MemoryNode, Store, Term
+from tests.support.cluster.simulated_pools import SimulatedPool
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from crust import pool_ids
-from crust.cluster import survey
+from crust.cluster.central import survey
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.central_cluster import (
+from tests.support.cluster.central_cluster import (
     NODES,
     Sidecar,
     SimulatedCluster,
@@ -16,7 +16,7 @@ from tests.support.central_cluster import (
     leading,
     refused,
 )
-from tests.support.cluster_contract import eventually
+from tests.support.cluster.cluster_contract import eventually
 
 Code = grpc.StatusCode
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from crust import deferral_keys, errors, mount_options, volumes
-from crust.csi_shim import admission, as_block, private_paths, vendors
-from crust.csi_shim.admission import CannotBeDeferred
-from crust.csi_shim.private_paths import PrivatePaths
+from crust.csi_shim.wrap import admission, as_block, private_paths, vendors
+from crust.csi_shim.wrap.admission import CannotBeDeferred
+from crust.csi_shim.wrap.private_paths import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.wire.csi.v1 import csi_pb2
 
@@ -54,6 +54,13 @@ def test_mode_under_which_several_nodes_write_is_refused(mode: int) -> None:
 )
 def test_other_modes_are_admitted_and_readers_are_read_only(mode: int, *, readonly: bool) -> None:
     assert admission.admit(DRIVER, publish(mode=mode)).readonly is readonly
+
+
+def test_inline_volume_is_refused() -> None:
+    key = "csi.storage.k8s.io/ephemeral"
+    with pytest.raises(CannotBeDeferred, match="inline"):
+        admission.admit(DRIVER, publish(context={key: "true"}))
+    assert admission.admit(DRIVER, publish(context={key: "false"})).fs_type == "ext4"
 
 
 def test_raw_block_volume_is_refused() -> None:
@@ -147,12 +154,12 @@ def test_guest_formats_only_what_was_created_empty() -> None:
 
 
 @pytest.mark.parametrize(("key", "values"), vendors.NEVER_FORMAT, ids=lambda each: str(each)[:30])
-def test_key_that_says_otherwise_beats_created_empty(key: str, values: frozenset[str]) -> None:
+def test_vendors_key_overrides_created_empty(key: str, values: frozenset[str]) -> None:
     context = {**EMPTY, key: next(iter(sorted(values)), "1")}
     assert admission.admit(DRIVER, publish(context=context)).format is None
 
 
-def test_mount_option_for_what_is_there_beats_created_empty() -> None:
+def test_mount_option_for_existing_content_overrides_created_empty() -> None:
     request = publish(context=EMPTY, mount={"mount_flags": ["directmount"]})
     assert admission.admit(DRIVER, request).format is None
 

@@ -10,16 +10,18 @@ import grpc.aio
 import pytest
 
 from crust import deferral_keys
-from crust.csi_shim import private_directories
-from crust.csi_shim.frontend import Wrapping
+from crust.csi_shim.wrap import private_directories
+from crust.csi_shim.wrap.advertised import Advertised
+from crust.csi_shim.wrap.frontend import Wrapping
 from crust.rpc import channel
+from crust.rpc.driver_facts import DriverFacts
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import capability
-from tests.support import fake_driver
-from tests.support import node as nodes
-from tests.support.fake_driver import MIB, FakeDriver
-from tests.support.node import Places
-from tests.support.refusals import refused
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import MIB, FakeDriver
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Places
 
 Code = grpc.StatusCode
 RPC = csi_pb2.NodeServiceCapability.RPC
@@ -92,6 +94,20 @@ async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_check
     os.mkdir(target)
     assert await kubelet.expand("vol-1", target) == 96 * MIB
     assert kubelet.driver.called("NodeExpandVolume") == []
+
+
+async def test_nobody_looks_for_volumes_where_the_driver_has_what_they_need(
+    kubelet: Kubelet,
+) -> None:
+    facts = DriverFacts(kubelet.shim)
+
+    async def look() -> bool:
+        raise AssertionError("a volume was looked for")
+
+    has_both = frozenset({RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME})
+    own = await Advertised(facts, look).beside(has_both, opted_in=True, left_s=None)
+    assert RPC.DEFER_FS_OPS in own
+    assert not has_both.intersection(own)
 
 
 async def test_volumes_are_looked_for_after_an_operation_and_not_for_each_question(

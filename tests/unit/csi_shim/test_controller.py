@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crust.csi_shim import controller_process
-from crust.csi_shim.controller import Users
+from crust.csi_shim.controller import process as controller_process
+from crust.csi_shim.controller.frontend import Users
 from crust.deferral_keys import Defer
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 Code = grpc.StatusCode
 MODE = csi_pb2.VolumeCapability.AccessMode
@@ -67,6 +67,12 @@ class Controller(csi_pb2_grpc.ControllerServicer, csi_pb2_grpc.IdentityServicer)
         return csi_pb2.ControllerExpandVolumeResponse(
             capacity_bytes=2 << 30, node_expansion_required=False
         )
+
+    async def GetCapacity(self, request: Any, context: Any) -> csi_pb2.GetCapacityResponse:
+        self.requests.append(request)
+        if set(request.parameters) - self.known:
+            await context.abort(Code.INVALID_ARGUMENT, "Invalid parameter key")
+        return csi_pb2.GetCapacityResponse(available_capacity=7 << 30)
 
     @property
     def last(self) -> Any:
@@ -284,7 +290,7 @@ async def test_attach_of_another_volume_passes_byte_for_byte(shim: Served) -> No
     assert shim.driver.last.SerializeToString() == request.SerializeToString()
 
 
-async def test_what_is_confirmed_is_what_was_asked(shim: Served) -> None:
+async def test_answer_confirms_exactly_the_requested_capabilities(shim: Served) -> None:
     request = csi_pb2.ValidateVolumeCapabilitiesRequest(
         volume_id="vol-1",
         volume_context={"vendor": "kept", **ALWAYS},
@@ -299,15 +305,13 @@ async def test_what_is_confirmed_is_what_was_asked(shim: Served) -> None:
     assert answer.confirmed.parameters == request.parameters
 
 
-@pytest.mark.parametrize("block", [False, True])
-async def test_expansion_of_a_mounted_volume_always_asks_the_node(
-    shim: Served, *, block: bool
-) -> None:
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id="vol-1", volume_capability=capability(block=block)
-    )
+@pytest.mark.parametrize("kind", ["mount", "block", "not said"])
+async def test_expansion_asks_the_node_unless_the_volume_is_raw(shim: Served, kind: str) -> None:
+    request = csi_pb2.ControllerExpandVolumeRequest(volume_id="vol-1")
+    if kind != "not said":
+        request.volume_capability.CopyFrom(capability(block=kind == "block"))
     answer = await shim.stub.ControllerExpandVolume(request)
-    assert answer.node_expansion_required is not block
+    assert answer.node_expansion_required is (kind != "block")
     assert shim.driver.last.SerializeToString() == request.SerializeToString()
 
 
@@ -344,3 +348,27 @@ async def test_other_detach_passes(with_api: Served, volume_id: str, node_id: st
 async def test_without_the_kubernetes_api_every_detach_passes(shim: Served) -> None:
     await shim.stub.ControllerUnpublishVolume(detach())
     assert shim.driver.last == detach()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind"), [(ALWAYS, "block"), (BY_CLASS, "mount")], ids=["always", "by class"]
+)
+async def test_capacity_is_asked_for_what_the_volumes_of_the_class_will_be(
+    shim: Served, parameters: dict[str, str], kind: str
+) -> None:
+    """A sidecar asks with all parameters of the StorageClass, and its pods wait while a strict driver refuses one."""
+    request = csi_pb2.GetCapacityRequest(
+        parameters={**parameters, "type": "ssd"}, volume_capabilities=[capability()]
+    )
+    assert (await shim.stub.GetCapacity(request)).available_capacity == 7 << 30
+    assert dict(shim.driver.last.parameters) == {"type": "ssd"}
+    (asked,) = shim.driver.last.volume_capabilities
+    assert asked.WhichOneof("access_type") == kind
+
+
+async def test_capacity_for_a_class_that_says_nothing_passes_byte_for_byte(shim: Served) -> None:
+    request = csi_pb2.GetCapacityRequest(
+        parameters={"type": "ssd"}, volume_capabilities=[capability()]
+    )
+    await shim.stub.GetCapacity(request)
+    assert shim.driver.last.SerializeToString() == request.SerializeToString()

@@ -11,20 +11,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.csi_shim import private_directories, published_device, volume_operations
-from crust.csi_shim.frontend import Wrapping
+from crust.csi_shim.wrap import private_directories, published_device, volume_operations
+from crust.csi_shim.wrap.frontend import Wrapping
 from crust.host.process import bounded_calls, systemd, workers
 from crust.host.process.workers import Workers
-from crust.rpc import channel, worker_watch
-from crust.rpc.daemon import Daemon
+from crust.rpc import channel
+from crust.rpc.serving import worker_watch
+from crust.rpc.serving.daemon import Daemon
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import capability
-from tests.support import fake_driver
-from tests.support import node as nodes
-from tests.support.fake_driver import FakeDriver
-from tests.support.node import Places
-from tests.support.refusals import refused, until_probe
-from tests.support.worker_watches import watch_locked
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import FakeDriver
+from tests.support.faults.refusals import refused, until_probe
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Places
+from tests.support.nodes.worker_watches import watch_locked
 
 Code = grpc.StatusCode
 _THREADS = 3

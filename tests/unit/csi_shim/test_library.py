@@ -13,7 +13,7 @@ import pytest
 from crust.csi_shim import library
 from crust.csi_shim.servicers import BlockingRuntime
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.fake_driver import FakeDriver
+from tests.support.drivers.fake_driver import FakeDriver
 
 ROOT = Path(__file__).parents[3]
 PROTO = ROOT / "specs" / "proto" / "crust" / "wire" / "csi" / "v1" / "csi.proto"
@@ -33,13 +33,13 @@ def own_csi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("order", ["driver-first", "crust-first"])
 def test_process_with_its_own_csi_pb2_defers(own_csi: Path, order: str) -> None:
-    argv = [sys.executable, "-m", "tests.support.drivers_own_csi", str(own_csi), order]
+    argv = [sys.executable, "-m", "tests.support.drivers.drivers_own_csi", str(own_csi), order]
     ran = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     for kind in ("async", "blocking"):
         answers = found[kind]
-        code, sentence = answers.pop("mistake")
+        code, sentence = answers.pop("driver-bug")
         assert answers == {
             "device": "/dev/loop1",
             "identity": 99,
@@ -54,7 +54,7 @@ def test_process_with_its_own_csi_pb2_defers(own_csi: Path, order: str) -> None:
         assert "1234" not in sentence
         (error_id,) = re.findall(r"under id (\w+)", sentence)
         assert error_id in ran.stderr  # with standard logging, nothing configured
-    assert "Mistake: the password is 1234" in ran.stderr
+    assert "DriverBug: the password is 1234" in ran.stderr
 
 
 class BlockingNode:

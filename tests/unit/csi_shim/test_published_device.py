@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.csi_shim import published_device
-from crust.csi_shim.published_device import NotPublishedAsBlock
+from crust.csi_shim.wrap import published_device
+from crust.csi_shim.wrap.published_device import NotPublishedAsBlock
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ import grpc.aio
 import pytest
 
 from crust.csi_shim import deferral, library, process, runtime_client
-from crust.rpc import channel, extensions
+from crust.rpc import channel
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
-from tests.support import fake_driver
-from tests.support.fake_driver import MIB, Failure, FakeDriver, Gate
-from tests.support.node import publish_request, until
-from tests.support.refusals import refused
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver, Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes.node import publish_request, until
 
 Code = grpc.StatusCode
 CALLERS_S = 10

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.support.page_programs import PAGES, ROOT, program
+from tests.support.pages.page_programs import PAGES, ROOT, program
 
 MOST_LINES = {"driver-author.md": 110, "runtime-author.md": 75}
 

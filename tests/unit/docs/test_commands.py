@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support import cli_output
+from tests.support.pages import cli_output
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 

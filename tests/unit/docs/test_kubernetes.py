@@ -85,10 +85,10 @@ def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
     mounted = {each["mountPath"] for each in crust["volumeMounts"] if each["name"] in hosts}
     needed = {found.proxy.run_dir, found.proxy.volumes_root, *found.proxy.target_roots}
     needed |= {each.socket for each in found.proxy.drivers}
-    if found.driver is None:
+    if not found.driver:
         needed.add(found.shim[0].driver_socket)
-    elif found.driver.engine == "files":
-        needed.add(found.driver.state_dir)
+    elif found.driver[0].engine == "files":
+        needed.add(found.driver[0].state_dir)
     assert [each for each in needed if not any(each.startswith(path) for path in mounted)] == []
     (kubelet,) = (each for each in crust["volumeMounts"] if each["name"] == "kubelet")
     assert kubelet["mountPropagation"] == "Bidirectional"
@@ -97,8 +97,7 @@ def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
 
 
 def test_distributed_nodes_provision_for_themselves_and_one_resizer_leads() -> None:
-    driver = node_settings("distributed").driver
-    assert driver is not None
+    (driver,) = node_settings("distributed").driver
     assert driver.node_deployment
     pod = workload("distributed")["spec"]["template"]["spec"]
     arguments = {each["name"]: set(each.get("args", ())) for each in pod["containers"]}
@@ -121,7 +120,7 @@ def test_distributed_nodes_provision_for_themselves_and_one_resizer_leads() -> N
 
 
 def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
-    assert node_settings("wrapped-driver").driver is None
+    assert node_settings("wrapped-driver").driver == ()
     assert "block.csi.crust.dev" not in yaml.safe_dump_all(rendered("overlays/wrapped-driver"))
 
 

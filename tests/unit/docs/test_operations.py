@@ -13,19 +13,20 @@ from pydantic_core import PydanticUndefined
 
 from crust import deferral_keys, metrics
 from crust.blockdriver.controller import io_limit_parameters, parameters
-from crust.blockdriver.node import ephemeral_orphans, node_stats
+from crust.blockdriver.node import node_stats
+from crust.blockdriver.node.publish import ephemeral_orphans
 from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
 from crust.host.filesystems import mkfs_options, supported
 from crust.node.settings import NodeSettings
-from crust.proxy import volume_health
+from crust.proxy.runtimes import volume_health
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 from crust.settings.program import ProgramSettings
 from crust.settings.proxy import ProxySettings
 from crust.settings.shim import ShimSettings
-from tests.support import error_table
+from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -128,7 +129,7 @@ def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in (DEPLOY / "systemd").iterdir()))
-def test_unit_is_accepted_by_systemd_without_a_word(unit: str, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_without_a_warning(unit: str, tmp_path: Path) -> None:
     """systemd-analyze exits 0 for an unknown key, and says so."""
     text = (
         (DEPLOY / "systemd" / unit)

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from crust.wire.v1 import inspect_pb2
-from tests.support import node as nodes
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
 
 Code = grpc.StatusCode
 

@@ -15,13 +15,13 @@ from examples.kata.runtime import control, messages
 from examples.kata.runtime.client import Client, RuntimeRefused, RuntimeUnreachable
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults, values
-from tests.support.fake_driver import Gate
+from tests.support.drivers.fake_driver import Gate
 from tests.support.fake_vms.guest import FakeContainer
 from tests.support.fake_vms.handoff import FakeHandoff
 from tests.support.fake_vms.vms import FakeVms
 from tests.support.fake_vms.world import World
-from tests.support.node import until
-from tests.support.records import TARGET, a_record
+from tests.support.nodes.node import until
+from tests.support.records.records import TARGET, a_record
 
 
 @dataclass

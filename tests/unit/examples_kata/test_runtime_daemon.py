@@ -16,7 +16,7 @@ class Session:
         self.registered.set()
 
 
-class Left:
+class UnansweredClaim:
     """A claim whose cluster does not answer at first."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ async def test_claim_whose_cluster_does_not_answer_is_given_back_when_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(daemon, "GIVE_BACK_S", 0)
-    session, left = cast("Any", Session()), Left()
+    session, left = cast("Any", Session()), UnansweredClaim()
     trying = asyncio.create_task(daemon._give_back(session, cast("Any", left)))
     async with asyncio.timeout(60):
         await left.given_back.wait()

@@ -10,12 +10,12 @@ from crust import volumes
 from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults
-from tests.support.fake_driver import Gate
+from tests.support.drivers.fake_driver import Gate
 from tests.support.fake_vms.handoff import FakeHandoff
 from tests.support.fake_vms.vms import FakeVms
-from tests.support.fake_vms.world import Body, World
-from tests.support.node import until
-from tests.support.records import TARGET, a_record
+from tests.support.fake_vms.world import RunningVm, World
+from tests.support.nodes.node import until
+from tests.support.records.records import TARGET, a_record
 
 ONE = volumes.SandboxId("one")
 OLD, NEW = volumes.IoLimits(read_iops=10), volumes.IoLimits(write_iops=20)
@@ -38,7 +38,7 @@ def sandboxes(tmp_path: Path, world: World) -> Sandboxes:
     return Sandboxes(tmp_path / "sandboxes", FakeVms(world), FakeHandoff(world))
 
 
-def body(world: World) -> Body:
+def body(world: World) -> RunningVm:
     (found,) = world.bodies.values()
     return found
 

@@ -10,12 +10,12 @@ from crust.handoff.claims import State
 from examples.kata.runtime import handler, messages, sandbox
 from examples.kata.runtime.sandboxes import Sandboxes, SandboxNotAdopted
 from examples.kata.vm import faults
-from tests.support.fake_driver import Gate
+from tests.support.drivers.fake_driver import Gate
 from tests.support.fake_vms.handoff import FakeHandoff
 from tests.support.fake_vms.vms import FakeVms
 from tests.support.fake_vms.world import World
-from tests.support.node import until
-from tests.support.records import IMAGE, TARGET, a_record
+from tests.support.nodes.node import until
+from tests.support.records.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
 SERIAL = a_record().digest[:20]

@@ -19,8 +19,8 @@ from examples.kata.runtime.taken_images import Taken, TakenImages
 from examples.kata.vm import faults
 from tests.support.fake_vms.handoff import FakeClaim, FakeHandoff
 from tests.support.fake_vms.vms import FakeVm
-from tests.support.fake_vms.world import Body, World
-from tests.support.records import IMAGE, TARGET, a_record
+from tests.support.fake_vms.world import RunningVm, World
+from tests.support.records.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
 FEATURES = frozenset(volumes.HandlerFeature)
@@ -33,7 +33,7 @@ def world() -> World:
 
 def vm_of(world: World, name: str) -> FakeVm:
     directory = Path("/sandboxes") / name
-    return FakeVm(world, world.bodies.setdefault(directory, Body(directory)))
+    return FakeVm(world, world.bodies.setdefault(directory, RunningVm(directory)))
 
 
 async def take(world: World, sandbox: volumes.SandboxId) -> volume.SandboxVolume:

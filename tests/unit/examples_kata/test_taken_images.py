@@ -7,7 +7,7 @@ import pytest
 
 from crust import volumes
 from examples.kata.runtime.taken_images import Taken, TakenImages
-from tests.support.records import IMAGE, TARGET
+from tests.support.records.records import IMAGE, TARGET
 
 ONE = Taken("uuid-1", volumes.SandboxId("one"), TARGET, IMAGE)
 
@@ -23,7 +23,7 @@ def test_next_process_reads_what_was_added_and_not_removed(tmp_path: Path) -> No
     assert TakenImages(tmp_path / "images").all() == (two,)
 
 
-def test_file_that_cannot_be_read_is_said_and_kept_and_hides_no_other(
+def test_unreadable_file_is_reported_and_kept_and_others_are_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken = TakenImages(tmp_path)

@@ -148,7 +148,7 @@ async def test_process_that_adopts_a_vm_asks_qemu_nothing_that_waits_for_the_clu
 
 
 @pytest.mark.spec("H-55")
-async def test_what_a_disk_was_is_forgotten_with_it_and_a_damaged_note_is_asked_for(
+async def test_note_of_a_disk_is_removed_with_it_and_a_damaged_one_is_asked_for(
     tmp_path: Path,
 ) -> None:
     control = Control()

@@ -15,7 +15,7 @@ from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, 
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.files import ofdlocks
-from tests.support.records import TARGET, a_record
+from tests.support.records.records import TARGET, a_record
 
 
 @pytest.fixture

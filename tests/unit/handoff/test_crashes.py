@@ -8,8 +8,8 @@ import pytest
 from crust import errors, volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
-from tests.support import crashes
-from tests.support.records import TARGET, a_record
+from tests.support.faults import crashes
+from tests.support.records.records import TARGET, a_record
 
 RECORD = a_record()
 GROWN = a_record(capacity_bytes=2 << 30)

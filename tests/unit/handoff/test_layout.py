@@ -4,7 +4,7 @@ import pytest
 
 from crust.handoff import layout
 from crust.handoff.layout import Layout, NameKind
-from tests.support.records import TARGET
+from tests.support.records.records import TARGET
 
 
 def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
@@ -12,7 +12,7 @@ def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
     assert entry.directory == f"/r/{TARGET.digest}"
     assert entry == Layout("/r").entry(TARGET.digest)
     assert entry.record == f"/r/{TARGET.digest}/mountInfo.json"
-    assert Layout("/r").claim_lock_path(TARGET) == f"/r/{TARGET.digest}/claim.lock"
+    assert entry.claim_lock == f"/r/{TARGET.digest}/claim.lock"
 
 
 @pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])

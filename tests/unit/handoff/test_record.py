@@ -22,7 +22,7 @@ from crust.handoff.record import (
     UnreadableHandoffRecord,
     UnrecordableMount,
 )
-from tests.support.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
+from tests.support.records.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
 
 WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
     lambda word: _is_fit(word)

@@ -11,8 +11,9 @@ INTEGRATION = "tests/integration"
 CLAIM = f"{INTEGRATION}/runtime_handler/test_claim.py"
 KEEPER = f"{INTEGRATION}/runtime_handler/test_keeper.py"
 KEPT_VM = "tests/integration/runtime_handler/test_kept_vm.py"
-CEPH = f"{INTEGRATION}/ceph/test_claims.py"
+CEPH = f"{INTEGRATION}/ceph/claims/test_claims.py"
 MOVES = "tests/e2e/test_ceph_image.py"
+RUNTIME_CLI = "tests/unit/proxy/runtimes/test_runtime_cli.py"
 VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
@@ -49,12 +50,12 @@ TESTS = {
     31: (f"{INTEGRATION}/handoff/test_watch.py", "changes_report_publish_rewrite_claim_and_unpublish"),
     32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
     33: (KERNEL, "sub_path_that_a_kubelet_prepares_leads_to_the_volume"),
-    35: ("tests/unit/proxy/test_runtime_cli.py", "a_program_that_others_could_have_named_or_written_is_not_run"),
+    35: (RUNTIME_CLI, "a_program_that_others_could_have_named_or_written_is_not_run"),
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
     39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_takes_names_an_owner_and_a_mode_but_no_data"),
-    41: ("tests/unit/proxy/test_refusals.py", "unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys"),
+    41: ("tests/unit/proxy/csi/test_refusals.py", "unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys"),
     42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),
     43: (KEEPER, "claim_outlives_the_daemon_and_ends_with_the_vm"),
@@ -65,7 +66,7 @@ TESTS = {
     49: ("tests/e2e/test_microvm_luks.py", "wrong_passphrase_is_an_error_that_says_so_and_changes_nothing"),
     50: (f"{UNIT}/test_record.py", "record_with_two_kinds_of_source_or_none_is_refused"),
     51: (CEPH, "of_two_takers_one_gets_the_image"),
-    52: (CEPH, "holder_that_was_fenced_before_it_recorded_its_client_is_told"),
+    52: (CEPH, "holder_fenced_before_it_recorded_its_client_gets_an_error"),
     53: (CEPH, "writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced"),
     54: (MOVES, "key_of_the_images_user_is_in_no_file_command_line_environment_or_log"),
     55: (MOVES, "wrong_key_is_refused_before_the_hypervisor_gets_it"),

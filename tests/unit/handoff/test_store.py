@@ -24,7 +24,7 @@ from crust.handoff.store import (
     UntrustedDirectory,
 )
 from crust.host.files import durable
-from tests.support.records import KEY, TARGET, a_record
+from tests.support.records.records import KEY, TARGET, a_record
 
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
 
@@ -115,7 +115,7 @@ def test_rewrite_refuses_an_absent_entry_and_one_that_is_not_what_was_read(store
     assert store.publish(a_record()).require().generation == 1
 
 
-def test_rewrite_of_an_entry_that_is_published_anew_meanwhile_never_replaces_the_new_record(
+def test_rewrite_of_an_entry_that_is_republished_meanwhile_never_replaces_the_new_record(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread unpublishes the volume and publishes it on another device, just before the record's rename."""
@@ -125,12 +125,12 @@ def test_rewrite_of_an_entry_that_is_published_anew_meanwhile_never_replaces_the
     store.publish(a_record())
     real = durable.publish
 
-    def publish_anew() -> None:
+    def republish() -> None:
         with store.begin_unpublish(TARGET) as unpublish:
             unpublish.complete()
         store.create(replacement)
 
-    other = threading.Thread(target=publish_anew)
+    other = threading.Thread(target=republish)
 
     def rename_late(*arguments: object, **options: object) -> None:
         other.start()

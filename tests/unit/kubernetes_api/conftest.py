@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 
 @pytest.fixture

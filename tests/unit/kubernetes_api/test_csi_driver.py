@@ -11,8 +11,8 @@ from crust.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.csi_driver import Configuration
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 OURS, THEIRS = "block.csi.crust.dev", "csi.example.com"
 ATTACH, POD_INFO = "attachRequired", "podInfoOnMount"
@@ -93,7 +93,7 @@ async def test_object_without_the_fields_has_their_defaults(
 async def test_api_that_refuses_is_unavailable(
     client: lightkube.AsyncClient, api: FakeKubernetes
 ) -> None:
-    api.weather.status = 403
+    api.faults.status = 403
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="CSIDriver"):
         await csi_driver_objects.read(client, THEIRS)
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.out_of_service import TAINT, OutOfServiceNodes
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 DRIVER = "rbd.csi.crust.dev"
 
@@ -88,7 +88,7 @@ async def test_refusal_of_the_server_is_no_answer(
     api: FakeKubernetes, nodes: OutOfServiceNodes, status: int
 ) -> None:
     node(api, "node-a", TAINT)
-    api.weather.status = status
+    api.faults.status = status
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="out of service"):
         await nodes.ids()
 
@@ -97,9 +97,9 @@ async def test_slow_server_is_no_answer(
     api: FakeKubernetes, nodes: OutOfServiceNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
-    api.weather.hangs = threading.Event()
+    api.faults.hangs = threading.Event()
     try:
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer within"):
             await nodes.ids()
     finally:
-        api.weather.hangs.set()
+        api.faults.hangs.set()

@@ -12,8 +12,8 @@ from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import pod_runtimes
 from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
 from crust.kubernetes_api.pod_runtimes import PodRuntimes
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import NODE, FakeKubernetes
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import NODE, FakeKubernetes
 
 WEB = PodName("default", "web", "uid-1")
 
@@ -54,15 +54,15 @@ async def test_pod_is_asked_for_once(api: FakeKubernetes, runtimes: PodRuntimes)
     assert api.requests == []
 
 
-async def test_another_pod_of_the_same_name_is_not_taken_for_it(
+async def test_another_pod_of_the_same_name_is_not_treated_as_it(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("web", "uid-0")
-    api.weather.lagging = True
+    api.faults.lagging = True
     api.add_pod("web", "uid-1", "microvm")
     with pytest.raises(pod_runtimes.PodUnknown, match="uid-1"):
         await runtimes.handler_of(WEB)
-    api.weather.lagging = False
+    api.faults.lagging = False
     assert await runtimes.handler_of(WEB) == "kata"
 
 
@@ -78,7 +78,7 @@ async def test_runtime_class_that_does_not_exist_is_named(
 async def test_refusal_of_the_server_is_unavailable_and_shows_no_token(
     api: FakeKubernetes, runtimes: PodRuntimes, status: int
 ) -> None:
-    api.weather.status = status
+    api.faults.status = status
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable) as caught:
         await runtimes.handler_of(WEB)
     assert fake_kubernetes.TOKEN not in caught.value.shown()
@@ -88,12 +88,12 @@ async def test_slow_server_is_unavailable_when_the_time_is_over(
     api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
-    api.weather.hangs = threading.Event()
+    api.faults.hangs = threading.Event()
     try:
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer"):
             await runtimes.handler_of(WEB)
     finally:
-        api.weather.hangs.set()
+        api.faults.hangs.set()
 
 
 async def test_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_pod_that_was_followed_is_known_while_the_server_is_away(
         await watched(api)
         api.add_pod("web", "uid-1", "microvm")
         assert await runtimes.handler_of(WEB) == "kata"
-        api.weather.status = 503
+        api.faults.status = 503
         assert await runtimes.handler_of(WEB) == "kata"
         assert await runtimes.handler_of(PodName("default", "listed", "uid-0")) == "kata"
 
@@ -135,12 +135,12 @@ async def test_following_continues_after_an_outage(
     api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_runtimes, "_PAUSES_S", (0.0,))
-    api.weather.status = 503
+    api.faults.status = 503
     async with pod_runtimes.following(runtimes):
         for _ in range(3):
             await asyncio.to_thread(api.arrivals.acquire)
         api.add_pod("web", "uid-1", "microvm")
-        api.weather.status = 0
+        api.faults.status = 0
         await watched(api)
         api.requests.clear()
         assert await runtimes.handler_of(WEB) == "kata"

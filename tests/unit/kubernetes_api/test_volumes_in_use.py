@@ -9,7 +9,7 @@ import pytest_asyncio
 from crust.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 DRIVER, VOLUME = "csi.example.com", "vol-1"
 ALWAYS = {"crust.dev/defer": "always"}
@@ -129,7 +129,7 @@ async def test_id_of_another_node_or_driver_is_not_that_node(
 
 
 async def test_api_that_is_away_decides_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
-    api.weather.status = 503
+    api.faults.status = 503
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="vol-1"):
         await user(users)
 
@@ -138,7 +138,7 @@ async def test_slow_api_decides_nothing(
     api: FakeKubernetes, users: VolumesInUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
-    api.weather.hangs = held = threading.Event()
+    api.faults.hangs = held = threading.Event()
     try:
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer within"):
             await user(users)

@@ -30,16 +30,16 @@ def load(toml: str = "", **environ: str) -> NodeSettings:
 
 def test_with_no_settings_at_all_it_serves_our_driver_to_the_kubelet() -> None:
     found = load()
-    assert found.driver is not None
+    (driver,) = found.driver
     (served,) = found.proxy.drivers
     (shim,) = found.shim
     assert served.name == "block.csi.crust.dev"
     assert served.socket == "/var/lib/kubelet/plugins/block.csi.crust.dev/csi.sock"
-    assert (served.backend, shim.driver_socket) == (shim.socket, found.driver.socket)
-    assert shim.runtime_socket == found.driver.runtime_socket == "/run/crust/runtime.sock"
+    assert (served.backend, shim.driver_socket) == (shim.socket, driver.socket)
+    assert shim.runtime_socket == driver.runtime_socket == "/run/crust/runtime.sock"
     assert not shim.wrap
-    assert found.driver.node_id == os.uname().nodename
-    assert found.inner_sockets == {shim.socket, found.driver.socket}
+    assert driver.node_id == os.uname().nodename
+    assert found.inner_sockets == {shim.socket, driver.socket}
 
 
 def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() -> None:
@@ -47,8 +47,15 @@ def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() ->
     (served,) = found.proxy.drivers
     assert served.name == "fast.csi.example.org"
     assert served.socket == "/var/lib/kubelet/plugins/fast.csi.example.org/csi.sock"
-    assert found.driver is not None
-    assert serve.driver_of(found.driver).name == served.name
+    (driver,) = found.driver
+    assert serve.driver_of(driver).name == served.name
+
+
+def test_shim_is_told_the_name_by_which_the_co_knows_its_driver() -> None:
+    (shim,) = load(FOREIGN).shim
+    assert shim.driver_name == "csi.example.com"
+    (shim,) = load(FOREIGN + 'driver_name = "other.example.com"\n').shim
+    assert shim.driver_name == "other.example.com"
 
 
 def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
@@ -85,8 +92,8 @@ def test_csi_endpoint_that_is_nobodys_socket_is_refused(
 
 def test_a_run_directory_moves_everything_that_is_below_it() -> None:
     found = load('[proxy]\nrun_dir = "/run/b"\n')
-    assert found.driver is not None
-    below = (found.shim[0].socket, found.shim[0].runtime_socket, found.driver.run_dir)
+    (driver,) = found.driver
+    below = (found.shim[0].socket, found.shim[0].runtime_socket, driver.run_dir)
     assert all(each.startswith("/run/b/") for each in below)
     assert found.inner_sockets == {"/run/b/shim/csi.sock", "/run/b/driver/csi.sock"}
 
@@ -102,14 +109,14 @@ def test_the_three_programs_settings_files_mean_the_same_as_tables() -> None:
         lines = (DEPLOY / f"{part}.toml").read_text().replace('log_format = "json"\n', "")
         text += f"[{part}]\n{lines}\n"
     found = load(text)
-    assert found.driver is not None
+    (driver,) = found.driver
     assert found.log_format == "json"
-    assert found.driver.runtime_socket == found.runtime_socket
+    assert driver.runtime_socket == found.runtime_socket
 
 
 def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -> None:
     found = load(FOREIGN)
-    assert found.driver is None
+    assert found.driver == ()
     assert found.shim[0].wrap
     assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
 
@@ -129,18 +136,93 @@ backend = "/run/crust/shim-b/csi.sock"
 socket = "/run/crust/shim-b/csi.sock"
 driver_socket = "/run/inner.sock"
 """)
-    assert found.driver is not None
-    assert [each.driver_socket for each in found.shim] == [found.driver.socket, "/run/inner.sock"]
+    (driver,) = found.driver
+    assert [each.driver_socket for each in found.shim] == [driver.socket, "/run/inner.sock"]
+
+
+TWO = """
+[[driver]]
+state_dir = "/srv/pool"
+[[driver]]
+mode = "node"
+engine = "rbd"
+driver_name = "rbd.csi.crust.dev"
+run_dir = "/run/crust/driver-rbd"
+[driver.rbd]
+monitors = "v2:192.0.2.1:3300"
+pool = "kubernetes"
+"""
+
+
+def test_several_drivers_of_ours_are_served_behind_a_shim_each() -> None:
+    found = load(TWO)
+    local, shared = found.driver
+    assert (local.engine, local.run_dir) == ("files", "/run/crust/driver")
+    assert (shared.engine, shared.socket) == ("rbd", "/run/crust/driver-rbd/csi.sock")
+    assert {each.runtime_socket for each in found.driver} == {found.runtime_socket}
+    assert [each.name for each in found.proxy.drivers] == [
+        "block.csi.crust.dev",
+        "rbd.csi.crust.dev",
+    ]
+    assert found.proxy.drivers[1].socket.endswith("/plugins/rbd.csi.crust.dev/csi.sock")
+    assert [each.backend for each in found.proxy.drivers] == [each.socket for each in found.shim]
+    assert [each.driver_socket for each in found.shim] == [local.socket, shared.socket]
+    assert not any(each.wrap for each in found.shim)
+    assert len(found.inner_sockets) == 4
+
+
+def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
+    text = (DEPLOY / "node.toml").read_text().replace("[driver]\n", "[[driver]]\n")
+    _, _, shared = TWO.split("[[driver]]")
+    found = load(f"{text}\n[[driver]]{shared}")
+    assert found.proxy.drivers_dir
+    served = {each.name: each.backend for each in found.proxy.drivers}
+    fronts = {each.driver_socket: each.socket for each in found.shim}
+    assert served == {each.driver_name: fronts[each.socket] for each in found.driver}
+    assert len(served) == 2
+
+
+def test_order_of_several_drivers_does_not_matter() -> None:
+    """`run_dir` has what the node knows of mounts: a driver that found another one's would forget its own."""
+    _, local, shared = TWO.split("[[driver]]")
+    turned = load(f"[[driver]]{shared}[[driver]]{local}")
+    assert {each.driver_name: each.run_dir for each in turned.driver} == {
+        each.driver_name: each.run_dir for each in load(TWO).driver
+    }
+
+
+def test_several_drivers_of_ours_beside_one_that_is_wrapped() -> None:
+    found = load(
+        TWO
+        + """
+[[shim]]
+[[shim]]
+socket = "/run/x/shim.sock"
+driver_socket = "/run/x/csi.sock"
+[proxy]
+drivers = [
+  {name = "rbd.csi.crust.dev", socket = "/run/b.sock"},
+  {name = "block.csi.crust.dev", socket = "/run/a.sock"},
+  {name = "csi.example.com", socket = "/run/c.sock", backend = "/run/x/shim.sock"},
+]
+"""
+    )
+    served = {each.name: each.backend for each in found.proxy.drivers}
+    fronts = {each.driver_socket: each.socket for each in found.shim}
+    assert {each.driver_name: fronts[each.socket] for each in found.driver} == {
+        name: backend for name, backend in served.items() if name != "csi.example.com"
+    }
+    assert {each.driver_socket for each in found.shim if each.wrap} == {"/run/x/csi.sock"}
 
 
 @pytest.mark.parametrize(
     ("toml", "why"),
     [
         ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri is no setting"),
-        ("[driver]\nsocket = 'x'\n", r"driver\.socket must be an absolute path"),
+        ("[driver]\nsocket = 'x'\n", r"driver\.0\.socket must be an absolute path"),
         ("proxies = 1\n", "proxies is no setting"),
         ("shim = 3\n", "shim must be a list"),
-        ("driver = 'ours'\n", "driver must be a table"),
+        ("driver = 'ours'\n", "driver must be a list"),
         ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
         ("[driver]\ntake_over = true\n", "take_over is a setting of the process"),
         ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),
@@ -149,9 +231,14 @@ driver_socket = "/run/inner.sock"
         (FOREIGN + "[driver]\n", "nothing calls the driver at /run/crust/driver/csi.sock"),
         (FOREIGN.replace("/run/crust/shim", "/run/x"), "nothing calls the shim at /run/crust/shim"),
         ("[[shim]]\n[[shim]]\n", "two tables of shim have the socket"),
+        ("[[driver]]\n[[driver]]\nrun_dir = '/run/b'\n", "two drivers have the same name"),
+        (
+            "[[driver]]\n[[driver]]\ndriver_name = 'b.example'\n",
+            "two tables of driver have the run_dir '/run/crust/driver': give each its own",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_refused_in_a_sentence(toml: str, why: str) -> None:
+def test_contradictory_settings_are_refused_with_a_reason(toml: str, why: str) -> None:
     with pytest.raises(loading.InvalidSettings, match=why) as caught:
         load(toml)
     assert "crust node cannot start" in str(caught.value)
@@ -173,12 +260,11 @@ def test_every_setting_of_the_driver_reaches_it() -> None:
 def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
     toml = "[proxy.kubernetes]\nruntime_handlers = ['kata']\n"
     found = load(toml, CRUST_NODE_NAME="node-1")
-    assert found.driver is not None
+    (driver,) = found.driver
     assert found.proxy.kubernetes is not None
-    assert (found.driver.node_id, found.proxy.kubernetes.node_name) == ("node-1", "node-1")
+    assert (driver.node_id, found.proxy.kubernetes.node_name) == ("node-1", "node-1")
     own = load("[driver]\nnode_id = 'own'\n", CRUST_NODE_NAME="node-1")
-    assert own.driver is not None
-    assert own.driver.node_id == "own"
+    assert [each.node_id for each in own.driver] == ["own"]
 
 
 def test_empty_name_of_the_node_is_refused() -> None:

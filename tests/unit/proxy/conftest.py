@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.support import node as nodes
+from tests.support.nodes import node as nodes
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from crust import errors
-from tests.support.fake_handler import FakeHandler, sandbox
-from tests.support.node import Node
+from tests.support.nodes.node import Node
+from tests.support.runtimes.fake_handler import FakeHandler, sandbox
 
 
 class GuestLost(errors.PeerUnavailable):

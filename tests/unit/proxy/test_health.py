@@ -6,13 +6,13 @@ import os
 import grpc
 import pytest
 
-from crust.cli import show
-from crust.rpc import server
+from crust.cli.inspecting import show
+from crust.rpc.serving import server
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
-from tests.support import node as nodes
-from tests.support.node import Node
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node
 
 
 async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:

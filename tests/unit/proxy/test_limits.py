@@ -10,13 +10,12 @@ import pytest
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.rpc import crust_v1
+from crust.rpc.messages import crust_v1
 from crust.wire.v1 import inspect_pb2, runtime_pb2, types_pb2
-from tests.support import fake_driver
-from tests.support.fake_driver import Gate
-from tests.support.fake_handler import ALL_FEATURES, FakeHandler
-from tests.support.node import Node, until
-from tests.support.refusals import refused
+from tests.support.drivers import fake_driver
+from tests.support.faults.refusals import refused
+from tests.support.nodes.node import Node, until
+from tests.support.runtimes.fake_handler import ALL_FEATURES, FakeHandler
 
 Code = grpc.StatusCode
 LIMITS = volumes.IoLimits(1, 2, 3, 4)
@@ -260,16 +259,13 @@ async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record
     node: Node,
 ) -> None:
     target = node.places.target("one")
-    fake = FakeHandler(gate=Gate())
-    assert fake.gate is not None
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.gated_handler(target) as (_, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * fake_driver.MIB
         with node.sandbox(target):
             growing = asyncio.create_task(node.co.expand("vol-1", target, 128 * fake_driver.MIB))
-            await until(fake.gate.entered)
+            await until(gate.entered)
             await refused(limit(node, target), Code.ABORTED, "RuntimeExpandVolume", "retry")
-        fake.gate.opened.set()
+        gate.opened.set()
         await growing
         await limit(node, target)
     assert node.record(target).mount.capacity_bytes == 128 * fake_driver.MIB
@@ -280,19 +276,16 @@ async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
     node: Node,
 ) -> None:
     target = node.places.target("one")
-    fake = FakeHandler(gate=Gate())
-    assert fake.gate is not None
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             first = asyncio.ensure_future(limit(node, target))
-            await until(fake.gate.entered)
+            await until(gate.entered)
             await refused(
                 limit(node, target, OTHER), Code.ABORTED, "RuntimeSetVolumeLimits", "retry"
             )
             first.cancel()
             joined = asyncio.ensure_future(limit(node, target))
-            fake.gate.opened.set()
+            gate.opened.set()
             assert (await joined).applied
     assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
 

@@ -1,6 +1,5 @@
 """A call's log lines in all processes name the same request, the volume, the target and the driver."""
 
-import asyncio
 import io
 import json
 import logging
@@ -13,9 +12,10 @@ import pytest
 from crust import logs
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support import node as nodes
-from tests.support.node import Node
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node
+from tests.support.reported import reported
 
 Lines = list[dict[str, Any]]
 
@@ -32,7 +32,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 async def served(stream: io.StringIO, rpc: str) -> Lines:
-    await asyncio.sleep(0)  # a line is written after the answer was sent
+    await reported()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [line for line in lines if line["message"] == "served" and line["rpc"] == rpc]
 

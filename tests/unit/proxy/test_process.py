@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from crust.rpc import channel
-from tests.support import node as nodes
-from tests.support.node import Places
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Places
 
 RUN = "from crust.cli.main import main; main()"
 

@@ -15,11 +15,13 @@ from crust.host.files import flocks
 from crust.proxy import app
 from crust.rpc import channel
 from crust.wire.v1 import inspect_pb2
-from tests.support import fake_driver, fake_handler, records
-from tests.support import node as nodes
-from tests.support.fake_targets import FakeDevices, FakeTargets
-from tests.support.node import Co, Places
-from tests.support.refusals import refused
+from tests.support.drivers import fake_driver
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
+from tests.support.nodes.node import Co, Places
+from tests.support.records import records
+from tests.support.runtimes import fake_handler
 
 Code = grpc.StatusCode
 

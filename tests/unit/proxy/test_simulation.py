@@ -1,11 +1,12 @@
 """Ten seeds of a node's life under a simulated kubelet: pods come and go while processes die.
 
-What a seed does and what must hold is in tests/support/simulation.py; docs/reliability.md has figures of more seeds.
+What a seed does and what must hold is in tests/support/nodes/simulation.py; docs/reliability.md has figures of more
+seeds.
 """
 
 import pytest
 
-from tests.support import simulation
+from tests.support.nodes import simulation
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.proxy import app
 from crust.rpc import channel
-from tests.support import node as nodes
-from tests.support.node import NAMED, Co, Places
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import NAMED, Co, Places
 
 
 class Cos:

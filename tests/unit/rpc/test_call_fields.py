@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust.rpc.call_fields import CallFields
+from crust.rpc.messages.call_fields import CallFields
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2
 

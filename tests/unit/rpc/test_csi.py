@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crust import errors, mount_options, volumes
-from crust.rpc import csi, limits
+from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.records import IMAGE
+from tests.support.records.records import IMAGE
 
 Mode = csi_pb2.VolumeCapability.AccessMode
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import grpc.aio
 import pytest
 
-from crust.rpc.gate import Gate, needs_state
+from crust.rpc.serving.gate import Gate, needs_state
 
 
 async def _settle() -> None:

@@ -12,10 +12,12 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs, metrics
-from crust.rpc import channel, interceptors, server, status
-from crust.rpc.gate import Gate, GateInterceptor
-from crust.rpc.health import Health
-from tests.support.refusals import refused
+from crust.rpc import channel, status
+from crust.rpc.serving import interceptors, server
+from crust.rpc.serving.gate import Gate, GateInterceptor
+from crust.rpc.serving.health import Health
+from tests.support.faults.refusals import refused
+from tests.support.reported import reported
 
 Code = grpc.StatusCode
 SECRET = "s3same"
@@ -257,6 +259,7 @@ async def test_each_call_is_one_line_with_rpc_code_and_time_and_its_own_id(
     await _call(caller, "Unary")
     probe: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.unary_unary("/x/Probe")
     await probe(b"", timeout=10)
+    await reported()
     lines = [vars(each) for each in caplog.records if each.msg == "served"]
     assert [(line["rpc"], line["code"]) for line in lines] == [("Unary", "OK"), ("Unary", "OK")]
     assert all(line["ms"] >= 0 for line in lines)
@@ -284,6 +287,7 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     assert [each async for each in streamed]
     await caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"x", timeout=5)
     await caller.unary_unary("/x/Unary")(b"x", timeout=5)
+    await reported()
     samples = [each for metric in metrics.csi_operations.collect() for each in metric.samples]
     names = {each.labels["method_name"] for each in samples}
     assert {"other", "/csi.v1.Node/NodeGetInfo"} <= names

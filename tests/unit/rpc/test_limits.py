@@ -3,9 +3,11 @@
 import grpc
 import pytest
 
-from crust.rpc import channel, limits, server
+from crust.rpc import channel
+from crust.rpc.messages import limits
+from crust.rpc.serving import server
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 FULL = {"key": "x" * (limits.MAP_MAX_BYTES - 3)}

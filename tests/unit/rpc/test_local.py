@@ -11,12 +11,13 @@ import pytest
 import pytest_asyncio
 
 from crust import errors, logs
-from crust.rpc import channel, passthrough, server
-from crust.rpc.call_fields import CallFields
-from crust.rpc.health import Health
-from crust.rpc.local import LocalServer
+from crust.rpc import channel, passthrough
+from crust.rpc.in_process.local import LocalServer
+from crust.rpc.messages.call_fields import CallFields
+from crust.rpc.serving import server
+from crust.rpc.serving.health import Health
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
 
 Code = grpc.StatusCode
 

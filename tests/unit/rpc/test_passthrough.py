@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.rpc import channel, passthrough, server
-from tests.support.fake_driver import Gate
-from tests.support.node import until
-from tests.support.refusals import refused, refused_in_time
+from crust.rpc import channel, passthrough
+from crust.rpc.serving import server
+from tests.support.drivers.fake_driver import Gate
+from tests.support.faults.refusals import refused, refused_in_time
+from tests.support.nodes.node import until
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UNARY = "/csi.v1.Node/NodeStageVolume"

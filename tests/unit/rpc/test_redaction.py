@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 
 from crust import logs
-from crust.rpc import redaction
+from crust.rpc.messages import redaction
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import node as nodes
-from tests.support.fake_driver import Failure
+from tests.support.drivers.fake_driver import Failure
+from tests.support.nodes import node as nodes
 
 SECRET = "s3same-0pen"
 

@@ -15,9 +15,10 @@ import pytest
 
 from crust import errors
 from crust.host.files import flocks
-from crust.rpc import channel, server, sockets
-from crust.rpc.daemon import Daemon
-from crust.rpc.health import Health
+from crust.rpc import channel
+from crust.rpc.serving import server, sockets
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.health import Health
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -156,7 +157,7 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
     path = f"{short}/a.sock"
     code = (
         "import asyncio, sys\n"
-        "from crust.rpc import server\n"
+        "from crust.rpc.serving import server\n"
         "async def main():\n"
         "    async with server.serving(sys.argv[1], name='t'):\n"
         "        print('serving', flush=True)\n"

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from crust import errors
 from crust.cli import explain
 from crust.rpc import status
-from tests.support import error_table
+from tests.support.pages import error_table
 
 Code = grpc.StatusCode
 PAGE = Path(__file__).parents[3] / "docs" / "errors.md"
@@ -98,7 +98,7 @@ def test_an_error_without_a_branch_is_internal() -> None:
 
 def test_the_page_of_errors_is_what_the_code_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == error_table.render(), (
-        "run: python -m tests.support.error_table > docs/errors.md"
+        "run: python -m tests.support.pages.error_table > docs/errors.md"
     )
 
 

@@ -11,11 +11,12 @@ import pytest
 from crust import operations
 from crust.host.files import flocks
 from crust.operations import KeyedOperations
-from crust.rpc import channel, daemon, server, takeover
-from crust.rpc import gate as gates
-from crust.rpc.daemon import Daemon
-from crust.rpc.gate import Gate
-from tests.support.takeovers import CALL, Call, Clients, begun, start
+from crust.rpc import channel
+from crust.rpc.serving import daemon, server, takeover
+from crust.rpc.serving import gate as gates
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.gate import Gate
+from tests.support.nodes.takeovers import CALL, Call, Clients, begun, start
 
 
 async def test_clients_see_no_error_while_a_process_is_taken_over_again_and_again(
@@ -222,7 +223,7 @@ async def test_callers_see_no_error_when_the_predecessor_ends_under_them(
     await new.stop()
 
 
-async def test_a_forwarded_call_is_answered_after_the_predecessor_was_told_to_end(
+async def test_forwarded_call_is_answered_after_the_predecessor_began_to_stop(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "GRACE_S", 0)

@@ -10,7 +10,9 @@ import pytest
 from crust import logs, traces
 from crust.rpc import calls, tracing
 
-DAEMONS = "crust.node.process, crust.rpc.tracing, crust.rpc.interceptors, crust.runtime_handler"
+DAEMONS = (
+    "crust.node.process, crust.rpc.tracing, crust.rpc.serving.interceptors, crust.runtime_handler"
+)
 
 
 def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
@@ -22,7 +24,7 @@ def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_no_span_travels_while_it_is_off() -> None:
+def test_no_span_is_sent_while_tracing_is_off() -> None:
     around = logs.context.set({"request_id": "abc"})
     try:
         with traces.span("Anything") as span:

@@ -13,9 +13,10 @@ import pytest
 
 from crust import errors, logs
 from crust.rpc import channel, passthrough
-from crust.rpc.daemon import Daemon
+from crust.rpc.serving.daemon import Daemon
 from crust.rpc.wiring import Wiring
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.reported import reported
 
 REQUEST = csi_pb2.NodeGetVolumeStatsRequest(volume_id="vol")
 
@@ -87,14 +88,14 @@ async def test_path_that_is_not_wired_is_a_socket(root: str, stack: AsyncExitSta
 async def test_call_through_three_parts_has_one_line_and_one_id(
     root: str, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
-    caplog.set_level(level, "crust.rpc.interceptors")
+    caplog.set_level(level, "crust.rpc.serving.interceptors")
     ids: list[str] = []
 
     def note(_: logging.LogRecord) -> bool:
         ids.append(request_id())
         return True
 
-    logger = logging.getLogger("crust.rpc.interceptors")
+    logger = logging.getLogger("crust.rpc.serving.interceptors")
     logger.addFilter(note)
     stack.callback(logger.removeFilter, note)
 
@@ -120,6 +121,7 @@ async def test_call_through_three_parts_has_one_line_and_one_id(
         await enter(wires.serving(path, name=path, daemon=daemon, generic=[generic]))
     to = await enter(channel.connect(front))
     await csi_pb2_grpc.NodeStub(to).NodeGetVolumeStats(REQUEST, timeout=20)
+    await reported()
     served = [each for each in caplog.records if each.message == "served"]
     assert [each.levelno for each in served].count(logging.INFO) == 1
     assert len(served) == (1 if level == logging.INFO else 3)

@@ -8,8 +8,8 @@ import pytest
 from crust import errors, operations
 from crust.host.process import workers
 from crust.host.process.workers import Workers
-from crust.rpc.health import Health
-from crust.rpc.worker_watch import WorkerWatch
+from crust.rpc.serving.health import Health
+from crust.rpc.serving.worker_watch import WorkerWatch
 
 
 async def test_watch_tells_the_watchdog_only_while_a_thread_can_be_had(

@@ -27,7 +27,7 @@ from crust.runtime_handler import (
     service,
 )
 from crust.wire.v1 import handlers_pb2_grpc
-from tests.support.records import TARGET, a_record
+from tests.support.records.records import TARGET, a_record
 
 Feature = volumes.HandlerFeature
 

@@ -9,7 +9,7 @@ import pytest
 from crust import volumes
 from crust.handoff import claims, layout
 from crust.runtime_handler import Claim
-from tests.support.records import TARGET, a_record
+from tests.support.records.records import TARGET, a_record
 
 NEVER_OPEN = 10**6
 

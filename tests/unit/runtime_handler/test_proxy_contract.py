@@ -10,16 +10,17 @@ import grpc.aio
 import pytest
 
 from crust.handoff.store import Store
-from crust.proxy.deferred import DeferredVolumes
-from crust.proxy.events import Events
-from crust.proxy.handlers import Handlers
-from crust.proxy.peers import HandlerPeers
-from crust.proxy.registry import HandlerRegistry
-from crust.rpc import channel, server
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.events import Events
+from crust.proxy.runtimes.handlers import Handlers
+from crust.proxy.runtimes.peers import HandlerPeers
+from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.rpc import channel
+from crust.rpc.serving import server
 from crust.runtime_handler import testing
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
-from tests.support.fake_targets import FakeDevices
-from tests.support.refusals import refused
+from tests.support.faults.refusals import refused
+from tests.support.nodes.fake_targets import FakeDevices
 
 Code = grpc.StatusCode
 

@@ -9,7 +9,7 @@ from crust import errors, volumes
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.runtime_handler import NotDeferred, Resolved, resolve_source
-from tests.support.records import TARGET, a_record
+from tests.support.records.records import TARGET, a_record
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_an_unreadable_record_is_an_error_and_not_an_ordinary_mount(
     store: Store, sub_path: str
 ) -> None:
     store.publish(a_record())
-    Path(store.layout.record_path(TARGET)).write_text("{}")
+    Path(store.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):
         resolve_source(store.root, f"{TARGET.text}{sub_path}")
 

@@ -13,7 +13,7 @@ from tests.support.cluster_chaos.found import marked
 A, B = "a" * 16, "b" * 16
 
 
-class Places:
+class ClusterState:
     """Two pools, the journal and the keys of etcd, in which one volume and its snapshot are right."""
 
     def __init__(self, base: Path) -> None:
@@ -72,27 +72,27 @@ class Places:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path)
+def places(tmp_path: Path) -> ClusterState:
+    return ClusterState(tmp_path)
 
 
-def test_nothing_is_wrong_with_what_was_answered_and_is_there(places: Places) -> None:
+def test_checker_finds_nothing_if_all_that_was_answered_exists(places: ClusterState) -> None:
     assert places.counts() == {}
 
 
-def _lose_volume(places: Places) -> None:
+def _lose_volume(places: ClusterState) -> None:
     places.record(places.volume).unlink()
     places.image(places.volume).unlink()
     places.placements = {key: pool for key, pool in places.placements.items() if "snap" in key}
 
 
-def _lose_snapshot(places: Places) -> None:
+def _lose_snapshot(places: ClusterState) -> None:
     places.record(places.snapshot).unlink()
     places.image(places.snapshot).unlink()
     places.placements = {key: pool for key, pool in places.placements.items() if "vol" in key}
 
 
-def _delete(places: Places) -> None:
+def _delete(places: ClusterState) -> None:
     places.said("delete", "v", id=places.volume)
     places.said("deleted", "v", id=places.volume)
 
@@ -104,11 +104,11 @@ def _replace(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _move_placement(places: Places) -> None:
+def _move_placement(places: ClusterState) -> None:
     places.placements = dict.fromkeys(places.placements, B)
 
 
-WRONG: dict[str, Callable[[Places], object]] = {
+WRONG: dict[str, Callable[[ClusterState], object]] = {
     "volumes lost": _lose_volume,
     "snapshots lost": _lose_snapshot,
     "names in two places": lambda places: places.made(B, "v"),
@@ -132,11 +132,11 @@ WRONG: dict[str, Callable[[Places], object]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_wrong_is_counted(places: Places, kind: str) -> None:
+def test_what_is_wrong_is_counted(places: ClusterState, kind: str) -> None:
     WRONG[kind](places)
     assert kind in places.counts()
 
 
-def test_snapshot_that_was_taken_again_is_counted(places: Places) -> None:
+def test_snapshot_that_was_taken_again_is_counted(places: ClusterState) -> None:
     _replace(places.image(places.snapshot))
     assert places.counts() == {"another image than was answered": 1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import sync_trace
+from tests.support.faults import sync_trace
 
 POOL = "/p/state"
 RECORDS = f"{POOL}/records"

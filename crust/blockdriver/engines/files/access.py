@@ -85,6 +85,10 @@ class FileAccess:
         device = self._device(volume_id)
         return None if device is None else _attachment(device, loop_devices.size_bytes(device))
 
+    def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Every attachment is a loop device of this host."""
+        return self.attached(volume_id)
+
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
         return tuple(

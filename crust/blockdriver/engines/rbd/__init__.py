@@ -1,4 +1,4 @@
-"""The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace, and no host device.
+"""The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
     place, pool, omap      where it is, which pool it is, and the sorted keys that all else is kept in
     images, snapshots,
@@ -6,24 +6,24 @@
     image_use              who has an image open, asked before each change that could cut that client off
     image_change           asks again while it is changed, and ends the change when nobody answers
     records, background    the records, and work that takes the time of the data
-    access                 the node's side: it opens nothing, a hypervisor does
+    access, host_devices   the node's side: a hypervisor opens an image itself, or this host's kernel maps it
     own_user, lent_users   as which user of Ceph a node connects
     fencing                cuts off nodes that are declared gone
 
 The pool is the only truth: several controllers serve it at once without locks, and each write compares what it has
-read. Refused, because the host would have to map the image: mounts by the host, and a block device for it.
+read. Refused: all use by a host whose kernel cannot map images; a hypervisor does not need that.
 """
 
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
-from crust.blockdriver.engines.rbd.access import RbdAccess, noted
-from crust.blockdriver.engines.rbd.engine import provisioning
-from crust.blockdriver.engines.rbd.fencing import RbdFencing
-from crust.blockdriver.engines.rbd.lent_users import LentUsers
-from crust.blockdriver.engines.rbd.limits import RbdLimits
-from crust.blockdriver.engines.rbd.own_user import OwnUser
+from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
+from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
+from crust.blockdriver.engines.rbd.node.lent_users import LentUsers
+from crust.blockdriver.engines.rbd.node.own_user import OwnUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.blockdriver.engines.rbd.provisioning.engine import provisioning
+from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
 from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.pool_ids import pool_of
 

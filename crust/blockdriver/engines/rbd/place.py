@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from crust.ceph import binding, failures, own_clients
 from crust.ceph.binding import Image, Ioctx, Rados
-from crust.ceph.connection import CephUser
+from crust.ceph.user import CephUser
 
 
 class Client(Protocol):
@@ -45,7 +45,7 @@ class Client(Protocol):
         """This client's address; calls of this thread inside the block are made by it or not at all."""
         ...
 
-    def endable(self) -> AbstractContextManager[Callable[[], None]]:
+    def endable(self) -> AbstractContextManager[Callable[[], str]]:
         """What ends all calls of the client that makes this thread's, while the block runs."""
         ...
 

@@ -11,13 +11,14 @@ clocks are compared: whoever finds one value for `PATIENCE_S` of its own time tr
 only be slow, or sleep, so before the lock changes hands its address is blocklisted, for years, and the map with that
 is waited for. From then on every OSD that the successor reaches refuses the holder's operations. All calls inside the
 lock are made by the client whose address is in it (`Connection.pinned`): a holder that wakes up gets an error, goes
-through none with a new connection, and its caller repeats the call, which reads the records anew.
+through none with a new connection, and its caller repeats the call, which reads the records again.
 
 A call that ended by a timeout may still be carried out, so its lock is not given back but left to lie. The same
 process may take it again at once: its operations reach an OSD in the order in which it sent them.
 """
 
 import errno
+import logging
 import secrets
 import threading
 import time
@@ -39,10 +40,11 @@ PATIENCE_S = 15.0
 """Longer than a change takes by far; one that waits for a silent client is ended (`image_change`)."""
 OBJECT = object_name(RecordKind.VOLUMES)
 _KEY = "l."
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Here:
+class _LocalLock:
     """What this process knows of one lock."""
 
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -61,7 +63,7 @@ class VolumeLocks:
     now_s: Callable[[], float] = time.monotonic
     _process: str = field(default_factory=lambda: secrets.token_hex(8))
     _guard: threading.Lock = field(default_factory=threading.Lock)
-    _here: dict[str, _Here] = field(default_factory=dict)
+    _here: dict[str, _LocalLock] = field(default_factory=dict)
 
     @contextmanager
     def held(self, volume_id: str) -> Iterator[None]:
@@ -79,10 +81,10 @@ class VolumeLocks:
                     self._give_back(volume_id, value)
 
     @contextmanager
-    def _thread(self, volume_id: str) -> Iterator[_Here]:
+    def _thread(self, volume_id: str) -> Iterator[_LocalLock]:
         """One thread of this process at a time; the others wait for it."""
         with self._guard:
-            here = self._here.setdefault(volume_id, _Here())
+            here = self._here.setdefault(volume_id, _LocalLock())
             here.users += 1
         try:
             if not here.guard.acquire(timeout=2 * PATIENCE_S):
@@ -97,7 +99,7 @@ class VolumeLocks:
                 if not here.users and not here.seen:
                     self._here.pop(volume_id, None)
 
-    def _take(self, volume_id: str, here: _Here, address: str) -> str:
+    def _take(self, volume_id: str, here: _LocalLock, address: str) -> str:
         value = f"{address} {self._process}.{secrets.token_hex(8)}"
         found = self._read(volume_id)
         if found:
@@ -107,7 +109,7 @@ class VolumeLocks:
         here.seen = ""
         return value
 
-    def _check_takeable(self, volume_id: str, found: str, here: _Here, address: str) -> None:
+    def _check_takeable(self, volume_id: str, found: str, here: _LocalLock, address: str) -> None:
         """Cut off a holder that is treated as dead; raise `ChangedElsewhere` as long as it is not."""
         holder, _, token = found.partition(" ")
         if holder == address:
@@ -123,6 +125,8 @@ class VolumeLocks:
                 cluster.wait_for_latest_osdmap()
         except CephNotPermitted as err:
             raise ChangedElsewhere(volume_id, f"the client {holder}", self.patience_s) from err
+        extra = {"volume_id": volume_id, "client": holder}
+        _log.warning("a controller that does not go on is cut off", extra=extra)
 
     def _read(self, volume_id: str) -> str:
         with self._object(f"cannot look who changes {volume_id}") as ioctx:

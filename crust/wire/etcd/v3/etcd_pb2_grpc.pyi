@@ -3,7 +3,7 @@
 isort:skip_file
 The messages of etcd's API version 3 that crust sends and receives: names and numbers of rpc.proto and kv.proto of
 etcd 3.4. The package is ours, because it never goes on the wire and another client in the process may have etcd's;
-the paths of the methods are in crust/cluster/etcd/methods.py. What is left out is not used: a transaction within a
+the paths of the methods are in crust/cluster/etcd/client/methods.py. What is left out is not used: a transaction within a
 transaction, which etcd's access control overlooks before 3.4.42, cannot even be written.
 """
 

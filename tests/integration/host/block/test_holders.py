@@ -13,7 +13,7 @@ import pytest
 from crust.host.block import devices, holders, loop, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import Attach
-from tests.support.hung_files import HungFile
+from tests.support.faults.hung_files import HungFile
 
 pytestmark = pytest.mark.root
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import devices, loop, zeroout
-from tests.support.syncs import recorded
+from tests.support.faults.syncs import recorded
 
 pytestmark = pytest.mark.root
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node import format_decision
+from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.host.block import signatures
 from crust.host.filesystems import mkfs, superblocks, supported

@@ -24,7 +24,7 @@ def same_in_both_ways(target: str) -> mountinfo.Mount:
     return listed
 
 
-def test_every_mount_of_this_machine_is_told_as_it_is_listed() -> None:
+def test_statmount_equals_mountinfo_for_every_mount_of_this_machine() -> None:
     seen = {}
     for each in mountinfo.read_all():
         unique_id = syscalls.unique_mount_rooted_at(each.target)
@@ -42,7 +42,7 @@ def test_every_mount_of_this_machine_is_told_as_it_is_listed() -> None:
         "relatime,nodiratime,nosymfollow",
     ],
 )
-def test_options_and_names_are_told_as_they_are_listed(mountpoint: str, options: str) -> None:
+def test_statmount_equals_mountinfo_for_options_and_names(mountpoint: str, options: str) -> None:
     odd = os.fsencode(mountpoint) + b"/a b\\040c\n\t,\xff"
     subprocess.run(["mount", "-t", "tmpfs", "s o,u\\rce", mountpoint], check=True)
     os.mkdir(odd)
@@ -61,7 +61,9 @@ def test_options_and_names_are_told_as_they_are_listed(mountpoint: str, options:
 
 
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs", "btrfs"])
-def test_volumes_are_told_as_they_are_listed(attach: Attach, mountpoint: str, fs_type: str) -> None:
+def test_statmount_equals_mountinfo_for_volumes(
+    attach: Attach, mountpoint: str, fs_type: str
+) -> None:
     device = attach(320 * MIB)
     subprocess.run([f"mkfs.{fs_type}", "-q", device.path], check=True, capture_output=True)
     mount_api.mount_device(device.path, mountpoint, fs_type)

@@ -11,10 +11,10 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.records import published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.host.mounts import mount_capacity
-from tests.support import driver_state
-from tests.support.block_driver import mount
-from tests.support.driver_state import NODE
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import driver_state
+from tests.support.drivers.block_driver import mount
+from tests.support.drivers.driver_state import NODE
+from tests.support.drivers.memory_backend import MemoryBackend
 
 
 @pytest.fixture

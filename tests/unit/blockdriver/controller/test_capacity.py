@@ -12,9 +12,9 @@ from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityQuery
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import PoolSpace
-from tests.support import driver_state
-from tests.support.block_driver import MIB, Mode, mount
-from tests.support.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.drivers import driver_state
+from tests.support.drivers.block_driver import MIB, Mode, mount
+from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
 
 GIB = 1024 * MIB
 HERE = topology.segments({topology.KEY: driver_state.NODE})

@@ -19,8 +19,8 @@ from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.volume_records import AboveLimit, VolumeRecords
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.pool_ids import IdOfOtherPool, PoolIds
-from tests.support import driver_state
-from tests.support.block_driver import MIB, Mode, block, mount
+from tests.support.drivers import driver_state
+from tests.support.drivers.block_driver import MIB, Mode, block, mount
 
 GIB = 1024 * MIB
 
@@ -296,10 +296,11 @@ async def test_validate_confirms_a_capability_or_gives_the_reason(
     provisioner: Provisioner,
 ) -> None:
     made = await provisioner.create(create())
+    validation = state.controller_rules.validation
 
     async def ask(capability: volumes.VolumeCapability, **context: str) -> str:
         return await asyncio.to_thread(
-            provisioner.validate, made.volume_id, (capability,), context, {}, {}
+            validation.why_not, made.volume_id, (capability,), context, {}, {}
         )
 
     assert await ask(mount()) == ""
@@ -313,5 +314,5 @@ async def test_validate_confirms_a_capability_or_gives_the_reason(
     assert await ask(mount(), **provisioner_identity) == ""
     with pytest.raises(volume_records.VolumeNotFound):
         await asyncio.to_thread(
-            provisioner.validate, state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {}
+            validation.why_not, state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {}
         )

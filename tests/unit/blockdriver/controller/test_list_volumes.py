@@ -13,10 +13,10 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import HealthCheck, Kind
-from crust.rpc import limits
-from tests.support import driver_state
-from tests.support.block_driver import MIB
-from tests.support.memory_backend import MemoryBackend
+from crust.rpc.messages import limits
+from tests.support.drivers import driver_state
+from tests.support.drivers.block_driver import MIB
+from tests.support.drivers.memory_backend import MemoryBackend
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.volume_record import Limits, VolumeRecord
-from tests.support import crashes, driver_state
-from tests.support.block_driver import MIB, Mode, mount
-from tests.support.fake_guests import FakeGuests, Guest
-from tests.support.fake_throttle import FakeThrottle
-from tests.support.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.drivers import driver_state
+from tests.support.drivers.block_driver import MIB, Mode, mount
+from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.faults import crashes
+from tests.support.nodes.fake_throttle import FakeThrottle
+from tests.support.runtimes.fake_guests import FakeGuests, Guest
 
 TARGETS = ("/pods/one/mount", "/pods/two/mount")
 OLD = volumes.IoLimits(read_iops=100, write_iops=200)
@@ -226,9 +227,9 @@ async def test_create_mutable_parameters_override_the_storage_class(bench: Bench
 
 async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:
     async def why(**sent: str) -> str:
-        provisioner = bench.state.controller_rules.provisioner
+        validation = bench.state.controller_rules.validation
         return await asyncio.to_thread(
-            provisioner.validate, bench.volume_id, (mount(),), {}, {}, sent
+            validation.why_not, bench.volume_id, (mount(),), {}, {}, sent
         )
 
     assert await why(readIOPS="100") == ""

@@ -12,7 +12,7 @@ from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
 from crust.pool_ids import PoolIds
-from tests.support import crashes
+from tests.support.faults import crashes
 
 IDS = PoolIds("0123456789abcdef")
 OTHERS = PoolIds("fedcba9876543210")
@@ -124,7 +124,7 @@ def discard(_: object) -> None:
     """For callers that want no answer."""
 
 
-def test_no_pool_is_made_unless_somebody_asks_for_one(tmp_path: Path) -> None:
+def test_pool_is_made_only_on_request(tmp_path: Path) -> None:
     directory = tmp_path / "pool"
     made = Pool(str(directory), f"{tmp_path}/memory")
     with pytest.raises(pool_store.PoolAbsent, match="init-pool"):

@@ -8,7 +8,7 @@ import pytest
 from crust import volumes
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import Image
-from tests.support.syncs import recorded
+from tests.support.faults.syncs import recorded
 
 SIZE = 8192
 IMAGE = Image("snap", volumes.VolumeId("v"), SIZE)

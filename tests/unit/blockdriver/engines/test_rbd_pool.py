@@ -8,8 +8,8 @@ import pytest
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
-from crust.ceph.connection import CephUser
 from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering
+from crust.ceph.user import CephUser
 
 
 class StuckClient:
@@ -57,7 +57,7 @@ class StuckClient:
         yield
 
     @contextmanager
-    def endable(self) -> Iterator[Callable[[], None]]:
+    def endable(self) -> Iterator[Callable[[], str]]:
         """Not reached."""
         raise AssertionError
         yield

@@ -8,8 +8,8 @@ import pytest
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
-from tests.support import record_store_contract
-from tests.support.stored_records import file_records
+from tests.support.records import record_store_contract
+from tests.support.records.stored_records import file_records
 
 MIB = 1024 * 1024
 

@@ -9,12 +9,12 @@ from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
-from crust.rpc import csi
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import memory_backend
-from tests.support.block_driver import MIB, caller, mount
-from tests.support.fake_guests import FakeGuests
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import memory_backend
+from tests.support.drivers.block_driver import MIB, caller, mount
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.runtimes.fake_guests import FakeGuests
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from crust import errors
-from crust.blockdriver.node import format_decision
-from crust.blockdriver.node.format_decision import Action
+from crust.blockdriver.node.filesystems import format_decision
+from crust.blockdriver.node.filesystems.format_decision import Action
 from crust.blockdriver.records.content_record import ContentRecord, ContentState
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
@@ -57,6 +57,24 @@ def test_decide_formats_only_a_new_volume_that_reads_as_zeros() -> None:
         if judge(content, found, zeros=zeros) is Action.MAKE
     ]
     assert formatting == [("new", BLANK, True)]
+
+
+def of_guests(found: signatures.Signature, *, zeros: bool) -> Action | type[Exception]:
+    """Of a volume that guests had and this driver has never formatted."""
+    content = known("new").but(in_guest=True)
+    try:
+        return format_decision.judge(
+            content, "ext4", found, is_blank=lambda: zeros, left=lambda: INCOMPLETE
+        )
+    except errors.CrustError as error:
+        return type(error)
+
+
+def test_decide_what_a_guest_has_made_is_kept_and_only_a_blank_volume_is_formatted() -> None:
+    decided = [of_guests(found, zeros=zeros) for found in FOUND for zeros in (True, False)]
+    kept, different = Action.KEEP, format_decision.FormattedDifferently
+    doubt = format_decision.ContentInDoubt
+    assert decided == [kept, kept, different, different, Action.MAKE, doubt, doubt, doubt]
 
 
 def test_decide_clears_only_after_an_interrupted_mkfs() -> None:

@@ -10,8 +10,8 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.node import guests
 from crust.rpc import channel
-from tests.support import fake_guests
-from tests.support.fake_guests import FakeGuests
+from tests.support.runtimes import fake_guests
+from tests.support.runtimes.fake_guests import FakeGuests
 
 TARGET = volumes.TargetPath("/var/lib/kubelet/pods/one/mount")
 LIMITS = volumes.IoLimits(read_iops=10, write_iops=20, write_bytes_per_second=2**40)

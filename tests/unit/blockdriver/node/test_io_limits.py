@@ -6,9 +6,9 @@ import pytest
 
 from crust import volumes
 from crust.host.mounts import mountinfo
-from tests.support import driver_state
-from tests.support.fake_throttle import FakeThrottle
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import driver_state
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.nodes.fake_throttle import FakeThrottle
 
 
 async def test_recover_reads_the_mounts_once_for_all_volumes(

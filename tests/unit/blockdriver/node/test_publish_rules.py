@@ -3,10 +3,10 @@
 import pytest
 
 from crust import mount_options, volumes
-from crust.blockdriver.node import publish_rules
 from crust.blockdriver.node.node_state import Published
-from crust.blockdriver.node.publish_rules import Publish
-from tests.support.block_driver import Mode, block, mount
+from crust.blockdriver.node.publish import publish_rules
+from crust.blockdriver.node.publish.publish_rules import Publish
+from tests.support.drivers.block_driver import Mode, block, mount
 
 SHARED = {
     Mode.MULTI_NODE_READER_ONLY,
@@ -115,8 +115,8 @@ def test_fingerprint_ignores_pod_names_and_tokens() -> None:
         }
     )
     other = publish(context={"crust.dev/defer": "never"})
-    assert publish_rules.fingerprint(first) == publish_rules.fingerprint(again)
-    assert publish_rules.fingerprint(first) != publish_rules.fingerprint(other)
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint != other.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_fingerprint_is_stable_across_driver_versions() -> None:
         capability=mount("xfs", "noatime", group=group), readonly=True, context=context
     )
     expected = "d74d2a9bd486dd2e2cc1d1b8a2648a72e347f06820112a8e56171a87728b0e1a"
-    assert publish_rules.fingerprint(filesystem) == expected
+    assert filesystem.fingerprint == expected
     expected = "136a1501b2634a0eeeb36b6051b0c2cd304a0d8b925bf5119ebca16f102a2b7e"
-    assert publish_rules.fingerprint(publish(capability=block())) == expected
+    assert publish(capability=block()).fingerprint == expected

@@ -12,9 +12,10 @@ from crust.blockdriver.records import content_record, content_records
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.pool_ids import PoolIds
-from tests.support import crashes, driver_state
-from tests.support.memory_backend import MemoryBackend
-from tests.support.stored_records import file_records
+from tests.support.drivers import driver_state
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.faults import crashes
+from tests.support.records.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")

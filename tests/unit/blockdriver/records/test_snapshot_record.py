@@ -11,7 +11,7 @@ from crust.blockdriver.records import snapshot_record
 from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
 from crust.host.files import durable
 from crust.pool_ids import PoolIds
-from tests.support.stored_records import file_records
+from tests.support.records.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 ID = IDS.snapshot_id("snap")

@@ -12,7 +12,7 @@ from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.files import durable
 from crust.pool_ids import PoolIds
-from tests.support.stored_records import file_records
+from tests.support.records.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")
 VOLUME = IDS.volume_id("pvc")

@@ -18,11 +18,12 @@ from crust.blockdriver.engines.protocol import Attachment
 from crust.host.process import workers
 from crust.host.process.bounded_calls import SystemCallTimedOut
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.rpc import csi, status
+from crust.rpc import status
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support import memory_backend
-from tests.support.block_driver import MIB, caller, mount
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import memory_backend
+from tests.support.drivers.block_driver import MIB, caller, mount
+from tests.support.drivers.memory_backend import MemoryBackend
 
 _SOON_S = 0.01
 _THREADS = 4

@@ -12,8 +12,8 @@ from crust.blockdriver.services.identity import Identity
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.block_driver import caller
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers.block_driver import caller
+from tests.support.drivers.memory_backend import MemoryBackend
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,13 @@ from crust.blockdriver import app, serve
 from crust.blockdriver.services import roles
 from crust.blockdriver.services.roles import Role
 from crust.host.process import boot
-from crust.rpc import channel, csi
+from crust.rpc import channel
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support import memory_backend
-from tests.support.block_driver import MIB, mount
-from tests.support.fake_throttle import FakeThrottle
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import memory_backend
+from tests.support.drivers.block_driver import MIB, mount
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.nodes.fake_throttle import FakeThrottle
 
 _Rpc = csi_pb2.ControllerServiceCapability.RPC
 _Service = csi_pb2.PluginCapability.Service

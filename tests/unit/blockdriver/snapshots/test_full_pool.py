@@ -12,9 +12,9 @@ from crust import errors, volumes
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records.snapshot_record import SnapshotRecord
 from crust.blockdriver.snapshots import take_snapshot
-from tests.support import driver_state
-from tests.support.crashes import at_call, no_space
-from tests.support.memory_backend import MemoryBackend
+from tests.support.drivers import driver_state
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.faults.crashes import at_call, no_space
 
 Take = Callable[[Driver, "list[volumes.VolumeId]"], None]
 

@@ -10,7 +10,7 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.snapshots import guest_freeze
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer, InGuest
-from tests.support.fake_guests import FakeGuests
+from tests.support.runtimes.fake_guests import FakeGuests
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
 TWO = InGuest(volumes.VolumeId("vol-2"), volumes.TargetPath("/pods/two/mount"), "")

@@ -10,7 +10,7 @@ import pytest
 
 from crust import errors
 from crust.host.files import durable
-from tests.support.syncs import recorded
+from tests.support.faults.syncs import recorded
 
 LIMIT = 1000
 

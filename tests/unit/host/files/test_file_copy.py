@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from crust.host.files import file_copy
-from tests.support.syncs import recorded
+from tests.support.faults.syncs import recorded
 
 
 def test_copy_is_synced_before_its_name_and_the_name_after(tmp_path: Path) -> None:

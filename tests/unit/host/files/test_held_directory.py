@@ -37,7 +37,7 @@ def test_errors_name_the_path_that_people_know(tmp_path: Path) -> None:
     assert "/proc/" not in str(linked.value)
 
 
-def test_a_directory_that_was_let_go_is_reached_by_no_path(tmp_path: Path) -> None:
+def test_path_below_a_released_directory_is_refused(tmp_path: Path) -> None:
     directory = held(tmp_path / "a")
     path = f"/proc/self/fd/{directory.descriptor()}/file"
     directory.let_go()
@@ -75,7 +75,7 @@ def test_a_held_folder_is_reached_after_another_one_took_its_name(tmp_path: Path
         directory.check_in_place()
 
 
-def test_a_folder_is_let_go_with_its_directory_and_held_anew(tmp_path: Path) -> None:
+def test_folder_is_released_with_its_directory_and_held_again(tmp_path: Path) -> None:
     directory, folder = with_folder(tmp_path), tmp_path / "a" / "folder"
     path = (directory / "folder" / "file").__fspath__()
     directory.let_go()

@@ -7,7 +7,7 @@ import pytest
 
 from crust import errors
 from crust.host.files import sparse
-from tests.support.syncs import recorded
+from tests.support.faults.syncs import recorded
 
 
 def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:

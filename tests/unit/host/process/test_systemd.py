@@ -7,7 +7,7 @@ from pathlib import Path
 from crust.host.process import systemd
 
 
-def test_watchdog_is_told_where_systemd_listens(tmp_path: Path) -> None:
+def test_watchdog_is_notified_at_the_socket_of_systemd(tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
         listens.bind(str(path))
@@ -17,7 +17,7 @@ def test_watchdog_is_told_where_systemd_listens(tmp_path: Path) -> None:
         assert systemd.ping_watchdog(unit | {"WATCHDOG_PID": str(os.getpid())})
 
 
-def test_watchdog_of_an_abstract_socket_is_told() -> None:
+def test_watchdog_is_notified_at_an_abstract_socket() -> None:
     name = f"crust-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
         listens.bind(f"\0{name}")

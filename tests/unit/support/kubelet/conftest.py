@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support import fake_driver
-from tests.support.fake_driver import FakeDriver
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import PlainContainers

@@ -4,7 +4,7 @@ import os
 
 import grpc
 
-from tests.support.fake_driver import Failure
+from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.state import Pod, State, Volume
 from tests.unit.support.kubelet.conftest import Simulated
 

@@ -6,7 +6,7 @@ import os
 import grpc
 import pytest
 
-from tests.support.fake_driver import Failure
+from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.clock import Clock
 from tests.support.kubelet.pending import LONGEST_PAUSE_S, Operation, PendingOperations
 from tests.support.kubelet.state import Pod, State, Volume

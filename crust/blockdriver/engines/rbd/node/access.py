@@ -1,0 +1,370 @@
+"""The node's side: the image's name for a hypervisor that opens it, or a device of this host (`host_devices`).
+
+Attaching for a hypervisor opens nothing. It checks that the image is there, and that no other node has it when the
+volume may have one writer; the runtime claims the image when its virtual machine starts (`crust.ceph.claims`), which
+is what decides. What this node has attached is a note in the run directory, gone with the boot, like everything that
+a hypervisor had open. The note has what was attached, without any key, so that the volume can be unstaged and counted
+by a node that was started since and has no key so far (`lent_users`).
+
+A volume that this host itself uses is mapped by the kernel; its note is written before, and says so.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import pydantic
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import (
+    READ_WRITE,
+    Access,
+    Attachment,
+    NoHostDevice,
+    StillAttached,
+)
+from crust.blockdriver.engines.rbd.node.host_devices import HostDevices, image_name
+from crust.blockdriver.engines.rbd.node.lent_users import CephKeyNotGiven
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.ceph import claim_object, claims
+from crust.ceph.claim_object import Mode
+from crust.ceph.failures import CephKeyRefused, CephNotPermitted
+from crust.ceph.host_claims import HostClaim
+from crust.host.block import devices, krbd
+from crust.host.block.krbd import ImageName, KernelRbd
+from crust.host.files import durable
+from crust.host.process import boot, oserrors
+
+_MODES = {
+    volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
+    volumes.AccessMode.MULTI_NODE_MULTI_WRITER: Mode.SHARED,
+}
+"""The others have one writer, or readers of one node: for a stage that is the same, one holder's host."""
+
+
+_OWED = ".owed-"
+_log = logging.getLogger(__name__)
+
+_NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
+
+
+class Users(Protocol):
+    """As whom the volumes are reached."""
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Take a user for a volume from what a call brought."""
+        ...
+
+    @property
+    def shared(self) -> Place:
+        """The pool, as whatever user is known; it raises `CephKeyNotGiven` when it is used and none is."""
+        ...
+
+    def place(self, volume_id: volumes.VolumeId) -> Place:
+        """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
+        ...
+
+    def forget(self, volume_id: volumes.VolumeId) -> None:
+        """The volume is not used here any more."""
+        ...
+
+
+class _Note(pydantic.BaseModel):
+    """What was attached; one of an older version is empty."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    cluster: str = ""
+    pool: str = ""
+    namespace: str = ""
+    monitors: str = ""
+    user: str = ""
+    size_bytes: int = 0
+    on_host: bool = False
+    """Whether this host's kernel maps the image."""
+    is_image: bool = False
+    """Whether it was attached for a hypervisor before, and is so again when it is not mapped any more."""
+
+    def image_name(self, volume_id: volumes.VolumeId) -> ImageName:
+        """The image, as the kernel names it."""
+        return ImageName(self.cluster, self.pool, self.namespace, volume_id)
+
+    def attachment(self, volume_id: volumes.VolumeId) -> Attachment:
+        """What was attached for a hypervisor."""
+        image = volumes.NetworkImage(
+            cluster=self.cluster,
+            pool=self.pool,
+            namespace=self.namespace,
+            image=volume_id,
+            monitors=(self.monitors,),
+            user=self.user,
+        )
+        return Attachment(image, self.size_bytes)
+
+
+def directory(run_dir: str) -> str:
+    """Where the notes are."""
+    return os.path.join(run_dir, "rbd", boot.boot_id())
+
+
+def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
+    """The volumes that are attached here, by the notes."""
+    return tuple(volumes.VolumeId(each) for each in _names(run_dir) if not each.startswith("."))
+
+
+def owed(run_dir: str) -> tuple[volumes.VolumeId, ...]:
+    """The volumes that were unmapped without a key, so that their claims are still this host's."""
+    names = (each.removeprefix(_OWED) for each in _names(run_dir) if each.startswith(_OWED))
+    return tuple(volumes.VolumeId(each) for each in names)
+
+
+def _names(run_dir: str) -> tuple[str, ...]:
+    path = directory(run_dir)
+    with oserrors.translating(f"cannot list {path}"):
+        try:
+            return tuple(sorted(os.listdir(path)))
+        except FileNotFoundError:
+            return ()
+
+
+class RbdAccess:
+    """The volumes of this node, as `users` reach them; `run_dir` is below /run.
+
+    `node` is the node's name, the one that this node's runtimes have in their claims; empty: the host's name.
+    """
+
+    def __init__(
+        self, users: Users, run_dir: str, node: str = "", kernel: KernelRbd = krbd.THIS_HOST
+    ) -> None:
+        self._users = users
+        self._run_dir = run_dir
+        self._directory = directory(run_dir)
+        self._host = claims.Host.this(node)
+        self._settling = threading.Lock()
+        self._devices = HostDevices(self._host, replace(kernel, owner=self._host.node))
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """As `Users.use`. Gives back what was unmapped while no key was known."""
+        self._users.use(volume_id, secrets)
+        for each in owed(self._run_dir):
+            try:
+                self._settle(each, self._users.place(volume_id))
+            except errors.CrustError as err:  # of another volume: no reason to refuse this one
+                extra = {"volume_id": each, "error": err}
+                _log.warning("the claim of an image that is not mapped stays", extra=extra)
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
+        """Note that the volume is used here, and map it for this host itself. Raises `ImageMissing`,
+        `claims.ImageClaimed`, and what `HostDevices.attach` does.
+        """
+        mode = _MODES.get(access.mode, Mode.WRITER)
+        place = self._users.place(volume_id)
+        if access.on_host:
+            return self._attach_host(place, volume_id, mode, access)
+        note = self._read_note(volume_id)
+        if note is not None and note.on_host:
+            self._detach_host(note.image_name(volume_id), volume_id)
+        with place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
+            attachment = self._attachment(place, volume_id)
+            claims.check_claimable(ioctx, volume_id, mode, self._host)
+        durable.make_directories(self._directory, 0o700)
+        durable.publish(self._note(volume_id), _text(attachment))
+        return attachment
+
+    def _attach_host(
+        self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
+    ) -> Attachment:
+        if why := self._devices.kernel.obstacle():
+            raise NoHostDevice(why)
+        image = self._attachment(place, volume_id)
+        before = self._read_note(volume_id)
+        is_image = before is not None and (before.is_image or not before.on_host)
+        durable.make_directories(self._directory, 0o700)
+        with self._settling:  # from here on the claim is this attach's
+            durable.publish(self._note(volume_id), _text(image, on_host=True, is_image=is_image))
+            durable.remove(self._owed(volume_id))
+        try:
+            return self._devices.attach(place, volume_id, mode, access)
+        except errors.CrustError:
+            if self._devices.attached(image_name(place, volume_id)) is None:
+                if is_image:
+                    durable.publish(self._note(volume_id), _text(image))
+                else:
+                    durable.remove(self._note(volume_id))
+            raise
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """By the notes."""
+        return noted(self._run_dir)
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """By the note, and the image; by the note alone where no key is here: no use of it begins without one.
+
+        What this host has mapped: by the kernel.
+        """
+        note = self._read_note(volume_id)
+        if note is None:
+            return None
+        if note.on_host:
+            mapped = self.host_device(volume_id)
+            if mapped is not None or not note.is_image:
+                return mapped
+        try:
+            return self._attachment(self._users.place(volume_id), volume_id)
+        except _NO_KEY:
+            return note.attachment(volume_id)
+
+    def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """By the note, which is written before an image is mapped, and the kernel."""
+        note = self._read_note(volume_id)
+        if note is None or not note.on_host:
+            return None
+        return self._devices.attached(note.image_name(volume_id))
+
+    def orphans(self) -> tuple[Attachment, ...]:
+        """None: an attachment is only a note."""
+        return ()
+
+    def drop(self, orphan: Attachment) -> None:
+        """There are none."""
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The image's size, which its clients learn from librbd. Raises `CephKeyNotGiven`."""
+        note = self._read_note(volume_id)
+        if note is None:
+            return None
+        found = self._attachment(self._users.place(volume_id), volume_id)
+        if note.on_host:
+            return self._devices.refresh(note.image_name(volume_id), found.size_bytes)
+        return found
+
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """By the object map, which the kernel's client keeps too. Raises `ImageMissing`."""
+        mapped = self.attached(volume_id)
+        if mapped is not None and mapped.device is not None:
+            devices.sync(mapped.device.path)
+        return VolumeImages(self._users.place(volume_id)).is_empty(volume_id)
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the note. Raises `StillAttached` while the client of a sandbox of this host has the image open.
+
+        A claim whose client is not connected refuses nothing: its runtime may have had no key to give it back, and
+        nobody would ever do so. That is safe, because the note holds nothing: the claim stays, so no other host gets
+        the image before `crust ceph fence`, and a sandbox of this host takes it over. It is not ended here: a virtual
+        machine that is only frozen looks the same. The proxy refuses an unstage below a guest that has the volume's
+        claim, frozen or not. Without a key nothing can be asked, and the note is removed for the same reasons.
+        """
+        note = self._read_note(volume_id)
+        if note is not None and note.on_host:
+            self._detach_host(note.image_name(volume_id), volume_id)
+        elif note is not None:
+            with contextlib.suppress(*_NO_KEY):
+                self._check_closed(volume_id)
+        if note is not None:
+            durable.remove(self._note(volume_id))
+        self._users.forget(volume_id)
+
+    def _detach_host(self, image: ImageName, volume_id: volumes.VolumeId) -> None:
+        """Unmap, and give the claim back; without a key the next one that is brought does that."""
+        try:
+            place = self._users.place(volume_id)
+        except CephKeyNotGiven:
+            place = self._users.shared
+        try:
+            # the kernel, asked first, would wait without end for a cluster that does not answer
+            with place.ioctx(f"cannot unmap the image of {volume_id}") as ioctx:
+                claim = HostClaim(ioctx, volume_id, self._host)
+                claim.held()
+                self._devices.unmap(image)
+                claim.give_back()
+        except _NO_KEY:
+            durable.publish(self._owed(volume_id), b"")
+            self._devices.unmap(image)
+
+    def _settle(self, volume_id: volumes.VolumeId, place: Place) -> None:
+        """Give back the claim of a volume that was unmapped without a key, unless it is used again by now."""
+        with self._settling:
+            note = self._read_note(volume_id)
+            if note is None or not note.on_host:
+                with place.ioctx(f"cannot give back the image of {volume_id}") as ioctx:
+                    HostClaim(ioctx, volume_id, self._host).give_back()
+                durable.remove(self._owed(volume_id))
+
+    def _check_closed(self, volume_id: volumes.VolumeId) -> None:
+        place = self._users.place(volume_id)
+        with place.ioctx(f"cannot look at the claims on {volume_id}") as ioctx:
+            holders = claim_object.read(ioctx, volume_id).claims.holders
+            here = [each for each in holders if each.may_be_on(self._host.node, self._host.machine)]
+            if not here or not place.has_image(ioctx, volume_id):
+                return
+            with place.image(ioctx, volume_id) as image:
+                present = claims.watchers(image)
+        for each in here:
+            if each.address in present:
+                raise StillAttached(volume_id, f"an image of {each.shown}")
+
+    def attach_limit(self, foreign: int) -> int:
+        """None of the engine's own."""
+        return 0
+
+    def foreign_attachments(self) -> int:
+        """None that take anything of this node's kernel."""
+        return 0
+
+    def foreign_at_most(self) -> int:
+        """The same."""
+        return 0
+
+    def _owed(self, volume_id: volumes.VolumeId) -> str:
+        return os.path.join(self._directory, _OWED + os.path.basename(self._note(volume_id)))
+
+    def _note(self, volume_id: volumes.VolumeId) -> str:
+        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
+            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        return os.path.join(self._directory, volume_id)
+
+    def _attachment(self, place: Place, volume_id: volumes.VolumeId) -> Attachment:
+        size_bytes = VolumeImages(place).size_bytes(volume_id)
+        who = place.connection.who
+        image = volumes.NetworkImage(
+            cluster=place.connection.fsid(),
+            pool=place.pool,
+            namespace=place.namespace,
+            image=volume_id,
+            monitors=(who.monitors,),
+            user=who.user,
+        )
+        return Attachment(image, size_bytes)
+
+    def _read_note(self, volume_id: volumes.VolumeId) -> _Note | None:
+        with oserrors.translating(f"cannot read the note of {volume_id}"):
+            try:
+                with open(self._note(volume_id), "rb") as file:
+                    data = file.read()
+            except FileNotFoundError:
+                return None
+        try:
+            return _Note.model_validate_json(data)
+        except pydantic.ValidationError:
+            return _Note()  # that it is there says that the volume is attached
+
+
+def _text(attachment: Attachment, *, on_host: bool = False, is_image: bool = False) -> bytes:
+    image = attachment.source
+    assert isinstance(image, volumes.NetworkImage)
+    note = _Note(
+        cluster=image.cluster,
+        pool=image.pool,
+        namespace=image.namespace,
+        monitors=",".join(image.monitors),
+        user=image.user,
+        size_bytes=attachment.size_bytes,
+        on_host=on_host,
+        is_image=is_image,
+    )
+    return note.model_dump_json().encode() + b"\n"

@@ -1,0 +1,256 @@
+"""The users of Ceph whose keys calls bring to a node, which has none of its own: kept in memory, never written.
+
+    stage, publish, expand      `use` connects as the volume's user, reads the pool's identity, and only then keeps it
+    unstage                     `forget`: the user is forgotten with its last volume, and its connection closed
+    a restart, a takeover       forgets all; the next stage or publish brings a key again (decision 0018)
+
+A user whose key the cluster refuses, or that does not reach the pool, is not kept, and takes no other's place. An
+image is read as its volume's user, because that may be all that this user may read. Records are read as the user that
+a call has brought last: whoever may use a volume of the pool may read the pool's records.
+
+Which pool this is, the first connection reads: a volume id names its pool, but whoever sends an id can write one, and
+the identity also says which cluster the pool was made in. Before that no volume of it is used here, and after a
+restart the notes of what is attached (`access`) name it, so what is staged can be unstaged without a key.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar
+
+from crust import deferral_keys, errors, volumes
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.ceph import binding
+from crust.ceph.binding import Ioctx, Rados
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser
+from crust.pool_ids import PoolIds
+
+MOST_OPEN = 16
+"""Connections at once, of 16 threads and 50 MiB each; others are opened again when their volumes are used."""
+
+
+class CephKeyNotGiven(errors.NotReady):
+    """A node that has no Ceph user of its own was given no key since it was started."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: no key of a Ceph user is known",
+            why="this node has none of its own; it gets them with the calls and keeps them in memory, so none has "
+            "come since this process was started",
+            hint="it goes on with the next stage or publish; set csi.storage.k8s.io/node-stage-secret-name, "
+            "node-publish-secret-name and node-expand-secret-name in the StorageClass",
+        )
+
+
+class LentUsers:
+    """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
+
+    is_lent: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        monitors: str,
+        pool: str,
+        namespace: str,
+        noted: Callable[[], str],
+        connect: Callable[[CephUser], Connection] = Connection,
+    ) -> None:
+        """`noted`: the pool's id by what is attached here, or nothing.
+
+        Raises `MonitorsInvalid`, `CephBindingMissing`: they are the start's errors, not the first volume's.
+        """
+        binding.load()
+        CephUser(monitors, "", "")
+        self._monitors = monitors
+        self._noted = noted
+        self._connect = connect
+        self._guard = threading.Lock()
+        self._ids: PoolIds | None = None
+        self._connections: OrderedDict[str, Connection] = OrderedDict()
+        """By user, the one that was brought last at the end."""
+        self._user_of: dict[volumes.VolumeId, str] = {}
+        self.shared = Place(self, pool, namespace)
+        """For records, as the user that was brought last."""
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Reach the volume as the user of `secrets`, or as before if there are none.
+
+        Raises `CephKeyMissing`, `CephKeyRefused`, `CephMonitorsUnreachable`, and what `RbdPool.open` does; then
+        everything is as it was.
+        """
+        with self._guard:
+            known = self._known(volume_id)
+        if known is not None and not secrets.get(deferral_keys.USER_KEY):
+            return
+        name, key = deferral_keys.ceph_user(volume_id, secrets)
+        who = CephUser(self._monitors, name, key, may_blocklist=False)
+        if self._take(volume_id, who):
+            return
+        made = self._connected(who)
+        if self._take(volume_id, who):  # another call was first
+            made.close()
+        else:
+            self._keep(volume_id, made)
+
+    def place(self, volume_id: volumes.VolumeId) -> Place:
+        """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
+        with self._guard:
+            found = self._known(volume_id)
+        if found is None:
+            raise CephKeyNotGiven(f"cannot look at the image of {volume_id}")
+        return Place(found, self.shared.pool, self.shared.namespace)
+
+    def forget(self, volume_id: volumes.VolumeId) -> None:
+        """Forget the volume's user, unless another volume has it."""
+        with self._guard:
+            name = self._user_of.pop(volume_id, "")
+            is_used = name in self._user_of.values()
+            left = None if is_used else self._connections.pop(name, None)
+        if left is not None:
+            left.close()
+
+    # what a pool's home asks
+
+    @property
+    def ids(self) -> PoolIds:
+        """As the first connection has read them; before, by the notes; if there are none, of no pool."""
+        return self._ids or PoolIds(self._noted())
+
+    @property
+    def shown(self) -> str:
+        """The pool and the namespace."""
+        return self.shared.shown
+
+    def find(self) -> None:
+        """Nothing: no key is here."""
+
+    def lock(self) -> None:
+        """Nothing: every node uses the pool."""
+
+    def open(self) -> None:
+        """Nothing: the first key opens it."""
+
+    def check_in_place(self) -> None:
+        """Nothing: each call finds out for itself, and a pod's key is not used between calls."""
+
+    def let_go(self) -> None:
+        """Forget all users, and disconnect when the calls that run have ended."""
+        with self._guard:
+            left = tuple(self._connections.values())
+            self._connections.clear()
+            self._user_of.clear()
+        for each in left:
+            each.close()
+
+    # what a place asks of its connection
+
+    @contextmanager
+    def pool(self, pool: str, namespace: str, what: str) -> Iterator[Ioctx]:
+        """As `Connection.pool`. Raises `CephKeyNotGiven`."""
+        with self._last(what).pool(pool, namespace, what) as ioctx:
+            yield ioctx
+
+    def check_namespace(self, pool: str, namespace: str) -> None:
+        """As `Connection.check_namespace`."""
+        self._last("cannot look for the namespace").check_namespace(pool, namespace)
+
+    def command(self, prefix: str, **arguments: object) -> bytes:
+        """As `Connection.command`."""
+        return self._last(f"cannot run `ceph {prefix}`").command(prefix, **arguments)
+
+    @contextmanager
+    def cluster(self, what: str) -> Iterator[Rados]:
+        """As `Connection.cluster`."""
+        with self._last(what).cluster(what) as cluster:
+            yield cluster
+
+    @contextmanager
+    def pinned(self) -> Iterator[str]:
+        """Never: a node changes no image, and its next call may be another user's."""
+        raise CephKeyNotGiven("cannot change an image")
+        yield ""
+
+    @contextmanager
+    def endable(self) -> Iterator[Callable[[], str]]:
+        """Never, as `pinned`."""
+        raise CephKeyNotGiven("cannot change an image")
+        yield lambda: ""
+
+    def fsid(self) -> str:
+        """As `Connection.fsid`."""
+        return self._last("cannot read the cluster's id").fsid()
+
+    def address(self) -> str:
+        """As `Connection.address`."""
+        return self._last("cannot read the client's address").address()
+
+    @property
+    def who(self) -> CephUser:
+        """The user that was brought last."""
+        return self._last("cannot name the user").who
+
+    def reopen(self) -> None:
+        """Nothing: connections are made as keys come."""
+
+    def close(self) -> None:
+        """As `let_go`."""
+        self.let_go()
+
+    def _last(self, what: str) -> Connection:
+        with self._guard:
+            if not self._connections:
+                raise CephKeyNotGiven(what)
+            return next(reversed(self._connections.values()))
+
+    def _known(self, volume_id: volumes.VolumeId) -> Connection | None:
+        return self._connections.get(self._user_of.get(volume_id, ""))
+
+    def _take(self, volume_id: volumes.VolumeId, who: CephUser) -> bool:
+        """Whether the user is known with this key, for this volume too from now on."""
+        with self._guard:
+            found = self._connections.get(who.user)
+            if found is None or found.who != who:
+                return False
+            left = self._note(volume_id, who.user)
+        _close(left)
+        return True
+
+    def _connected(self, who: CephUser) -> Connection:
+        """A connection that reaches the pool."""
+        made = self._connect(who)
+        try:
+            made.check_namespace(self.shared.pool, self.shared.namespace)
+            pool = RbdPool(Place(made, self.shared.pool, self.shared.namespace))
+            pool.open()
+        except BaseException:
+            made.close()
+            raise
+        self._ids = pool.ids
+        return made
+
+    def _keep(self, volume_id: volumes.VolumeId, made: Connection) -> None:
+        name = made.who.user
+        with self._guard:
+            replaced = self._connections.pop(name, None)
+            self._connections[name] = made
+            left = self._note(volume_id, name)
+            idle = tuple(self._connections.values())[:-MOST_OPEN]
+        _close(replaced)
+        _close(left)
+        for each in idle:
+            each.rest()
+
+    def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
+        """Give the volume its user; returns the connection of the one that it had, if no volume has it now."""
+        before = self._user_of.get(volume_id, name)
+        self._user_of[volume_id] = name
+        self._connections.move_to_end(name)
+        return None if before in self._user_of.values() else self._connections.pop(before, None)
+
+
+def _close(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()

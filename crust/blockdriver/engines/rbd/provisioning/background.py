@@ -1,0 +1,181 @@
+"""Work that takes the time of the data, on a thread of its own: emptying the trash, flattening deep clones.
+
+Everything to do is in the pool (RBD's trash, `crust.work`), so it goes on after a kill, and with several controllers
+whoever comes first does it: what is gone or busy is another's, and is looked at again. A piece of work that fails is
+tried again at the next look and keeps nothing else from being done.
+
+It needs no volume's lock (`volume_lock`). Images leave the trash by their ids, which no other image ever has, and
+flattening changes no byte that anybody reads; a piece of work that was put again meanwhile has another value, so it
+is not forgotten with the first one.
+
+A stop waits for the piece of work that runs, but not for the time of the data: what is not done is in the lists, and
+what is half done is done again from its beginning, by the next start or by another controller.
+"""
+
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Iterator
+
+from crust import errors
+from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.provisioning import directory, image_change, images
+from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
+from crust.ceph import binding
+from crust.ceph.binding import Ioctx
+from crust.ceph.failures import CephConnectionClosed
+
+PERIOD_S = 60.0
+STOP_S = 10.0
+"""A process that is stopped has 30 s in all, as Kubernetes does it."""
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundWork:
+    """The thread, from `start` to `stop`."""
+
+    def __init__(self, place: Place, copies: RbdCopies) -> None:
+        self._place = place
+        self._copies = copies
+        self._wake = threading.Event()
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._doing = ""
+
+    def start(self) -> None:
+        """Begin to look, unless it runs. A thread that a `stop` has left behind ends with its piece of work."""
+        if self._thread is None:
+            self._ends = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._ends,), name="rbd-background", daemon=True
+            )
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._wake.set()
+
+    def stop(self, limit_s: float = STOP_S) -> str:
+        """End after the piece of work that runs, or leave it after `limit_s`; returns what was left, or nothing."""
+        self._ends.set()
+        self._wake.set()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return ""
+        thread.join(limit_s)
+        left = self._doing if thread.is_alive() else ""
+        if left:
+            extra = {"work": left, "waited_s": limit_s}
+            _log.warning(
+                "background work is left to the next start, or another controller", extra=extra
+            )
+        return left
+
+    def _run(self, ends: threading.Event) -> None:
+        while not ends.is_set():
+            self._wake.clear()
+            try:
+                self.look()
+            except CephConnectionClosed:
+                return
+            except errors.CrustError as err:
+                _log.warning("background work in the Ceph pool failed", extra={"error": err})
+            self._wake.wait(PERIOD_S)
+
+    def look(self) -> None:
+        """Do all that there is to do now. Raises the first error, after the rest was tried."""
+        failed: list[errors.CrustError] = []
+        ends = self._ends
+        for image_id, name in self._trash():
+            with self._tried(
+                failed, ends, f"removing the image {image_id} from the trash"
+            ) as goes_on:
+                if goes_on:
+                    self._remove(image_id, name)
+        for name, value in self._to_flatten():
+            with self._tried(failed, ends, f"flattening {name}") as goes_on:
+                if goes_on:
+                    self._flatten(name, value)
+        if failed:
+            raise failed[0]
+
+    @contextlib.contextmanager
+    def _tried(
+        self, failed: list[errors.CrustError], ends: threading.Event, what: str
+    ) -> Iterator[bool]:
+        """Whether to do it; what fails is put into `failed`."""
+        self._doing = what
+        try:
+            yield not ends.is_set()
+        except CephConnectionClosed:
+            raise
+        except errors.CrustError as err:
+            failed.append(err)
+        finally:
+            self._doing = ""
+
+    def _trash(self) -> list[tuple[str, str]]:
+        """The ids and names of the images in the trash; the namespace is ours alone."""
+        with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
+            found = self._place.images.trash_list(ioctx)
+            return [(str(each["id"]), str(each["name"])) for each in found]
+
+    def _remove(self, image_id: str, name: str) -> None:
+        with (
+            self._place.ioctx(f"cannot remove the image {image_id} from the trash") as ioctx,
+            # kept as long as clones share its data, or a client has it open
+            ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT),
+        ):
+            with ignoring(errno.EUCLEAN):
+                self._place.images.trash_remove(ioctx, image_id, force=True)
+                return
+            if directory.note_arrived(ioctx, image_id, name):
+                self._place.images.trash_remove(ioctx, image_id, force=True)
+
+    def _to_flatten(self) -> list[tuple[str, bytes]]:
+        with (
+            self._place.ioctx(f"cannot read the work of {self._place.shown}") as ioctx,
+            ignoring(errno.ENOENT),
+        ):
+            return list(omap.read(ioctx, WORK, FLATTEN))
+        return []
+
+    def _flatten(self, name: str, value: bytes) -> None:
+        with self._place.ioctx(f"cannot flatten {name}") as ioctx:
+            if not self._place.has_image(ioctx, name):
+                return  # its create has not come so far, or it is deleted (`RbdCopies.clear`)
+            with ignoring(errno.ENOENT):
+                with self._place.image(ioctx, name) as image:
+                    if not images.is_complete(image, name):
+                        return  # a create goes on with it, and knows a begun copy by its parent
+                if self._copies.depth(ioctx, name) > SOFT_DEPTH:
+                    with image_change.changing(self._place, ioctx, name) as image:
+                        # A client notes an object in the object map before it copies the parent's data to it, and
+                        # flattening passes over what is noted: of one that was killed in between it would be lost.
+                        # So it goes without the map, which is made again after it (`_with_object_map`).
+                        if image.features() & _object_map():
+                            image.update_features(_object_map(), False)  # noqa: FBT003 - the binding's
+                        image.flatten()
+                self._with_object_map(ioctx, name)
+            key = FLATTEN + name
+            with ignoring(
+                errno.ECANCELED
+            ):  # the name is another image's by now, or it is put again
+                omap.drop(ioctx, WORK, (key,), expected={key: value.decode()})
+
+    def _with_object_map(self, ioctx: Ioctx, name: str) -> None:
+        """Give the image its object map back, also after a stop since it was flattened."""
+        with self._place.image(ioctx, name) as image:
+            if image.features() & _object_map() == _object_map():
+                return
+        with image_change.changing(self._place, ioctx, name) as image:
+            image.update_features(_object_map(), True)  # noqa: FBT003 - the binding's
+            image.rebuild_object_map()
+
+
+def _object_map() -> int:
+    rbd = binding.load().rbd
+    return int(rbd.RBD_FEATURE_OBJECT_MAP | rbd.RBD_FEATURE_FAST_DIFF)

@@ -1,0 +1,182 @@
+"""The controller's side of the engine for Ceph RBD: one interface to images, snapshots, copies and space.
+
+It decides nothing: each method goes to the module that has the rule. Every call blocks for as long as the cluster
+takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failures` beside those that it names.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from crust import volumes
+from crust.blockdriver.engines.protocol import Image, PoolSpace, Region
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import OBJECT
+from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
+from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
+from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
+from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
+from crust.blockdriver.engines.rbd.volume_lock import VolumeLocks
+
+_MOST_OBJECTS = 256_000_000
+"""What librbd keeps an object map for."""
+
+MODES = frozenset({
+    volumes.AccessMode.SINGLE_NODE_WRITER,
+    volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+    volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+    volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    volumes.AccessMode.MULTI_NODE_READER_ONLY,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RbdProvisioning:
+    """The images of a pool in Ceph. Sizes are bytes; what fails is named in `crust.ceph.failures`."""
+
+    place: Place
+    images: VolumeImages
+    snapshots: RbdSnapshots
+    copies: RbdCopies
+    capacity: CephSpace
+    background: BackgroundWork
+    locks: VolumeLocks
+
+    @property
+    def modes(self) -> frozenset[volumes.AccessMode]:
+        """One writer in the cluster, or any number of readers."""
+        return MODES
+
+    @property
+    def raw_modes(self) -> frozenset[volumes.AccessMode]:
+        """The same, and several writers: each has a claim, and RBD orders what they write."""
+        return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+
+    def open(self) -> None:
+        """Begin the background work."""
+        self.background.start()
+
+    def check(self) -> None:
+        """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
+        if self.place.connection.is_lent:
+            return
+        with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
+            ioctx.stat(OBJECT)
+
+    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
+        """By a lock beside its record; whoever has held it for too long is blocklisted."""
+        return self.locks.held(volume_id)
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an image of that name."""
+        return self.images.exists(volume_id)
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """An image without objects. Raises `ForeignImage`, `CephQuotaReached`."""
+        self.images.create(volume_id, size_bytes)
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow; whoever has it open is told by librbd."""
+        self.images.grow(volume_id, size_bytes)
+
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """By its watchers and claims."""
+        self.images.check_unused(volume_id)
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """To the trash. Raises `StillAttached` while a client has it open."""
+        self.copies.clear(volume_id)
+        self.images.delete(volume_id)
+        self.background.wake()
+
+    def maximum_bytes(self) -> int:
+        """Of an image with an object map."""
+        return _MOST_OBJECTS * ORDER_BYTES
+
+    def space(self) -> PoolSpace:
+        """By the managers' statistics and the quota."""
+        return self.capacity.space()
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """Of one listing."""
+        return self.images.image_ids()
+
+    def snapshot_ids(self) -> frozenset[str]:
+        """By opening every image: 8 ms each."""
+        return self.snapshots.ids()
+
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The image's size."""
+        return self.images.image_bytes(volume_id)
+
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """Absent, or smaller than it was created."""
+        return self.images.image_problem(volume_id, size_bytes)
+
+    def copies_at_once(self) -> bool:
+        """Always: a snapshot is one operation of the cluster."""
+        return True
+
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """Snapshots and clones share what is not written."""
+        return 0
+
+    def take_snapshot(self, image: Image) -> None:
+        """A snapshot of RBD."""
+        self.snapshots.take(image)
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """Snapshots of one point in time. Raises `GroupNeverIdle`."""
+        self.snapshots.take_group(images)
+        return True
+
+    def moved_on(self, image: Image) -> bool:
+        """By the object map."""
+        return self.snapshots.moved_on(image)
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Volumes that were made from it keep what they share with it."""
+        self.snapshots.delete(image)
+        self.background.wake()
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """A clone."""
+        self.copies.restore(volume_id, image, size_bytes)
+        self.background.wake()
+
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """A clone of a snapshot that is made for it."""
+        self.copies.clone(volume_id, source, source_bytes=source_bytes, size_bytes=size_bytes)
+        self.background.wake()
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """Whole objects, of 4 MiB."""
+        return self.snapshots.allocated(image)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """Whole objects, of 4 MiB."""
+        return self.snapshots.changed(base, target)
+
+
+def provisioning(place: Place) -> RbdProvisioning:
+    """The parts for `place`, without I/O."""
+    images = VolumeImages(place)
+    snapshots = RbdSnapshots(place, images)
+    copies = RbdCopies(place, images, snapshots)
+    return RbdProvisioning(
+        place,
+        images,
+        snapshots,
+        copies,
+        CephSpace(place),
+        BackgroundWork(place, copies),
+        VolumeLocks(place),
+    )

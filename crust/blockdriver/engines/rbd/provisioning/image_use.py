@@ -1,0 +1,115 @@
+"""Who has an image open, and whether a change of it would harm them.
+
+A change that needs librbd's exclusive lock would break the lock of an owner that does not answer (`image_change`). So
+whoever watches the image is asked first, by an empty notification, which every client of RBD acknowledges, and a
+silent one is a refusal. A lock whose owner does not even watch any more is left alone as long as a sandbox has a
+claim on the image (`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
+"""
+
+import time
+from dataclasses import dataclass
+
+from crust import errors
+from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.engines.rbd.place import Place
+from crust.ceph import binding, claim_object, own_clients
+from crust.ceph.binding import Image, Ioctx
+
+_ANSWERS_WITHIN_MS = 3000
+
+
+class RbdClientSilent(errors.NotReady):
+    """A client that has an image open does not answer, and a change of the image would cut it off."""
+
+    def __init__(
+        self, image: str, addresses: tuple[str, ...], controllers: frozenset[str] = frozenset()
+    ) -> None:
+        """`controllers`: those of the addresses that are of controllers of this pool."""
+        guests = [each for each in addresses if each not in controllers]
+        own = sorted(controllers.intersection(addresses))
+        whose = [f"{each} of a virtual machine" for each in guests]
+        whose += [f"{each} of a controller" for each in own]
+        remedies = []
+        if guests or not own:
+            remedies.append(
+                "resume the virtual machine, or stop its pod; if its node is gone for good, `crust ceph fence`"
+            )
+        if own:
+            remedies.append(
+                "a controller that was killed is forgotten after 30 s, so retry; resume or end one that is suspended"
+            )
+        super().__init__(
+            f"{image} is not changed now",
+            why=f"a client that has it open does not answer: {', '.join(whose) or 'unknown'}; "
+            "it would be treated as dead",
+            hint="; ".join(remedies),
+        )
+        self.addresses = addresses
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsSeen:
+    """The clients that had an image open when they were asked and answered, and when that was."""
+
+    image: str
+    header: str
+    """The object that they watch."""
+    clients: tuple[str, ...]
+    controllers: frozenset[str]
+    at_s: float
+
+    def silent(self) -> RbdClientSilent:
+        """What to raise when one of them does not answer any more."""
+        return RbdClientSilent(self.image, self.clients, self.controllers)
+
+
+def now_s() -> float:
+    """Suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def watchers(image: Image) -> tuple[str, ...]:
+    """The addresses of the clients that have the image open for writing."""
+    return tuple(sorted(str(each["addr"]) for each in image.watchers_list()))
+
+
+def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
+    """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it."""
+    claims = claim_object.read(ioctx, name).claims
+    with place.image(ioctx, name) as image:
+        found = own_clients.strangers(
+            ioctx, name, lambda: frozenset(watchers(image)).difference(claims.ended)
+        )
+    if found:
+        raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
+    for holder in claims.holders:
+        raise StillAttached(name, f"an image that {holder.shown} has claimed")
+
+
+def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
+    """Raise `RbdClientSilent` if a change would break the lock of a client; returns who was asked."""
+    at_s = now_s()
+    own = own_clients.addresses(ioctx, name)
+    with place.image(ioctx, name) as image:
+        found, header = watchers(image), f"rbd_header.{image.id()}"
+        owners = lock_owners(image)
+    if found and not answer(ioctx, header):
+        raise RbdClientSilent(name, found, own)
+    gone = tuple(each for each in owners if each not in found)
+    if gone and claim_object.read(ioctx, name).claims.holders:
+        raise RbdClientSilent(name, gone, own)
+    return ClientsSeen(name, header, found, own, at_s)
+
+
+def lock_owners(image: Image) -> tuple[str, ...]:
+    """The addresses of the clients that have librbd's own lock."""
+    found = image.list_lockers()  # of a free lock it is an empty list
+    return tuple(str(each[2]) for each in found["lockers"]) if isinstance(found, dict) else ()
+
+
+def answer(ioctx: Ioctx, header: str) -> bool:
+    """Whether all clients acknowledge a notification, which to them says that the header may have changed."""
+    try:
+        return bool(ioctx.notify(header, "", _ANSWERS_WITHIN_MS))
+    except binding.load().rados.TimedOut:
+        return False

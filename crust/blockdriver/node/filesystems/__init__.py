@@ -1,0 +1,1 @@
+"""Whether a device is formatted, by whom, and one tool at a time on each."""

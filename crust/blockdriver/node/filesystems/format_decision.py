@@ -1,0 +1,153 @@
+"""Whether a device is formatted: the only decision that can destroy a volume, as a pure function.
+
+mkfs runs when the record says that no user ever had the device *and* the device is blank: it reads so, or its engine
+stores no data of it at all. Two witnesses, because each can be wrong: a record may come from an old backup, a probe
+may read a failing disk. If they disagree the stage is refused.
+
+After an interrupted mkfs the record says "formatting". That is one witness, and the record may be an old one, of a
+volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and
+mkfs.xfs marks its own until it ends. Without a complete filesystem the device is cleared and formatted again. A
+complete one with the UUID that the record planned is kept. Anything else is in doubt: nothing that is a complete
+filesystem is ever cleared.
+
+A volume that guests had may have a filesystem of theirs while its record still says "new": that is kept, too.
+"""
+
+import enum
+from collections.abc import Callable
+
+from crust import errors
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.host.block import signatures
+from crust.host.filesystems import superblocks
+
+
+class ContentInDoubt(errors.Corrupt):
+    """The record and the device contradict each other."""
+
+    def __init__(self, volume_id: str, recorded: str, found: str) -> None:
+        super().__init__(
+            f"{volume_id} is neither formatted nor mounted",
+            why=f"its record says {recorded}, but the device holds {found}",
+            hint="check the image by hand; nothing was written to it",
+        )
+        self.volume_id = volume_id
+        self.recorded = recorded
+        self.found = found
+
+
+class FormattedDifferently(errors.NotReady):
+    """The requested filesystem differs from the volume's."""
+
+    def __init__(self, volume_id: str, present: str, wanted: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be mounted as {wanted}",
+            why=f"it is formatted with {present}",
+            hint=f"request {present}",
+        )
+        self.volume_id = volume_id
+        self.present = present
+        self.wanted = wanted
+
+
+class NoFilesystemOnDevice(errors.NotReady):
+    """A volume that was used as a raw device holds no filesystem to mount."""
+
+    def __init__(self, volume_id: str, found: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be mounted",
+            why=f"it was published as a raw device, and holds {found}",
+            hint="make a filesystem on it as a raw volume, or create another volume",
+        )
+        self.volume_id = volume_id
+
+
+class Action(enum.Enum):
+    """What to do with a device before its first mount."""
+
+    KEEP = "keep"
+    MAKE = "make"
+    CLEAR_AND_MAKE = "clear and make"
+    ADOPT = "adopt"
+    """mkfs had ended when the driver was killed: check what it made, and keep it."""
+
+
+def judge(
+    content: ContentRecord,
+    wanted: str,
+    found: signatures.Signature,
+    *,
+    is_blank: Callable[[], bool],
+    left: Callable[[], superblocks.Superblock],
+) -> Action:
+    """The action after which the volume has the filesystem `wanted`.
+
+    `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
+    `left` reads the superblock that an interrupted mkfs may have left.
+    Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
+    """
+    if content.state == "new":
+        return _judge_new(content, wanted, found, is_blank)
+    if content.state == "formatting":
+        action = judge_interrupted(content, found, left=left)
+        if action is Action.ADOPT:
+            _check_wanted(content, content.fs_type, wanted)
+        return action
+    if not isinstance(found, signatures.Filesystem):
+        if content.state == "raw":
+            raise NoFilesystemOnDevice(content.volume_id, describe(found))
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
+    if content.state == "formatted" and found.type != content.fs_type:
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
+    _check_wanted(content, found.type, wanted)
+    return Action.KEEP
+
+
+def _judge_new(
+    content: ContentRecord,
+    wanted: str,
+    found: signatures.Signature,
+    is_blank: Callable[[], bool],
+) -> Action:
+    if isinstance(found, signatures.Blank) and is_blank():
+        return Action.MAKE
+    if content.in_guest and isinstance(found, signatures.Filesystem):
+        _check_wanted(content, found.type, wanted)  # a guest has made it
+        return Action.KEEP
+    raise ContentInDoubt(content.volume_id, "that it was never used", describe(found))
+
+
+def _check_wanted(content: ContentRecord, present: str, wanted: str) -> None:
+    if present != wanted:
+        raise FormattedDifferently(content.volume_id, present, wanted)
+
+
+def judge_interrupted(
+    content: ContentRecord,
+    found: signatures.Signature,
+    *,
+    left: Callable[[], superblocks.Superblock],
+) -> Action:
+    """CLEAR_AND_MAKE or ADOPT for a volume whose record says "formatting". Raises `ContentInDoubt`."""
+    if isinstance(found, signatures.Blank):
+        return Action.CLEAR_AND_MAKE
+    if isinstance(found, signatures.Filesystem) and found.type == content.fs_type:
+        superblock = left()
+        if not superblock.complete:
+            return Action.CLEAR_AND_MAKE
+        if content.planned_uuid and superblock.uuid == content.planned_uuid:
+            return Action.ADOPT
+        what = f"a complete {found.type} with the UUID {superblock.uuid}"
+    else:
+        what = describe(found)
+    planned = f"{content.fs_type} {content.planned_uuid}".strip()
+    raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", what)
+
+
+def describe(found: signatures.Signature) -> str:
+    """The content, for messages."""
+    if isinstance(found, signatures.Filesystem):
+        return found.type
+    if isinstance(found, signatures.Other):
+        return found.what
+    return "no signature"

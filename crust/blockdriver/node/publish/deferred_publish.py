@@ -1,0 +1,180 @@
+"""NodePublishVolume with deferral: mounts nothing, and returns what a guest needs to mount the volume.
+
+The driver's part of the reservation (one kernel at a time) is here: no host mount of the device, no other deferred
+publish, no holder of the device. Read-only sharing is the exception. Then the host's filesystem instance must be
+read-only too, because a writable one keeps a journal that a reading guest would find dirty.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from crust import deferral_keys, errors, volumes
+from crust.blockdriver.node import io_limits
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.publish.host_image import HostImage
+from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
+from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.host.block import devices
+from crust.host.mounts import device_mounts
+from crust.host.process import workers
+
+
+class RawVolumeNotDeferrable(errors.InvalidRequest):
+    """A raw block volume has no filesystem to mount."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="it is a raw block volume: there is nothing to mount",
+            hint="publish it without deferral; the runtime finds the device at the target",
+        )
+        self.volume_id = volume_id
+
+
+class RootGroupNotDeferrable(errors.InvalidRequest):
+    """A guest would have to give the files of a volume the group 0."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why="its group is 0, which runtimes treat as no group",
+            hint="correct fsGroup in the pod's security context, or publish it without deferral",
+        )
+        self.volume_id = volume_id
+
+
+class FilesystemMountedOnHost(errors.NotReady):
+    """The host has mounted the filesystem that a guest is to mount."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be published with deferral",
+            why=f"this host has mounted it at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredNodePublish:
+    """Publishes volumes to guests. The caller makes one call per volume at a time."""
+
+    content_records: ContentRecords
+    node_state: NodeState
+    publish_check: PublishCheck
+    io_limits: IoLimits
+    host_image: HostImage
+
+    async def publish(self, request: Publish) -> volumes.DeferredMount:
+        """Publish the volume to a guest; published at this target already is a success.
+
+        Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
+        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `deferral_keys.PassphraseMissing`,
+        `deferral_keys.CephKeyMissing`.
+        """
+        return await workers.run(self._publish, request)
+
+    def _publish(self, request: Publish) -> volumes.DeferredMount:
+        access = request.capability.access
+        if not isinstance(access, volumes.MountAccess):
+            raise RawVolumeNotDeferrable(request.volume_id)
+        if access.group is not None and access.group.gid == 0:
+            raise RootGroupNotDeferrable(request.volume_id)
+        self.host_image.give_back(request)
+        ready = self.publish_check.check(request)
+        secrets = _secrets(ready)
+        device = ready.attachment.device
+        is_free = device is None or devices.is_free(device.path, device.identity)
+        if not is_free:
+            _check_host(ready)
+        if ready.present is None:
+            self._note(ready, is_free=is_free)
+        return _describe(ready, access.group, secrets)
+
+    def _note(self, ready: Ready, *, is_free: bool) -> None:
+        if not ready.entry.readonly:
+            if not is_free:
+                # The holder of the device is a guest whose publish this driver lost, or another program.
+                os.close(devices.open_exclusive(ready.device))
+            self._note_guest(ready)
+        if ready.record.io_limits != io_limits.NONE:
+            # Limits that a host mount left until the unstage would slow the hypervisor too.
+            self.io_limits.settle(ready.record.io_limits, ready.attachment)
+        self.node_state.note_published(ready.entry)
+
+    def _note_guest(self, ready: Ready) -> None:
+        """Record it before a guest can write: its filesystem is not mounted on the host like one of the host."""
+        if not ready.content.in_guest or ready.content.growth_refused:
+            self.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
+
+
+def _check_host(ready: Ready) -> None:
+    mounted = device_mounts.filesystem_mounts(ready.attachment.host_device)
+    in_the_way = tuple(
+        mount.target
+        for mount in mounted
+        if not (ready.entry.readonly and "ro" in mount.super_options)
+    )
+    if in_the_way:
+        raise FilesystemMountedOnHost(ready.entry.volume_id, in_the_way)
+
+
+def _secrets(ready: Ready) -> Mapping[str, str]:
+    """What opens an encrypted volume, and the key of an image's user.
+
+    Raises `deferral_keys.PassphraseMissing`, `deferral_keys.CephKeyMissing`.
+    """
+    secrets = {}
+    if isinstance(ready.attachment.source, volumes.NetworkImage):
+        _, key = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
+        secrets[deferral_keys.USER_KEY] = key
+    if deferral_keys.encryption(ready.record.parameters) is not None:
+        given = {deferral_keys.PASSPHRASE: ready.request.passphrase}
+        secrets[deferral_keys.PASSPHRASE] = deferral_keys.passphrase(ready.entry.volume_id, given)
+    return secrets
+
+
+def _source(ready: Ready) -> volumes.BlockSource | volumes.NetworkImage:
+    """The device, or the image with the user whose key goes with it."""
+    source = ready.attachment.source
+    if not isinstance(source, volumes.NetworkImage):
+        return ready.attachment.host_device
+    user, _ = deferral_keys.ceph_user(ready.entry.volume_id, ready.request.secrets)
+    return replace(source, user=user)
+
+
+def _format(ready: Ready) -> volumes.GuestFormat | None:
+    """How the guest makes the filesystem; None unless the volume was created empty and no pod had it as a raw device.
+
+    It stays "new" while guests have it: the first may be gone before it has made anything. The guest looks whether
+    the device is blank.
+    """
+    parameters = ready.record.parameters
+    in_guest = ready.attachment.device is None or deferral_keys.formats_in_guest(parameters)
+    if not in_guest or ready.content.state != "new":
+        return None
+    if ready.record.content_source is not None:
+        return None
+    return deferral_keys.guest_format({**parameters, deferral_keys.CREATED_EMPTY: "true"})
+
+
+def _describe(
+    ready: Ready, group: volumes.GroupChange | None, secrets: Mapping[str, str]
+) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=_source(ready),
+        fs_type=ready.entry.fs_type,
+        mount_options=ready.entry.options,
+        group=group,
+        readonly=ready.entry.readonly,
+        capacity_bytes=ready.attachment.size_bytes,
+        content_generation=ready.content.generation,
+        io_limits=ready.record.io_limits,
+        format=_format(ready),
+        encryption=deferral_keys.encryption(ready.record.parameters),
+        secrets=secrets,
+    )

@@ -1,0 +1,189 @@
+"""NodePublishVolume on the host: the filesystem is mounted on the target, or the device's node is bound to it.
+
+The device itself is mounted, not a bind of the staging path: the kernel shares one filesystem instance among all
+targets of a device. A read-only target is a read-only *mount* of a writable filesystem, so that another target may
+write; only in a read-only access mode, or beside a guest that reads, is the filesystem itself read-only. A read-only
+raw volume needs a read-only device, since a read-only bind of a node does not stop writes.
+
+Steps: write the entry, create the target, mount; with a group change, or growth that is due, the entry is not done
+until that is complete. A failure undoes the steps; a crash leaves an entry that the same request completes and that
+NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`LiveVolumes`).
+"""
+
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.node_expand import NodeExpand
+from crust.blockdriver.node.node_state import NodeState, Published
+from crust.blockdriver.node.publish import publish_rules
+from crust.blockdriver.node.publish.host_image import HostImage, Preparation
+from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
+from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.host.block import devices
+from crust.host.files import target_paths
+from crust.host.filesystems import duplicate_uuid
+from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
+from crust.host.process import workers
+
+
+class TargetOccupied(errors.Conflict):
+    """Another mount is at the target."""
+
+    def __init__(self, target: str, what: str) -> None:
+        super().__init__(
+            f"{target} is occupied", why=f"{what} is mounted there", hint="unmount it first"
+        )
+        self.target = target
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePublish:
+    """Publishes volumes on the host. The caller makes one call per volume at a time."""
+
+    content_records: ContentRecords
+    node_state: NodeState
+    publish_check: PublishCheck
+    io_limits: IoLimits
+    node_expand: NodeExpand
+    host_image: HostImage
+    target_roots: tuple[str, ...]
+
+    async def publish(self, request: Publish) -> None:
+        """Publish the volume; published like that already is a success.
+
+        Raises what `HostImage.make_ready` and `PublishCheck.check` raise, `throttling.CannotThrottle`,
+        `TargetOccupied`, and the errors of `target_paths`, `mount_api` and `fs_group`.
+        """
+        ready = await self._begin(request)
+        if isinstance(ready, Preparation):
+            await self.host_image.prepare(ready)
+            ready = await self._begin(request)
+        if not isinstance(ready, Ready):
+            return
+        content, attachment = ready.content, ready.attachment
+        await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
+        await workers.run(self.node_state.note_published, _done(ready))
+
+    async def _begin(self, request: Publish) -> Ready | Preparation | None:
+        async with workers.long_work() if _changes_group(request) else contextlib.nullcontext():
+            return await workers.run(self._publish, request)
+
+    def _publish(self, request: Publish) -> Ready | Preparation | None:
+        """Do all steps but growth in one hop; returns what must grow, or what needs a filesystem first."""
+        if preparation := self.host_image.make_ready(request):
+            return preparation
+        ready = self.publish_check.check(request)
+        self.io_limits.check_host(ready.record.io_limits)
+        if ready.present is not None and ready.present.done:
+            self.io_limits.hold(ready.record.io_limits, ready.attachment)
+            return None
+        mounted = self._look(ready)
+        # A mount without an entry may have been answered long ago: a pod may be using it.
+        unanswered = not mounted or ready.present is not None
+        grows = unanswered and self._growth_is_due(ready)
+        group = _group(ready)
+        # Where no step follows the mount, the mount itself shows that the publish is done.
+        last = group is None and not grows
+        self.node_state.note_published(_done(ready) if last else ready.entry)
+        try:
+            if not mounted:
+                self._mount(ready)
+            if group is not None:
+                fs_group.apply(ready.entry.target, group)
+            self.io_limits.hold(ready.record.io_limits, ready.attachment)
+        except errors.CrustError:
+            self._undo_or_log(ready, unmounts=unanswered)
+            raise
+        if grows:
+            return ready
+        if not last:
+            self.node_state.note_published(_done(ready))
+        return None
+
+    def _look(self, ready: Ready) -> bool:
+        """Whether the volume is mounted at the target already; raises `TargetOccupied` for anything else."""
+        mount = mountinfo.at(ready.entry.target)
+        if mount is None:
+            return False
+        if mount_api.is_guard(mount):
+            raise TargetOccupied(ready.entry.target, "the guard mount of a deferred publish")
+        right_kind = (
+            device_mounts.is_node if ready.entry.kind == "block" else device_mounts.is_filesystem
+        )
+        if not right_kind(mount, ready.attachment.host_device):
+            raise TargetOccupied(ready.entry.target, f"{mount.fs_type} from {mount.source}")
+        if ready.entry.kind == "mount" and mount.readonly != ready.entry.readonly:
+            raise publish_rules.TargetPublishedDifferently(
+                ready.entry.target, ready.entry.volume_id
+            )
+        return True
+
+    def _growth_is_due(self, ready: Ready) -> bool:
+        entry, content = ready.entry, ready.content
+        larger = ready.attachment.size_bytes > content.filled_bytes
+        return larger and entry.kind == "mount" and not entry.readonly and not ready.others
+
+    def _mount(self, ready: Ready) -> None:
+        entry, target, roots = ready.entry, ready.request.target, self.target_roots
+        if entry.kind == "block":
+            devices.set_readonly(ready.device, readonly=entry.readonly)
+            target_paths.make_file(target, roots)
+            mount_api.bind(ready.device, target.text)
+            return
+        duplicate_uuid.check(ready.device, entry.fs_type)
+        target_paths.make_directory(target, roots)
+        alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
+        mount_api.mount_device(
+            ready.device,
+            target.text,
+            entry.fs_type,
+            entry.options,
+            readonly=entry.readonly,
+            beside_writers=not alone,
+            untrusted=ready.content.in_guest or ready.content.state == "raw",
+        )
+
+    def _undo_or_log(self, ready: Ready, *, unmounts: bool) -> None:
+        """Undo what this publish did; a mount that was there without an entry may be a pod's, and stays.
+
+        What cannot be undone is left to the CO's unpublish, and does not hide the first error.
+        """
+        try:
+            if unmounts:
+                self._undo(ready)
+            else:
+                self.node_state.forget_published(ready.request.target)
+        except errors.CrustError as err:
+            extra = {"target": ready.entry.target, "error": err}
+            _log.warning("a failed publish is not undone", extra=extra)
+
+    def _undo(self, ready: Ready) -> None:
+        mount = mountinfo.at(ready.entry.target)
+        if mount is not None and device_mounts.shows(mount, ready.attachment.host_device):
+            mount_api.unmount(ready.entry.target)
+        self.node_state.forget_published(ready.request.target)
+        if mountinfo.at(ready.entry.target) is None:
+            target_paths.remove(ready.request.target, self.target_roots)
+
+
+def _done(ready: Ready) -> Published:
+    return ready.entry.model_copy(update={"done": True})
+
+
+def _changes_group(request: Publish) -> bool:
+    access = request.capability.access
+    return not isinstance(access, volumes.BlockAccess) and access.group is not None
+
+
+def _group(ready: Ready) -> volumes.GroupChange | None:
+    access = ready.request.capability.access
+    if isinstance(access, volumes.BlockAccess) or ready.entry.readonly:
+        return None
+    return access.group

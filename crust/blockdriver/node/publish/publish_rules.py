@@ -1,0 +1,151 @@
+"""The second publish: which publishes of one volume may exist together (CSI NodePublishVolume, table).
+
+    mode                            same target, same P   same target, other P   other target
+    MULTI_NODE_*, …_MULTI_WRITER    success               ALREADY_EXISTS         success, same capability
+    the other SINGLE_NODE_*         success               ALREADY_EXISTS         FAILED_PRECONDITION
+
+P is every argument but the secrets and the keys `csi.storage.k8s.io/…` of the contexts: a kubelet puts pod names and
+fresh tokens there and publishes again. Deferral adds a rule, because two kernels could mount one device: a deferred
+publish excludes all others, unless it and all the others are read-only.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from crust import errors, mount_options, volumes
+from crust.blockdriver.node.node_state import Published
+from crust.host.filesystems import duplicate_uuid
+
+_SIDECARS = "csi.storage.k8s.io/"
+_SHARED_MODES = frozenset({
+    volumes.AccessMode.MULTI_NODE_READER_ONLY, volumes.AccessMode.MULTI_NODE_SINGLE_WRITER,
+    volumes.AccessMode.MULTI_NODE_MULTI_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+})  # fmt: skip
+
+
+class TargetPublishedDifferently(errors.Conflict):
+    """The target has a publish with other arguments."""
+
+    def __init__(self, target: str, volume_id: str) -> None:
+        super().__init__(
+            f"{volume_id} is published at {target} already",
+            why="with other arguments than these",
+            hint="unpublish it first",
+        )
+        self.target = target
+        self.volume_id = volume_id
+
+
+class PublishedElsewhere(errors.NotReady):
+    """Another publish of the volume does not allow this one."""
+
+    def __init__(self, volume_id: str, other: str, why: str) -> None:
+        super().__init__(
+            f"{volume_id} is published at {other}", why=why, hint="unpublish it there first"
+        )
+        self.volume_id = volume_id
+        self.other = other
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A NodePublishVolume. `staging` is its staging path; the contexts are never logged."""
+
+    volume_id: volumes.VolumeId
+    target: volumes.TargetPath
+    staging: volumes.TargetPath
+    capability: volumes.VolumeCapability
+    readonly: bool
+    deferred: bool
+    volume_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    publish_context: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    passphrase: str = field(default="", repr=False, compare=False)
+    """Of an encrypted volume: the publish's, or the stage's as far as it is known."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The publish's, or the stage's as far as they are known."""
+    fingerprint: str = field(init=False, repr=False, compare=False)
+    """A digest of P: equal for equal requests, without their content."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", _fingerprint(self))
+
+
+def _fingerprint(request: Publish) -> str:
+    access = request.capability.access
+    mount = access if isinstance(access, volumes.MountAccess) else None
+    group = mount.group if mount else None
+    arguments = [
+        request.volume_id,
+        request.staging.text,
+        request.capability.mode.value,
+        [mount.fs_type, list(mount.mount_flags)] if mount else None,
+        # Not the policy: it changes how long the change takes, not its result. Earlier versions wrote this word.
+        [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
+        request.readonly,
+        request.deferred,
+        _kept(dict(request.volume_context)),
+        _kept(dict(request.publish_context)),
+    ]
+    return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
+
+
+def entry_of(request: Publish, fs_type: str) -> Published:
+    """The node state entry for `request`. Raises the errors of `mount_options`."""
+    access = request.capability.access
+    kind: Literal["mount", "block"] = "block"
+    options = mount_options.MountOptions((), readonly=False)
+    if isinstance(access, volumes.MountAccess):
+        kind = "mount"
+        sort = mount_options.for_guest if request.deferred else mount_options.for_host
+        options = sort(access.mount_flags)
+    mode = request.capability.mode
+    return Published(
+        volume_id=request.volume_id,
+        target=request.target.text,
+        kind=kind,
+        fs_type=fs_type if kind == "mount" else "",
+        mode=mode.value,
+        options=duplicate_uuid.mount_options(fs_type, options.options),
+        readonly=request.readonly or mode.reader_only or options.readonly,
+        deferred=request.deferred,
+        fingerprint=request.fingerprint,
+        done=request.deferred,  # nothing follows its entry
+    )
+
+
+def check_same_target(present: Published, wanted: Published) -> None:
+    """Raise `TargetPublishedDifferently` unless the target's publish equals the wanted one."""
+    if present.fingerprint != wanted.fingerprint:
+        raise TargetPublishedDifferently(present.target, present.volume_id)
+
+
+def check_other_targets(others: Iterable[Published], wanted: Published) -> None:
+    """Raise `PublishedElsewhere` if a publish at another target forbids this one."""
+    for other in others:
+        why = _obstacle(other, wanted)
+        if why:
+            raise PublishedElsewhere(wanted.volume_id, other.target, why)
+
+
+def _obstacle(other: Published, wanted: Published) -> str:
+    readonly = other.readonly and wanted.readonly
+    if (other.deferred or wanted.deferred) and not readonly:
+        if other.deferred:
+            return "a guest mounts it, and two kernels must not write to one filesystem"
+        return "this host mounts it, and a guest must not write to it at the same time"
+    if wanted.access_mode not in _SHARED_MODES:
+        return f"{wanted.access_mode.name} allows one target"
+    if (other.kind, other.fs_type, other.mode) != (wanted.kind, wanted.fs_type, wanted.mode):
+        return "with another capability"
+    if other.deferred == wanted.deferred and other.options != wanted.options:
+        return "with other mount options, and a filesystem has only one set"
+    if other.kind == "block" and other.readonly != wanted.readonly:
+        return "a raw device is read-only at all targets or at none"
+    return ""
+
+
+def _kept(context: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted((key, value) for key, value in context.items() if not key.startswith(_SIDECARS))

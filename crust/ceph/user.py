@@ -1,0 +1,73 @@
+"""Who connects to which Ceph cluster, and how long each call may take: the options of librados.
+
+- Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
+  if the monitors were away. So they are required (`MonitorsInvalid`).
+- The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from crust import errors
+
+_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}(/0)?"
+_VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
+_MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
+
+
+class MonitorsInvalid(errors.InvalidRequest):
+    """The addresses of Ceph's monitors do not have the required form."""
+
+    def __init__(self, monitors: str) -> None:
+        super().__init__(
+            f"the monitors {monitors[:256]!r} cannot be used",
+            why="each needs its protocol: without it a wrong key looks like monitors that are away",
+            hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
+
+    connect_s: int = 5
+    monitors_s: int = 5
+    data_s: int = 10
+    """Longer than a busy cluster takes for one step, shorter than the deadline of a CO's call."""
+
+
+USUAL = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class CephUser:
+    """Who connects where. The key is never shown."""
+
+    monitors: str
+    """`mon_host`, each address with its protocol."""
+    user: str
+    """The name without `client.`."""
+    key: str = field(repr=False)
+    may_blocklist: bool = True
+    """Whether the user has the right to. librbd breaks the lock of a client that has ended with it, or without."""
+
+    def __post_init__(self) -> None:
+        if not _MONITORS.fullmatch(self.monitors):
+            raise MonitorsInvalid(self.monitors)
+
+    def options(self, timeouts: Timeouts) -> dict[str, str]:
+        """The options of librados."""
+        return {
+            "mon_host": self.monitors,
+            "key": self.key,
+            "keyring": "",
+            "client_mount_timeout": str(timeouts.connect_s),
+            "rados_mon_op_timeout": str(timeouts.monitors_s),
+            "rados_osd_op_timeout": str(timeouts.data_s),
+            "admin_socket": "",
+            "log_file": "",
+            "log_to_stderr": "false",
+            "log_to_syslog": "false",
+            "rbd_default_clone_format": "2",
+            "rbd_blocklist_on_break_lock": str(self.may_blocklist).lower(),
+        }

@@ -1,0 +1,97 @@
+"""What `crust ceph` asks and changes: the claims on the images of one namespace."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import click
+
+from crust import errors
+from crust.ceph import caps, claim_object, failures, fencing
+from crust.ceph.binding import Ioctx, Rados
+from crust.ceph.connection import Connection
+from crust.ceph.probe import CephImageMissing
+from crust.ceph.user import CephUser
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccess:
+    """A namespace of a pool, and who asks."""
+
+    monitors: str
+    user: str
+    pool: str
+    namespace: str
+    key: str = field(repr=False)
+
+    @contextmanager
+    def opened(self, what: str) -> Iterator[tuple[Rados, Ioctx]]:
+        """The cluster and the namespace. Raises what `Connection` raises."""
+        connection = Connection(CephUser(self.monitors, self.user, self.key))
+        try:
+            with (
+                connection.cluster(what) as cluster,
+                connection.pool(self.pool, self.namespace, what) as ioctx,
+            ):
+                yield cluster, ioctx
+        finally:
+            connection.close()
+
+
+def listed(where: PoolAccess) -> int:
+    """Print the claims, one line each; the exit code."""
+    try:
+        with where.opened("cannot list the claims") as (_, ioctx):
+            for image in sorted(claim_object.images(ioctx)):
+                _print(image, claim_object.read(ioctx, image).claims)
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 1
+    return 0
+
+
+def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
+    """Cut the node off from the image, or from all that it has; the exit code."""
+    failed = False
+    try:
+        with where.opened("cannot fence") as (cluster, ioctx):
+            for each in [image] if image else sorted(claim_object.images(ioctx)):
+                try:
+                    cut = fencing.fence(
+                        cluster, ioctx, each, node, even_if_connected=even_if_connected
+                    )
+                except errors.CrustError as error:
+                    click.echo(error.shown(), err=True)
+                    failed = True
+                    continue
+                if cut:
+                    click.echo(f"{each}: free; blocklisted {', '.join(cut)}")
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 1
+    return int(failed)
+
+
+def capabilities(where: PoolAccess, image: str) -> int:
+    """Print the capabilities of a user for one image; the exit code."""
+    try:
+        with where.opened(f"cannot look at {image}") as (_, ioctx):
+            click.echo(caps.of_volume(ioctx, where.pool, where.namespace, image))
+    except errors.CrustError as error:
+        if isinstance(error, failures.CephFailed) and error.number == errno.ENOENT:
+            error = CephImageMissing(where.pool, where.namespace, image)
+        click.echo(error.shown(), err=True)
+        return 1
+    return 0
+
+
+def _print(image: str, claims: claim_object.Claims) -> None:
+    for each in claims.holders:
+        address = each.address or "not opened yet"
+        whose = "krbd" if each.is_host else f"sandbox {each.sandbox}"
+        state = " being fenced" if claims.fencing == each.node else ""
+        click.echo(
+            f"{image}  {claims.mode.value}  node {each.node}  {whose}  {address}  "
+            f"since {each.claimed_at}{state}"
+        )

@@ -1,0 +1,1 @@
+"""The commands that try something out: configuration, conformance, a publish."""

@@ -1,0 +1,177 @@
+"""`crust config check` and `crust conformance`, whose suites for drivers and for runtimes share a few flags."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from crust import errors
+from crust.cli.inspecting.commands import RUN_DIR
+from crust.cli.output import Format
+
+
+@click.command("try")
+@click.option("--driver", default="", help="The driver's name. Default: the only one.")
+@click.option("--handler", required=True, help="The runtime handler: `crust handlers`.")
+@click.option("--size-mib", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--fs-type", default="ext4", show_default=True)
+@click.option(
+    "--parameter", "parameters", multiple=True, metavar="KEY=VALUE", help="Of the StorageClass."
+)
+@click.option("--target-root", default="/var/lib/kubelet", show_default=True)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Wait so long for a sandbox that claims the volume, and for its end. 0: do not wait.",
+)
+@RUN_DIR
+def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish: Any) -> None:
+    """Create a volume, publish it deferred as a kubelet does, then undo everything.
+
+    No other volume is touched. Exit codes: 0 it worked and nothing is left, 1 a step was refused or something
+    is left, 2 the command cannot be understood, 3 the proxy does not answer, 130 interrupted, with the steps undone.
+    """
+    pairs = [each.partition("=") for each in parameters]
+    if bad := [key for key, separator, _ in pairs if not (key and separator)]:
+        raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
+    from crust.cli import asking
+    from crust.cli.checking import trial
+
+    wanted = trial.TrialRequest(
+        size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **wish
+    )
+    try:
+        sys.exit(asyncio.run(trial.run(run_dir, wanted)))
+    except errors.CrustError as error:
+        sys.exit(asking.failed(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@click.group()
+def config() -> None:
+    """The settings of the daemons."""
+
+
+@config.command("check")
+@click.argument("programs", nargs=-1, type=click.Choice(["node", "proxy", "shim", "driver"]))
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="This file, and not /etc/crust/<program>.toml.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["table", "json", "name"]),
+    default="table",
+    show_default=True,
+)
+def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> None:
+    """What the daemons would use as their settings, and from where; without PROGRAMS of all in /etc/crust.
+
+    Nothing is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
+    """
+    from crust.cli.checking import config_check
+
+    sys.exit(config_check.run(programs, path, form))
+
+
+@click.command()
+@click.option("--endpoint", help="The driver's socket, unix:///…/csi.sock.")
+@click.option(
+    "--controller-endpoint",
+    help="The socket of its controller part, if that is another process; --endpoint is then the node part's.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["1.12", "1.13"]),
+    help="The CSI that the driver speaks. Default: by what it advertises.",
+)
+@click.option(
+    "--target-root",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    default="/var/lib/kubelet",
+    help="Below it volumes are staged and published. Default: /var/lib/kubelet.",
+)
+@click.option(
+    "--junit",
+    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    help="Where a report goes (JUnit XML).",
+)
+@click.option(
+    "--json",
+    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    help="Where a report goes (JSON: every case, clause, request and answer).",
+)
+@click.option(
+    "--parameters",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What the driver's volumes need (TOML): docs/conformance.md.",
+)
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The driver's log, to look for planted secrets.",
+)
+@click.option("--restart-command", default="", help="Kills the driver and starts it again.")
+@click.option("--only", multiple=True, metavar="C-101", help="These cases: C-101, C-100..C-199.")
+@click.option("--skip", multiple=True, metavar="C-101", help="All but these cases.")
+@click.option(
+    "--strict", is_flag=True, help="Fail also on a broken SHOULD, and beyond the specification."
+)
+@click.option("--list", "list_cases", is_flag=True, help="List the cases and run none.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Of each call.",
+)
+@click.option(
+    "--runtime",
+    metavar="COMMAND",
+    is_flag=False,
+    flag_value="",
+    help="Check a runtime against specs/handoff.md instead (docs/runtime-author.md), with --only, --skip, --list and "
+    "--timeout-s. Default of --timeout-s then: 120.",
+)
+@click.pass_context
+def conformance(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
+    """Check any CSI driver against the rules of the specification.
+
+    Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 one is, 2 the command
+    cannot be understood or was interrupted, 3 the driver does not answer.
+    """
+    if runtime is not None:
+        sys.exit(_of_runtime(context, runtime))
+    from crust.cli.checking import conformance
+
+    sys.exit(conformance.run(**flags))
+
+
+_FOR_RUNTIMES = {"runtime", "only", "skip", "list_cases", "timeout_s"}
+
+
+def _of_runtime(context: click.Context, command: str) -> int:
+    """The suite for runtimes, with what was given on the command line; the rest is for drivers, and refused."""
+    source = context.get_parameter_source
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if source(name) is not ParameterSource.DEFAULT
+    }
+    if misplaced := sorted(given.keys() - _FOR_RUNTIMES):
+        flags = ", ".join(f"--{each.replace('_', '-')}" for each in misplaced)
+        raise click.UsageError(f"{flags}: not with --runtime, but for drivers")
+    from crust.cli.checking import conformance_of_runtime
+
+    del given["runtime"]
+    return conformance_of_runtime.run(command, **given)

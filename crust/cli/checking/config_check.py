@@ -1,0 +1,132 @@
+"""`crust config check`: what a daemon would use as its settings, and from where, without starting it.
+
+The sources are those of the daemon's start: defaults, its file, the environment of this command. A unit may give its
+daemon another environment; flags of the unit are seen by nobody but the daemon.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crust import credentials, errors
+from crust.cli import output
+from crust.cli.doctor.node import PROGRAMS
+from crust.cli.output import Column, Format
+from crust.cli.programs import daemons
+from crust.settings import loading
+from crust.settings.program import ProgramSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that a daemon would take."""
+
+    program: str
+    setting: str
+    value: str
+    source: str
+
+
+_COLUMNS = (
+    Column[Setting]("program", lambda row: row.program),
+    Column[Setting]("setting", lambda row: row.setting),
+    Column[Setting]("value", lambda row: row.value),
+    Column[Setting]("source", lambda row: row.source),
+)
+
+
+class NoSettingsFile(errors.NotFound):
+    """There is nothing to check."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no settings are checked",
+            why=f"{daemons.CONFIG_DIR} has none of {', '.join(f'{each}.toml' for each in PROGRAMS)}",
+            hint="name a program to see its defaults, or a file by --config",
+        )
+
+
+def run(programs: Sequence[str], config: Path | None, form: Format) -> int:
+    """Print the settings; returns the exit code: 0 all are good, 1 some are refused.
+
+    Raises click.UsageError for what cannot be understood.
+    """
+    if config is not None and len(programs) != 1:
+        raise click.UsageError("--config needs the one program whose settings the file has")
+    chosen = programs or [each for each in PROGRAMS if daemons.installed(each)]
+    rows: list[Setting] = []
+    refused: list[str] = []
+    try:
+        if not chosen:
+            raise NoSettingsFile()
+        for program in chosen:
+            rows.extend(_checked(program, config or daemons.installed(program), refused))
+    except NoSettingsFile as error:
+        refused.append(error.shown())
+    _print(tuple(rows), form)
+    for sentence in refused:
+        click.echo(sentence, err=True)
+    return 1 if refused else 0
+
+
+def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Setting]:
+    try:
+        text = daemons.text(program, path) if path else ""
+        return tuple(of(program, text, str(path or ""), os.environ))
+    except errors.InvalidRequest as error:
+        refused.append(f"{path or program}: {error.shown()}")
+        return ()
+
+
+def of(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:
+    """The settings of a program from the text of its file. Raises `InvalidSettings`."""
+    defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
+    loaded = loading.load(
+        PROGRAMS[program], program, toml=text, environ=environ, flags={}, defaults=defaults
+    )
+    written = {name for name, _ in _flat(tomllib.loads(text))}
+    for name, value in _flat(loaded.model_dump(mode="json")):
+        _, is_of_part, last = name.rpartition(".")
+        if is_of_part and last in ProgramSettings.model_fields:
+            continue  # a part of crust node has none of its own
+        shown = credentials.hidden(f"{name}={value}").removeprefix(f"{name}=")
+        yield Setting(program, name, shown, _source(name, written, path, environ))
+
+
+def _source(name: str, written: set[str], path: str, environ: Mapping[str, str]) -> str:
+    variable = f"{loading.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
+    if variable in environ:
+        return f"${variable}"
+    if name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written:
+        return "$CSI_ENDPOINT, or default"
+    # a list may be written as one table: shim, shim[0]
+    is_written = name in written or name.replace("[0]", "", 1) in written
+    return path if is_written else "default"
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Tables and lists of tables by dotted names; everything else is a value."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _flat(below, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for number, below in enumerate(value):
+            yield from _flat(below, f"{name}[{number}]")
+    elif isinstance(value, list):
+        yield name, ",".join(map(str, value))
+    elif value is not None:
+        yield name, str(value)
+
+
+def _print(rows: tuple[Setting, ...], form: Format) -> None:
+    if form == "json":
+        click.echo(output.document({"settings": rows}))
+    elif form == "name":
+        click.echo("\n".join(f"{each.program}.{each.setting}={each.value}" for each in rows))
+    elif rows:
+        click.echo(output.table(_COLUMNS, rows, wide=True).plain)

@@ -1,0 +1,177 @@
+"""The commands for operators that show what the proxy knows, and their options."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crust.cli.completion import SHELLS, Shell, script
+
+if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+    from crust.cli.output import Format
+
+Command = Callable[..., None]
+
+RUN_DIR = click.option(
+    "--run-dir", default="/run/crust", show_default=True, help="The proxy's run directory."
+)
+_FORMAT = click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["table", "wide", "json", "name"]),
+    default="table",
+    show_default=True,
+)
+_WATCH = click.option("-w", "--watch", is_flag=True, help="Show every change, until Ctrl-C.")
+_CODES = """\b
+    Exit codes: 0 all is as it should be, 1 something is not, 2 the command cannot be understood,
+    3 the proxy does not answer, 130 interrupted."""
+
+
+def _shows(command: Command) -> Command:
+    """The options that all of these commands have."""
+    command.__doc__ = f"{command.__doc__}\n\n    {_CODES}"
+    return RUN_DIR(_FORMAT(_WATCH(command)))
+
+
+@click.command()
+@_shows
+def status(run_dir: str, form: "Format", *, watch: bool) -> None:
+    """Whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
+    from crust.cli.inspecting import show, watching
+
+    sys.exit(watching.run(run_dir, show.status, form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--driver", default="", help="Of this driver.")
+@click.option("--handler", default="", help="For this runtime handler.")
+@click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
+@click.option("--target", default="", help="At or below this path.")
+@click.option("--pod", default="", help="Of the pod whose UID begins so.")
+def volumes(run_dir: str, form: "Format", *, watch: bool, **filters: Any) -> None:
+    """Deferred volumes of this node."""
+    from crust.cli.inspecting import show, watching
+
+    sys.exit(watching.run(run_dir, show.volumes(show.Filters(**filters)), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--handler", default="", help="This one only.")
+def handlers(run_dir: str, form: "Format", *, watch: bool, handler: str) -> None:
+    """Registered runtime handlers of this node."""
+    from crust.cli.inspecting import show, watching
+
+    sys.exit(watching.run(run_dir, show.handlers(handler), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.option("--driver", default="", help="This one only.")
+@click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
+def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: str) -> None:
+    """CSI drivers of this node; each is asked by Probe, within five seconds."""
+    from crust.cli.inspecting import show, watching
+
+    sys.exit(watching.run(run_dir, show.drivers(driver, state), form, watch=watch))
+
+
+@click.command()
+@_shows
+@click.argument("volume")
+def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
+    """One deferred volume: by its id, its target path or the name of its entry."""
+    from crust.cli.inspecting import show, watching
+
+    sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))
+
+
+@click.command()
+@RUN_DIR
+@_FORMAT
+@click.option("--check", "only", multiple=True, metavar="NAME", help="Run this check only.")
+def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
+    """Check what this node needs: kernel, programs, settings, the kubelet's directories, sockets, versions.
+
+    Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
+    """
+    from crust.cli.doctor import run
+    from crust.cli.doctor.finding import CHECKS
+
+    unknown = [each for each in only if each not in CHECKS]
+    if unknown:
+        raise click.UsageError(f"no check is called {unknown[0]!r}: there are {', '.join(CHECKS)}")
+    sys.exit(run.run(run_dir, form, only))
+
+
+@click.command()
+@RUN_DIR
+@_FORMAT
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what is forgotten, the proof and the steps; change nothing.",
+)
+@click.option("--kubelet-root", default="/var/lib/kubelet", show_default=True)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=60),
+    default=600.0,
+    show_default=True,
+    help="What changed since is left alone.",
+)
+def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
+    """Settle what a kubelet forgot: publishes whose pod is gone, with proof that nobody uses them.
+
+    Without complete proof nothing is touched, and the missing witness is named. Run it as root in the host's
+    namespaces.
+
+    Exit codes: 0 nothing is left (with --dry-run: all that was found is proven), 1 something is,
+    2 the command cannot be understood, 3 the proxy does not answer.
+    """
+    from crust.cli.gc import run
+
+    sys.exit(run.run(run.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form))
+
+
+@click.command()
+@RUN_DIR
+@click.option("--state-dir", default="/var/lib/crust/block", show_default=True, help="The pool.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def bundle(run_dir: str, state_dir: str, file: Path) -> None:
+    """Write a support archive, FILE.tar.gz or FILE.tar.zst, without secrets.
+
+    Status, doctor's findings, settings, records, claims, mounts, versions and the last log lines. An existing FILE is
+    not overwritten.
+
+    Exit codes: 0 written, 1 it cannot be written, 2 the command cannot be understood.
+    """
+    from crust.cli.bundle import run
+    from crust.cli.bundle.parts import NodeFiles
+
+    sys.exit(run.run(file, NodeFiles(run_dir, state_dir)))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: Shell) -> None:
+    """Print the completion script of a shell: eval "$(crust completion bash)"."""
+    click.echo(script(shell))
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    status,
+    volumes,
+    handlers,
+    drivers,
+    describe,
+    doctor,
+    gc,
+    bundle,
+    completion,
+)

@@ -1,0 +1,115 @@
+"""Whether a driver answers, asked through the proxy and its shim: CSI's Probe, with a deadline.
+
+The driver's socket is the one that the kubelet calls, so the whole chain is asked. If the proxy is healthy and the
+chain is not, the shim's socket says which part is away.
+"""
+
+import asyncio
+import os
+
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.cli import asking
+from crust.cli.inspecting.views import Driver
+from crust.rpc import channel
+from crust.rpc import status as codes
+from crust.rpc.messages import extensions
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2
+
+TIMEOUT_S = 5.0
+_METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
+
+
+class DriverStarting(errors.NotReady):
+    """A driver answers its Probe with `ready = false`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the driver {name} is not ready",
+            why="it says so itself: it has not finished its start",
+            hint="wait; if it stays so, read its log",
+        )
+
+
+class NotRegisteredYet(errors.NotReady):
+    """The kubelet has not looked at a driver that the proxy offers to it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the driver {name} is not registered with the kubelet",
+            why="the kubelet has not answered to its socket in plugins_registry",
+            hint="start the kubelet; check that plugins_registry is below the kubelet's root directory",
+        )
+
+
+async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
+    """The driver as it is now, with the reason if it is not ready."""
+    version = shim = ""
+    problem: errors.CrustError | None = None
+    try:
+        version, shim = await _probe(answer.name, answer.socket)
+        if answer.registration == "waiting":
+            problem = NotRegisteredYet(answer.name)
+    except grpc.aio.AioRpcError as err:
+        problem = await asyncio.to_thread(_diagnosed, answer, err)
+    except errors.CrustError as err:
+        problem = err
+    return Driver(
+        name=answer.name,
+        socket=answer.socket,
+        backend=answer.backend,
+        state="not-ready" if problem else "ready",
+        version=version,
+        shim_version=shim,
+        registration=answer.registration,
+        deferred_volumes=answer.deferred_volumes,
+        message=problem.shown() if problem else "",
+    )
+
+
+async def _probe(name: str, socket: str) -> tuple[str, str]:
+    """The version of the driver, and that of the shim in front of it, if it says so."""
+    await asyncio.to_thread(
+        asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
+    )
+    async with channel.connect(socket) as connected:
+        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
+        call = identity.Probe(csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA)
+        answered = await call
+        if answered.HasField("ready") and not answered.ready.value:
+            raise DriverStarting(name)
+        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
+        said = dict(await call.trailing_metadata() or ())
+    return info.vendor_version, str(said.get(extensions.SHIM_VERSION, ""))
+
+
+def _diagnosed(
+    answer: inspect_pb2.ListDriversResponse.Driver, err: grpc.aio.AioRpcError
+) -> errors.CrustError:
+    """What is wrong with the chain. Only a status that no process of crust gave is looked into."""
+    away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if codes.name_in(err.trailing_metadata()) or err.code() not in away:
+        return codes.to_error(err)
+    if os.path.lexists(answer.backend):  # in `crust node` the shim has no socket
+        try:
+            asking.check_socket(
+                f"the shim of driver {answer.name}", answer.backend, start="start crust-shim"
+            )
+        except errors.CrustError as error:
+            return error
+    elif err.code() is grpc.StatusCode.UNAVAILABLE:
+        return asking.DaemonNotResponding(
+            f"the shim of driver {answer.name}", answer.backend,
+            "there is no such socket", "start crust-shim, or correct `backend`",
+        )  # fmt: skip
+    why = (
+        f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
+        if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        else "nobody answers on its own socket"
+    )
+    return asking.DaemonNotResponding(
+        f"the driver {answer.name}", answer.socket, why, "start the driver, and read its log"
+    )

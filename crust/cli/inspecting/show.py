@@ -1,0 +1,280 @@
+"""`crust status`, `volumes`, `handlers`, `drivers`, `describe`: what they ask, and whether all is as it should be."""
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from crust import errors
+from crust.cli import asking, output
+from crust.cli.asking import Stub
+from crust.cli.inspecting import probing, versions, views
+from crust.wire.v1 import inspect_pb2
+
+TIMEOUT_S = 5.0
+
+
+class VolumeNotDeferred(errors.NotFound):
+    """No deferred volume of this node has that id, target path or entry."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is not deferred on this node",
+            why="the handoff directory has no entry for it",
+            hint="`crust volumes` lists what is deferred; give a volume id, a target path or an entry",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer in every format, and whether it is as it should be."""
+
+    document: object
+    names: tuple[str, ...]
+    table: Callable[[bool], Text]
+    healthy: bool = True
+
+    def rendered(self, form: output.Format) -> Text:
+        """The text of one format, without the last line's end."""
+        if form == "json":
+            return Text(output.document(self.document))
+        if form == "name":
+            return Text("\n".join(self.names))
+        return self.table(form == "wide")
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which rows are shown; an empty field admits all."""
+
+    driver: str = ""
+    handler: str = ""
+    state: str = ""
+    target: str = ""
+    pod: str = ""
+
+    def admits(self, row: views.Volume) -> bool:
+        """Whether the volume is shown. A target or a pod admits what is below it or begins with it."""
+        return (
+            self.driver in ("", row.driver)
+            and self.handler in ("", row.handler)
+            and self.state in ("", row.state)
+            and row.target_path.startswith(self.target)
+            and row.pod_uid.startswith(self.pod)
+        )
+
+
+Question = Callable[[Stub], Awaitable[Shown]]
+
+
+async def status(stub: Stub) -> Shown:
+    """Everything; healthy if a pod with a deferred volume could start now."""
+    (proxy, problems), served, registered, entries = await asyncio.gather(
+        _health(stub), _drivers(stub), _handlers(stub), _volumes(stub)
+    )
+    warnings = tuple(versions.outdated(versions.running(proxy, served)))
+    return of_node(problems, served, registered, entries, warnings)
+
+
+def of_node(
+    conditions: tuple[views.Problem, ...],
+    served: tuple[views.Driver, ...],
+    registered: tuple[views.Handler, ...],
+    entries: tuple[views.Volume, ...],
+    warnings: tuple[views.Problem, ...] = (),
+) -> Shown:
+    """The answer of `status`, from its parts. Warnings leave the node ready."""
+    problems = (*conditions, *_found(served, registered, entries))
+    document = {
+        "ready": not problems, "problems": problems, "warnings": warnings, "drivers": served,
+        "handlers": registered, "volumes": entries,
+    }  # fmt: skip
+
+    def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is above
+        state = ("not ready", output.BAD) if problems else ("ready", output.GOOD)
+        parts = [Text.assemble("crust is ", state)]
+        if problems:
+            parts.append(_section("Problems", output.table(views.PROBLEMS, problems, wide=wide)))
+        if warnings:
+            parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
+        parts.append(_section("Drivers", output.table(views.DRIVERS, served, wide=wide)))
+        parts.append(_section("Handlers", output.table(views.HANDLERS, registered, wide=wide)))
+        parts.append(_section("Volumes", output.table(views.VOLUMES, entries, wide=wide)))
+        return Text("\n\n").join(parts)
+
+    return Shown(document, tuple(each.part for each in problems), table, healthy=not problems)
+
+
+def drivers(name: str = "", state: str = "") -> Question:
+    """The drivers, each asked by Probe; healthy if those that are shown are ready."""
+
+    async def ask(stub: Stub) -> Shown:
+        rows = tuple(
+            each
+            for each in await _drivers(stub)
+            if name in ("", each.name) and state in ("", each.state)
+        )
+        return Shown(
+            {"drivers": rows},
+            tuple(each.name for each in rows),
+            lambda wide: output.table(views.DRIVERS, rows, wide=wide),
+            healthy=all(each.state == "ready" for each in rows),
+        )
+
+    return ask
+
+
+def handlers(name: str = "") -> Question:
+    """The registered handlers."""
+
+    async def ask(stub: Stub) -> Shown:
+        rows = tuple(each for each in await _handlers(stub) if name in ("", each.name))
+        return Shown(
+            {"handlers": rows},
+            tuple(each.name for each in rows),
+            lambda wide: output.table(views.HANDLERS, rows, wide=wide),
+        )
+
+    return ask
+
+
+def volumes(filters: Filters) -> Question:
+    """The deferred volumes; healthy if each entry can be read."""
+
+    async def ask(stub: Stub) -> Shown:
+        rows = tuple(each for each in await _volumes(stub) if filters.admits(each))
+        return Shown(
+            {"volumes": rows},
+            tuple(dict.fromkeys(each.name for each in rows)),
+            lambda wide: output.table(views.VOLUMES, rows, wide=wide),
+            healthy=all(each.state != "unreadable" for each in rows),
+        )
+
+    return ask
+
+
+def describe(name: str, run_dir: str) -> Question:
+    """All that is known of one volume, at each of its targets. Raises `VolumeNotDeferred`."""
+
+    async def ask(stub: Stub) -> Shown:
+        rows = tuple(
+            each
+            for each in await _volumes(stub)
+            if name in (each.volume_id, each.target_path, each.entry)
+        )
+        if not rows:
+            raise VolumeNotDeferred(name)
+        return Shown(
+            {"volumes": rows},
+            tuple(each.entry for each in rows),
+            lambda _: Text("\n\n").join(described(each, run_dir) for each in rows),
+            healthy=all(each.state != "unreadable" for each in rows),
+        )
+
+    return ask
+
+
+async def parts(
+    stub: Stub,
+) -> tuple[tuple[views.Driver, ...], tuple[views.Handler, ...], tuple[views.Problem, ...]]:
+    """Drivers, handlers, and what is wrong with the proxy itself."""
+    served, registered, (_, problems) = await asyncio.gather(
+        _drivers(stub), _handlers(stub), _health(stub)
+    )
+    return served, registered, problems
+
+
+async def answer(run_dir: str, question: Question) -> Shown:
+    """Ask the proxy once. Raises what `asking.inspecting` does."""
+    async with asking.inspecting(run_dir) as stub:
+        return await question(stub)
+
+
+def _found(
+    served: Iterable[views.Driver],
+    registered: tuple[views.Handler, ...],
+    entries: Iterable[views.Volume],
+) -> Iterable[views.Problem]:
+    for driver in served:
+        if driver.state != "ready":
+            yield _problem(f"driver {driver.name}", driver.message)
+    if not registered:
+        message = (
+            "no runtime handler is registered: every deferred publish is refused; start the runtime's daemon, "
+            "docs/operations.md says what to check"
+        )
+        yield views.Problem("handlers", "HandlerNotRegistered", message)
+    for entry in entries:
+        if entry.state == "unreadable":
+            yield _problem(f"entry {entry.entry}", entry.message)
+
+
+def _problem(part: str, message: str) -> views.Problem:
+    name, separator, sentence = message.partition("] ")
+    if separator and name.startswith("["):
+        return views.Problem(part, name[1:], sentence)
+    return views.Problem(part, "", message)
+
+
+def described(row: views.Volume, run_dir: str) -> Text:
+    """One volume, a fact per line."""
+    now = views.now()
+    claimed = f"{row.sandbox_id} (process {row.claimed_by_pid})" if row.sandbox_id else ""
+    return output.fields(
+        (
+            ("volume", row.volume_id),
+            ("driver", row.driver),
+            ("state", row.state),
+            ("message", row.message),
+            ("handler", row.handler),
+            ("sandbox", claimed),
+            ("claimed", _since(row.claimed_at, now)),
+            ("published", _since(row.published_at, now)),
+            ("request id", row.request_id),
+            ("decided by", row.decided_by),
+            ("target", row.target_path),
+            ("pod uid", row.pod_uid),
+            ("pv", row.pv),
+            ("device", row.device),
+            ("filesystem", row.fs_type),
+            ("access", views.access(row)),
+            ("size", f"{row.capacity_bytes} bytes" if row.capacity_bytes else ""),
+            ("entry", f"{run_dir}/volumes/{row.entry}"),
+        )
+    )
+
+
+def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:
+    if moment is None:
+        return ""
+    return f"{moment.strftime('%Y-%m-%d %H:%M:%S')} UTC, {output.age(moment, now)} ago"
+
+
+def _section(title: str, table: Text) -> Text:
+    return Text.assemble((title, "bold"), "\n", table)
+
+
+async def _health(stub: Stub) -> tuple[str, tuple[views.Problem, ...]]:
+    """The proxy's version, and what is wrong with it."""
+    answered = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S)
+    return answered.version, tuple(
+        views.Problem(each.part, each.error_name, each.message) for each in answered.conditions
+    )
+
+
+async def _drivers(stub: Stub) -> tuple[views.Driver, ...]:
+    answered = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=TIMEOUT_S)
+    return tuple(await asyncio.gather(*map(probing.driver, answered.drivers)))
+
+
+async def _handlers(stub: Stub) -> tuple[views.Handler, ...]:
+    answered = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=TIMEOUT_S)
+    return tuple(map(views.Handler.of, answered.handlers))
+
+
+async def _volumes(stub: Stub) -> tuple[views.Volume, ...]:
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    answered = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
+    return tuple(map(views.Volume.of, answered.volumes))

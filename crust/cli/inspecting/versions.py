@@ -1,0 +1,33 @@
+"""Which daemons that run are of another version than this command, so were not restarted since an upgrade."""
+
+from collections.abc import Iterable, Mapping
+
+import crust
+from crust.cli.inspecting import views
+from crust.settings.driver import OWN_DRIVER
+
+TODO = "restart it: first the runtimes, then the proxy, then shims, then the driver"
+WHY = "it was not restarted since the upgrade"
+
+
+def running(proxy: str, drivers: Iterable[views.Driver]) -> Mapping[str, str]:
+    """The version of each daemon of crust; empty if it is too old to say it. Drivers of others are none of ours."""
+    found = {"the proxy": proxy}
+    for each in drivers:
+        if each.shim_version:
+            found[f"the shim of driver {each.name}"] = each.shim_version
+        if each.name == OWN_DRIVER and each.version:
+            found[f"driver {each.name}"] = each.version
+    return found
+
+
+def outdated(found: Mapping[str, str]) -> Iterable[views.Problem]:
+    """What `crust status` warns of."""
+    for name, version in found.items():
+        if version != crust.__version__:
+            yield views.Problem(name, "", f"{sentence(version)}: {WHY}; {TODO}")
+
+
+def sentence(version: str) -> str:
+    """The two versions."""
+    return f"runs {version or 'an older version'}, installed is {crust.__version__}"

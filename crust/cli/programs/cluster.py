@@ -1,0 +1,132 @@
+"""`crust cluster`: the nodes as the controller sees them, and a node that is gone for good.
+
+The settings are those of `crust driver` in mode controller: the certificate must be a controller's.
+"""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crust import errors, pool_ids
+
+if TYPE_CHECKING:
+    from crust.settings.cluster import ClusterSettings
+
+_CONFIG = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The controller's TOML settings. Default: /etc/crust/driver.toml.",
+)
+_WAIT_S = 10.0
+
+
+@click.group()
+def cluster() -> None:
+    """The nodes of a cluster with one controller."""
+
+
+@cluster.command()
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def nodes(config: Path | None, *, as_json: bool) -> None:
+    """List the nodes and their pools. Exit codes: 0 listed, 1 the store does not answer, 2 bad settings."""
+    sys.exit(asyncio.run(_answered(config, lambda store: _nodes(store, as_json=as_json))))
+
+
+@cluster.command()
+@_CONFIG
+@click.argument("node", required=False)
+@click.option(
+    "--pool", help="Instead of NODE: the id of a pool whose node etcd does not know any more."
+)
+def retire(config: Path | None, node: str | None, pool: str | None) -> None:
+    """Declare NODE gone for good, with its pools: its volumes can be deleted, and are never served again.
+
+    Exit codes: 0 retired, 1 refused, or the store does not answer, 2 bad settings.
+    """
+    if (node is None) == (pool is None):
+        raise click.UsageError("name a node, or a pool by --pool")
+    if pool is not None and not re.fullmatch(pool_ids.POOL_ID, pool):
+        raise click.UsageError("the id of a pool has 16 digits of 0-9 and a-f")
+    sys.exit(asyncio.run(_answered(config, lambda store: _retire_named(store, node, pool))))
+
+
+async def _answered(config: Path | None, command: Callable[[Any], Awaitable[None]]) -> int:
+    from crust.cluster.etcd import connect
+
+    try:
+        async with connect.controller_side(_settings(config)) as store:
+            await store.ready(_WAIT_S)
+            await command(store)
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 2 if isinstance(error, errors.InvalidRequest) else 1
+    return 0
+
+
+def _settings(config: Path | None) -> "ClusterSettings":
+    from crust.cli.programs import daemons
+    from crust.settings.driver import DriverSettings
+    from crust.settings.loading import InvalidSettings
+
+    flags = {"config": config, "node_id": "crust-cluster"}
+    found = daemons.settings_of(DriverSettings, "driver", flags)
+    if found.cluster is None:
+        raise InvalidSettings("cluster", "the settings have no table cluster")
+    return found.cluster
+
+
+async def _nodes(store: Any, *, as_json: bool) -> None:
+    connected = store.nodes()
+    rows = [_row(pool, node, connected.get(node)) for pool, node in store.known_pools().items()]
+    rows += [{"node": "", "pool": pool, "state": "retired"} for pool in store.retired_pools()]
+    rows.sort(key=lambda row: (str(row["node"]), str(row["pool"])))
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    click.echo(f"{'NODE':<24} {'POOL':<17} {'STATE':<10} {'FREE MIB':>10} {'VOLUMES':>8}")
+    for row in rows:
+        free = row.get("free_bytes")
+        shown = "-" if free is None else str(int(free) >> 20)
+        volumes = str(row.get("published", "-"))
+        click.echo(
+            f"{row['node'] or '-':<24} {row['pool']:<17} {row['state']:<10} {shown:>10} {volumes:>8}"
+        )
+
+
+def _row(pool: str, node: str, said: Any) -> dict[str, Any]:
+    if said is None or said.pool_id != pool:
+        state = "absent" if said is None else "other-pool"
+        return {"node": node, "pool": pool, "state": state}
+    return {
+        "node": node,
+        "pool": pool,
+        "state": "ready" if said.is_ready else "not-ready",
+        "free_bytes": said.capacity_bytes,
+        "published": said.volumes,
+        "segments": dict(said.segments),
+    }
+
+
+async def _retire_named(store: Any, node: str | None, pool: str | None) -> None:
+    if node is not None:
+        await _retire(store, node)
+    elif pool is not None:
+        await _retire_pool(store, pool)
+
+
+async def _retire(store: Any, node: str) -> None:
+    pools = await store.retire(node)
+    click.echo(f"{node} is retired, with the pools {', '.join(pools)}")
+
+
+async def _retire_pool(store: Any, pool: str) -> None:
+    await store.retire_pool(pool)
+    click.echo(f"the pool {pool} is retired")

@@ -1,0 +1,166 @@
+"""How every daemon of crust starts and stops: settings, logs, SIGTERM and SIGINT, and the exit code."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from crust import errors, logs
+from crust.host.process import threads
+
+if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
+    from crust.settings.program import ProgramSettings
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 64
+"""A system call on a dead disk keeps its thread. Python's own number follows the processors: six hung volumes would
+stop a node of two. They are made when they are needed."""
+
+CONFIG_DIR = Path("/etc/crust")
+"""Its `<program>.toml` is read where no --config is given."""
+
+Settings = TypeVar("Settings", bound="ProgramSettings")
+
+
+def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
+    """`NAME,SOCKET,BACKEND` flags as settings; None if there are none."""
+    found = []
+    for text in texts:
+        parts = text.split(",")
+        if len(parts) != 3:
+            raise click.BadParameter(f"{text!r} is not NAME,SOCKET,BACKEND")
+        found.append(dict(zip(("name", "socket", "backend"), parts, strict=True)))
+    return tuple(found) or None
+
+
+def cluster(flags: dict[str, Any]) -> dict[str, Any] | None:
+    """The table `cluster` from its flags, which are taken out; None if there are none. They replace the file's."""
+    names = {
+        "kind": "cluster",
+        "endpoints": "cluster_endpoint",
+        "ca": "cluster_ca",
+        "cert": "cluster_cert",
+        "key": "cluster_key",
+    }
+    given = {setting: flags.pop(flag) for setting, flag in names.items()}
+    return {name: value for name, value in given.items() if value} or None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and
+    again takes a tenth of the start, and later a part of each of its rounds.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def serve(
+    model: type[Settings],
+    program: str,
+    run: Callable[[Settings], Awaitable[None]],
+    flags: dict[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
+    loaded = settings_of(model, program, flags, defaults=defaults)
+    # here, because `crust status` should not pay for prometheus_client
+    from crust import metrics
+    from crust.cli.programs import monitoring
+    from crust.rpc import tracing
+    from crust.settings.loading import InvalidSettings
+
+    logs.configure(
+        level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
+    )
+    metrics.export_log_queue(logs.waiting_bytes)
+    _log.info("settings", extra={"program": program, **loaded.model_dump(mode="json")})
+    os.umask(0o077)
+
+    async def measured() -> None:
+        with monitoring.serving(loaded.metrics_address):
+            await run(loaded)  # from here on a signal ends the process in order
+
+    try:
+        # around the loop: its end may wait for a collector
+        with tracing.exporting(program, is_on=loaded.traces):
+            asyncio.run(until_signal(measured()), debug=False)
+    except errors.CrustError as error:
+        _log.error("cannot serve", extra={"program": program, "error": error})
+        sys.exit(2 if isinstance(error, InvalidSettings) else 1)
+
+
+def settings_of(
+    model: type[Settings],
+    program: str,
+    flags: dict[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Load the settings; exits 2 for bad ones."""
+    from crust.settings import loading
+
+    config = flags.pop("config", None) or installed(program)
+    flags = {name: value for name, value in flags.items() if value not in (None, ())}
+    try:
+        toml = text(program, config) if config else ""
+        return loading.load(
+            model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
+        )
+    except errors.InvalidRequest as error:
+        click.echo(error.shown(), err=True)
+        sys.exit(2)
+
+
+def installed(program: str) -> Path | None:
+    """The settings file that is read where none is named."""
+    path = CONFIG_DIR / f"{program}.toml"
+    return path if path.exists() else None
+
+
+def text(program: str, path: Path) -> str:
+    """A settings file. Raises `InvalidSettings`."""
+    from crust.settings.loading import InvalidSettings
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise InvalidSettings(program, f"{path} cannot be read: {err}") from err
+
+
+async def until_signal(work: Awaitable[None]) -> None:
+    """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish.
+
+    Later signals cancel nothing. A second one would end the wait for operations, and with it a tool that writes to
+    somebody's volume. SIGKILL is there for those who want that.
+    """
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(threads.Threads(_THREADS))
+    task = asyncio.ensure_future(work)
+
+    def stop() -> None:
+        if task.cancelling():
+            _log.warning("still stopping: operations that run are finished first")
+        else:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        _log.info("stopped")

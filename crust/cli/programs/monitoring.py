@@ -1,0 +1,173 @@
+"""The metrics and the health of a daemon over HTTP: `/metrics`, `/healthz`, `/readyz`; anything else is 404.
+
+`/healthz` is for a liveness probe: it fails if the event loop does not answer, or if the process itself is broken and
+a restart would help. `/readyz` fails until everything is served, and while a driver or the pool is away. Threads
+serve them, so a loop that hangs is an answer of 503, and the metrics can still be read.
+
+There is no authentication: the address belongs on a loopback, or where a network policy protects it. Whoever can
+connect can still not take the threads and descriptors that the node's calls need: the oldest connection is closed
+when there are too many, so that a probe is answered while others are held open.
+"""
+
+import asyncio
+import concurrent.futures
+import http.server
+import logging
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import prometheus_client
+from prometheus_client import exposition
+
+from crust import errors
+from crust.host.process import oserrors
+from crust.rpc.serving import daemon
+
+_log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""How long the event loop may take to answer."""
+
+
+CONNECTIONS = 32
+"""How many there may be; each has a thread."""
+
+
+class LoopHangs(errors.RuntimeFailed):
+    """The event loop of this process does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process hangs",
+            why=f"its event loop has not answered for {ANSWER_S:g} s",
+            hint="restart it: volumes and sandboxes are not affected",
+        )
+
+
+class _Monitor:
+    """Asks the daemon of this process, in its loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._daemon: daemon.Daemon | None = None
+
+    def set_daemon(self, started: daemon.Daemon) -> None:
+        self._daemon = started
+
+    def check_health(self) -> None:
+        self._in_loop(lambda: self._daemon.health.check() if self._daemon else None)
+
+    def check_ready(self) -> None:
+        if self._daemon is None:
+            raise daemon.NotServing()
+        self._in_loop(self._daemon.check_ready)
+
+    def _in_loop(self, check: Callable[[], None]) -> None:
+        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def ask() -> None:
+            try:
+                check()
+            except errors.CrustError as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._loop.call_soon_threadsafe(ask)
+        try:
+            answer.result(ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            raise LoopHangs() from None
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, monitor: _Monitor) -> None:
+        self.address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        self.monitor = monitor
+        self._connected: deque[socket.socket] = deque()
+        super().__init__((host, port), _Answers)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Close the oldest one if there are too many, which ends its thread. Called by `serve_forever` alone."""
+        self._connected = deque(each for each in self._connected if each.fileno() >= 0)
+        if len(self._connected) >= CONNECTIONS:
+            with suppress(OSError):  # it is closed meanwhile
+                self._connected.popleft().shutdown(socket.SHUT_RDWR)
+        self._connected.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is, and in the log's form."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.error("a request for metrics or health failed", exc_info=True)
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    timeout = 10
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer, by path."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            encode, kind = exposition.choose_encoder(self.headers.get("Accept", ""))
+            self._send(200, encode(prometheus_client.REGISTRY), kind)
+        elif path == "/healthz":
+            self._answer(self.server.monitor.check_health)
+        elif path == "/readyz":
+            self._answer(self.server.monitor.check_ready)
+        else:
+            self._send(404, b"there are /metrics, /healthz and /readyz\n")
+
+    do_HEAD = do_GET
+
+    def _answer(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except errors.CrustError as error:
+            self._send(503, f"{error.shown()}\n".encode())
+        else:
+            self._send(200, b"ok\n")
+
+    def _send(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: it is read every few seconds."""
+
+
+@contextmanager
+def serving(address: str) -> Iterator[None]:
+    """Serve at `address` while the block runs; nothing if it is empty. Raises why the address cannot be had."""
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    monitor = _Monitor(asyncio.get_running_loop())
+    with oserrors.translating(f"cannot serve metrics on {address}"):
+        try:
+            server = _Server(host.strip("[]"), int(port), monitor)
+        except OverflowError as err:
+            raise errors.InvalidRequest(
+                f"cannot serve metrics on {address}", why="a port is at most 65535"
+            ) from err
+    daemon.started.set(monitor.set_daemon)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    _log.info("metrics", extra={"address": f"{host}:{server.server_port}"})
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,1 @@
+"""A client of etcd over grpc.aio: members, certificates, failures, leases, watches, transactions."""

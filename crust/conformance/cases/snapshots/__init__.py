@@ -1,0 +1,1 @@
+"""Cases of snapshots, groups of them, copies and changed blocks."""

@@ -1,0 +1,366 @@
+"""The CO of a case: it creates volumes, attaches, stages and publishes them, and removes all of it again.
+
+Every step is noted before it is requested, so that a case that failed half-way is undone too (`undo`).
+"""
+
+import itertools
+import secrets as tokens
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust.conformance.case import BLOCK, Case, Clause, Strength
+from crust.conformance.options import Options
+from crust.conformance.orchestrator.calls import Answer, Calls, Code, Refusal, Request
+from crust.conformance.orchestrator.host_view import HostView
+from crust.conformance.orchestrator.undo import Undo
+from crust.conformance.orchestrator.volume_capabilities import block, mount
+from crust.conformance.results import Finding, explained
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+_numbers = itertools.count(1)
+
+
+class Co(Calls):
+    """One case's CO. Clean its `undo`; `findings` are the weaker clauses that were broken."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        has: frozenset[str],
+        options: Options,
+        host: HostView,
+        case: Case,
+    ) -> None:
+        super().__init__(options.timeout_s)
+        self.findings: list[Finding] = []
+        self._case = case
+        self.has = has
+        self.options = options
+        self.host = host
+        self.identity = csi_pb2_grpc.IdentityStub(channel)
+        self.controller = csi_pb2_grpc.ControllerStub(channel)
+        self.groups = csi_pb2_grpc.GroupControllerStub(channel)
+        self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
+        self.node = csi_pb2_grpc.NodeStub(channel)
+        self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
+        self.undo = Undo(self, host, self.root)
+        self._attached: dict[str, dict[str, str]] = {}
+
+    def should(self) -> "_Weaker":
+        """What fails in its block breaks the case's SHOULD; the case goes on."""
+        return _Weaker(self, self._case.clause(Strength.SHOULD))
+
+    def beyond(self) -> "_Weaker":
+        """What fails in its block is noted, and the case goes on."""
+        return _Weaker(self, self._case.clause(Strength.BEYOND))
+
+    # Names are new in every run, so that volumes of an earlier run are never found.
+    def name(self, stem: str = "volume") -> str:
+        """A name that no volume has."""
+        return f"{stem}-{tokens.token_hex(4)}-{next(_numbers)}"
+
+    @property
+    def mount(self) -> csi_pb2.VolumeCapability:
+        """The filesystem that is used where the filesystem does not matter."""
+        return mount(self.options.parameters.fs_types[0])
+
+    @property
+    def kinds(self) -> list[csi_pb2.VolumeCapability]:
+        """Every access type that the driver takes."""
+        return [self.mount, block()] if BLOCK in self.has else [self.mount]
+
+    @property
+    def filesystems(self) -> list[csi_pb2.VolumeCapability]:
+        """Every filesystem that the driver makes."""
+        return [mount(each) for each in self.options.parameters.fs_types]
+
+    def create_request(
+        self,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        name: str = "",
+        size_bytes: int = 0,
+        source: csi_pb2.VolumeContentSource | None = None,
+    ) -> csi_pb2.CreateVolumeRequest:
+        """A CreateVolume that a driver must accept."""
+        given = self.options.parameters
+        raw = capability is not None and capability.HasField("block")
+        usual_bytes = given.raw_size_bytes if raw and given.raw_size_bytes else given.size_bytes
+        return csi_pb2.CreateVolumeRequest(
+            name=name or self.name(),
+            volume_capabilities=[capability or self.mount],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or usual_bytes),
+            parameters=given.parameters,
+            secrets=given.secrets,
+            volume_content_source=source,
+        )
+
+    def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
+        """CreateVolume that must be OK; deleted in the end."""
+        return self.delete_later(self.ask(self.controller.CreateVolume, request).volume)
+
+    def delete_later(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
+        """Delete a volume in the end, if it has an id to delete it by."""
+        if volume.volume_id:
+            self.undo.later(lambda: self.delete(volume.volume_id))
+        return volume
+
+    def volume(
+        self,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        size_bytes: int = 0,
+        source: csi_pb2.VolumeContentSource | None = None,
+    ) -> csi_pb2.Volume:
+        """A new volume."""
+        return self.create(self.create_request(capability, size_bytes=size_bytes, source=source))
+
+    def volume_for(self, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+        """A new volume that is to be used in each of these ways, one after the other.
+
+        A driver may refuse to make one for all of them; then the case is skipped.
+        """
+        request = self.create_request()
+        del request.volume_capabilities[:]
+        request.volume_capabilities.extend(capabilities)
+        try:
+            return self.create(request)
+        except Refusal as refusal:
+            if len(capabilities) > 1 and refusal.code is Code.INVALID_ARGUMENT:
+                pytest.skip("a volume that is made for several capabilities")
+            raise
+
+    def delete(self, volume_id: str) -> None:
+        """DeleteVolume that must be OK."""
+        request = csi_pb2.DeleteVolumeRequest(
+            volume_id=volume_id, secrets=self.options.parameters.secrets
+        )
+        self.ask(self.controller.DeleteVolume, request)
+
+    def attach_request(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+    ) -> csi_pb2.ControllerPublishVolumeRequest:
+        """A ControllerPublishVolume to this node."""
+        return csi_pb2.ControllerPublishVolumeRequest(
+            volume_id=volume.volume_id,
+            node_id=self.node_id(),
+            volume_capability=capability or self.mount,
+            readonly=readonly,
+            secrets=self.options.parameters.secrets,
+            volume_context=volume.volume_context,
+        )
+
+    def attach(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+    ) -> None:
+        """ControllerPublishVolume where the driver attaches; undone in the end."""
+        if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
+            return
+        self.detach_later(volume.volume_id)
+        request = self.attach_request(volume, capability, readonly=readonly)
+        answer = self.until_final(self.controller.ControllerPublishVolume, request)
+        self._attached[volume.volume_id] = dict(answer.publish_context)
+
+    def detach_later(self, volume_id: str) -> None:
+        """Detach in the end."""
+        self.undo.later(lambda: self.detach(volume_id))
+
+    def detach(self, volume_id: str) -> None:
+        """ControllerUnpublishVolume where the driver attaches."""
+        if "controller.PUBLISH_UNPUBLISH_VOLUME" in self.has:
+            request = csi_pb2.ControllerUnpublishVolumeRequest(
+                volume_id=volume_id,
+                node_id=self.node_id(),
+                secrets=self.options.parameters.secrets,
+            )
+            self.until_final(self.controller.ControllerUnpublishVolume, request)
+
+    def node_id(self) -> str:
+        """This node."""
+        return self.ask(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest()).node_id
+
+    def staging(self, volume: csi_pb2.Volume, name: str = "globalmount") -> Path:
+        """A staging path; the CO makes it."""
+        path = self.root / "plugins" / f"{volume.volume_id[-40:].replace('/', '_')}" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def target(self, pod: str = "") -> Path:
+        """A target path: the CO makes the parent, the driver makes the target."""
+        parent = self.root / "pods" / (pod or self.name("pod"))
+        parent.mkdir(parents=True, exist_ok=True)
+        return parent / "mount"
+
+    def stage_request(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> csi_pb2.NodeStageVolumeRequest:
+        """A NodeStageVolume that a driver must accept."""
+        return csi_pb2.NodeStageVolumeRequest(
+            volume_id=volume.volume_id,
+            staging_target_path=str(path or self.staging(volume)),
+            volume_capability=capability or self.mount,
+            publish_context=self._attached.get(volume.volume_id, {}),
+            volume_context=volume.volume_context,
+            secrets=self.options.parameters.secrets,
+        )
+
+    def stage(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
+        """Attach and stage, where the driver does that; undone in the end."""
+        self.attach(volume, capability)
+        self.stage_attached(volume, capability, path=path)
+
+    def stage_attached(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
+        """Stage what is attached, where the driver stages; undone in the end."""
+        if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
+            return
+        self.undo.later(lambda: self.unstage(volume, path=path))
+        self.until_final(
+            self.node.NodeStageVolume, self.stage_request(volume, capability, path=path)
+        )
+
+    def unstage(self, volume: csi_pb2.Volume, *, path: Path | None = None) -> None:
+        """NodeUnstageVolume where the driver stages."""
+        if "node.STAGE_UNSTAGE_VOLUME" in self.has:
+            request = csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=volume.volume_id, staging_target_path=str(path or self.staging(volume))
+            )
+            self.until_final(self.node.NodeUnstageVolume, request)
+
+    def publish_request(
+        self,
+        volume: csi_pb2.Volume,
+        target: Path,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+        path: Path | None = None,
+    ) -> csi_pb2.NodePublishVolumeRequest:
+        """A NodePublishVolume that a driver must accept once the volume is staged."""
+        stages = "node.STAGE_UNSTAGE_VOLUME" in self.has
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume.volume_id,
+            publish_context=self._attached.get(volume.volume_id, {}),
+            staging_target_path=str(path or self.staging(volume)) if stages else "",
+            target_path=str(target),
+            volume_capability=capability or self.mount,
+            readonly=readonly,
+            secrets=self.options.parameters.secrets,
+            volume_context=volume.volume_context,
+        )
+
+    def ephemeral_request(self, volume_id: str, target: Path) -> csi_pb2.NodePublishVolumeRequest:
+        """A NodePublishVolume of an inline ephemeral volume, as a kubelet sends it."""
+        given = self.options.parameters.ephemeral_context
+        return csi_pb2.NodePublishVolumeRequest(
+            volume_id=volume_id,
+            target_path=str(target),
+            volume_capability=self.mount,
+            volume_context={**given, "csi.storage.k8s.io/ephemeral": "true"},
+        )
+
+    def publish(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        target: Path | None = None,
+        readonly: bool = False,
+    ) -> Path:
+        """NodePublishVolume for a pod; returns the target. Undone in the end."""
+        target = target or self.target()
+        self.unpublish_later(volume.volume_id, target)
+        request = self.publish_request(volume, target, capability, readonly=readonly)
+        self.until_final(self.node.NodePublishVolume, request)
+        return target
+
+    def published_again(
+        self,
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability,
+        *,
+        readonly: bool = False,
+    ) -> Path | None:
+        """A second target of a published volume; None where the driver refuses it, which breaks a SHOULD."""
+        target = self.target()
+        with self.should():
+            return self.publish(volume, capability, target=target, readonly=readonly)
+        return None
+
+    def unknown(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> None:
+        """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
+        self.refused(method, request, Code.OK, Code.NOT_FOUND)
+
+    def unpublish_later(self, volume_id: str, target: Path) -> None:
+        """Unpublish in the end."""
+        self.undo.later(lambda: self.unpublish(volume_id, target))
+
+    def unpublish(self, volume_id: str, target: Path) -> None:
+        """NodeUnpublishVolume that must be OK."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=str(target))
+        self.until_final(self.node.NodeUnpublishVolume, request)
+
+    def use(
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
+    ) -> Path:
+        """Attach, stage and publish; returns the target."""
+        self.stage(volume, capability)
+        return self.publish(volume, capability)
+
+    def release(self, volume: csi_pb2.Volume, target: Path) -> None:
+        """Unpublish, unstage and detach."""
+        self.unpublish(volume.volume_id, target)
+        self.unstage(volume)
+        self.detach(volume.volume_id)
+
+    def can_write(self, path: Path) -> bool:
+        """Whether a byte can be written."""
+        try:
+            self.host.write(path, b"!")
+        except OSError:
+            return False
+        return True
+
+
+class _Weaker:
+    """Turns a failed assertion into a finding of the CO. A class, so that mypy sees that it does."""
+
+    def __init__(self, co: Co, clause: Clause) -> None:
+        self._co = co
+        self._clause = clause
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, (AssertionError, OSError)):
+            return False
+        self._co.findings.append(Finding(self._clause, explained(error), self._co.last))
+        return True

@@ -1,0 +1,154 @@
+"""Snapshots, restores and clones as a CO creates them, and how their content is compared."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.co import Co
+from crust.conformance.orchestrator.volume_capabilities import block
+from crust.wire.csi.v1 import csi_pb2
+
+CHUNK = 64 * 1024
+_PIECE = 4 * 1024 * 1024
+
+
+def snapshot_request(co: Co, volume_id: str, *, name: str = "") -> csi_pb2.CreateSnapshotRequest:
+    """A CreateSnapshot that a driver must accept."""
+    return csi_pb2.CreateSnapshotRequest(
+        source_volume_id=volume_id,
+        name=name or co.name("snapshot"),
+        parameters=co.options.parameters.snapshot_parameters,
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def snapshot(co: Co, volume_id: str) -> csi_pb2.Snapshot:
+    """A snapshot, ready to use; deleted in the end."""
+    return take(co, snapshot_request(co, volume_id))
+
+
+def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
+    """CreateSnapshot, asked again until it is ready to use, as the snapshotter does."""
+    made = begin(co, request)
+    for _ in range(1000):
+        if made.ready_to_use:
+            return made
+        made = co.until_final(co.controller.CreateSnapshot, request).snapshot
+    raise AssertionError("the snapshot never becomes ready to use")
+
+
+def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
+    """CreateSnapshot once; deleted in the end, if it has an id to delete it by."""
+    made = co.until_final(co.controller.CreateSnapshot, request).snapshot
+    if made.snapshot_id:
+        co.undo.later(lambda: delete(co, made.snapshot_id))
+    return made
+
+
+def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
+    """A snapshot of a published raw device, and where the device is published after it.
+
+    Nobody can quiesce the writers of a raw device, so a driver may refuse to copy one while it is used.
+    """
+    request = snapshot_request(co, volume.volume_id)
+    code, _ = co.outcome(co.controller.CreateSnapshot, request)
+    if code is not Code.FAILED_PRECONDITION:
+        return take(co, request), target
+    co.release(volume, target)
+    return take(co, request), co.use(volume, block())
+
+
+def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
+    """A clone of a published raw device, as `of_device`."""
+    request = co.create_request(block(), source=of_volume(volume.volume_id))
+    code, _ = co.outcome(co.controller.CreateVolume, request)
+    if code is not Code.FAILED_PRECONDITION:
+        return co.create(request), target
+    co.release(volume, target)
+    return co.create(request), co.use(volume, block())
+
+
+def delete(co: Co, snapshot_id: str) -> None:
+    """DeleteSnapshot that must be OK."""
+    request = csi_pb2.DeleteSnapshotRequest(
+        snapshot_id=snapshot_id, secrets=co.options.parameters.secrets
+    )
+    co.until_final(co.controller.DeleteSnapshot, request)
+
+
+def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
+    """A CreateVolumeGroupSnapshot that a driver must accept."""
+    return csi_pb2.CreateVolumeGroupSnapshotRequest(
+        name=co.name("group"),
+        source_volume_ids=volume_ids,
+        parameters=co.options.parameters.group_parameters,
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def take_group(
+    co: Co, request: csi_pb2.CreateVolumeGroupSnapshotRequest
+) -> csi_pb2.VolumeGroupSnapshot:
+    """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
+    call = co.groups.CreateVolumeGroupSnapshot
+    made = co.until_final(call, request).group_snapshot
+    deletion = group_deletion(co, made)
+    co.undo.later(lambda: _delete_group(co, deletion))
+    for _ in range(1000):
+        if made.ready_to_use:
+            return made
+        made = co.until_final(call, request).group_snapshot
+    raise AssertionError("the group never becomes ready to use")
+
+
+def group_deletion(
+    co: Co, made: csi_pb2.VolumeGroupSnapshot
+) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
+    """A DeleteVolumeGroupSnapshot of all members."""
+    return csi_pb2.DeleteVolumeGroupSnapshotRequest(
+        group_snapshot_id=made.group_snapshot_id,
+        snapshot_ids=[each.snapshot_id for each in made.snapshots],
+        secrets=co.options.parameters.secrets,
+    )
+
+
+def members(made: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:
+    """What a group is, by its ids."""
+    found = [(each.source_volume_id, each.snapshot_id) for each in made.snapshots]
+    return made.group_snapshot_id, sorted(found)
+
+
+def _delete_group(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:
+    co.until_final(co.groups.DeleteVolumeGroupSnapshot, request)
+
+
+def of_snapshot(snapshot_id: str) -> csi_pb2.VolumeContentSource:
+    """A volume's content comes from a snapshot."""
+    source = csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
+    return csi_pb2.VolumeContentSource(snapshot=source)
+
+
+def of_volume(volume_id: str) -> csi_pb2.VolumeContentSource:
+    """A volume's content comes from a volume."""
+    source = csi_pb2.VolumeContentSource.VolumeSource(volume_id=volume_id)
+    return csi_pb2.VolumeContentSource(volume=source)
+
+
+def noise(seed: int, size_bytes: int = 3 * CHUNK + 17) -> bytes:
+    """Pseudo-random bytes, different for each seed."""
+    return random.Random(seed).randbytes(size_bytes)
+
+
+def checksum_of(co: Co, device: Path) -> str:
+    """The checksum of a whole device, which may be larger than memory."""
+    total = hashlib.sha256()
+    for offset in range(0, co.host.size_bytes(device), _PIECE):
+        total.update(co.host.read(device, _PIECE, offset=offset))
+    return total.hexdigest()
+
+
+def checksum(data: bytes) -> str:
+    """Contents are compared by checksum, so that a failure does not print them."""
+    return hashlib.sha256(data).hexdigest()

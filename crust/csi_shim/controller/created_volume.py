@@ -1,0 +1,167 @@
+"""What a StorageClass asks of crust when a wrapped driver creates a volume, and what the driver is sent instead.
+
+The driver never sees a key of crust: strict ones refuse what they do not know. The answer has the keys in its volume
+context, where the node's shim and the proxy find them, with `crust.dev/created-empty` if nobody can have written the
+volume. That takes three witnesses: the request names no source, the answer names none, and no parameter does (some
+drivers take a backup there).
+
+The kind is changed from mount to block only if every use of the volume is to be deferred: some drivers fix it at
+creation, and one formats at creation if it is told mount. The access mode is checked before: what a driver refuses
+for mounts, it may accept for block.
+"""
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Self
+
+from crust import deferral_keys, errors
+from crust.csi_shim.wrap import admission, vendors
+from crust.deferral_keys import Defer
+from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
+
+_PARAMETERS = (
+    deferral_keys.DEFER,
+    deferral_keys.RUNTIME_HANDLER,
+    deferral_keys.FORMAT_IN,
+    deferral_keys.ENCRYPTION,
+    deferral_keys.EXT4_BYTES_PER_INODE,
+    deferral_keys.EXT4_RESERVED_PERCENT,
+)
+_AS_CRUST = {"bytesperinode": deferral_keys.EXT4_BYTES_PER_INODE}
+"""Vendors' parameters for mkfs that a guest's mkfs can follow, and crust's keys for them. Lower case."""
+
+
+class UnknownCrustParameter(errors.InvalidRequest):
+    """A parameter that begins as crust's do, and is none."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the parameter {key[:128]!r} is not known",
+            why=f"the shim knows {', '.join(_PARAMETERS)}",
+            hint="correct the StorageClass",
+        )
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class DeferralRequest:
+    """The keys of crust in parameters or in a volume context, checked, and what they decide."""
+
+    keys: Mapping[str, str]
+    defer: Defer | None
+
+    @classmethod
+    def of_parameters(cls, parameters: Mapping[str, str], default: Defer) -> Self:
+        """From a StorageClass. Raises `UnknownCrustParameter`, `deferral_keys.InvalidDeferKey`, `InvalidRequest`."""
+        wish = cls.of_context(parameters, default)
+        for key in wish.keys:
+            if key not in _PARAMETERS:
+                raise UnknownCrustParameter(key)
+        translated = {
+            _AS_CRUST[key.lower()]: value
+            for key, value in parameters.items()
+            if wish.is_block and key.lower() in _AS_CRUST
+        }
+        keys = {**translated, **wish.keys}
+        deferral_keys.guest_format({**keys, deferral_keys.CREATED_EMPTY: "true"})
+        deferral_keys.formats_in_guest(keys)
+        return cls(keys, wish.defer)
+
+    @classmethod
+    def of_context(cls, context: Mapping[str, str], default: Defer) -> Self:
+        """From a volume context; `default` decides where it says nothing. Raises `deferral_keys.InvalidDeferKey`."""
+        keys = {
+            key: value for key, value in context.items() if key.startswith(deferral_keys.PREFIX)
+        }
+        if default is not Defer.NEVER:
+            keys.setdefault(deferral_keys.DEFER, default.value)
+        return cls(keys, deferral_keys.defer(keys))
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether some publish of the volume may be deferred."""
+        decided = self.defer in (Defer.ALWAYS, Defer.RUNTIME_CLASS)
+        return decided or deferral_keys.formats_in_guest(self.keys)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the driver is told that the volume is a block volume."""
+        return self.defer is Defer.ALWAYS
+
+
+def to_driver(
+    request: csi_pb2.CreateVolumeRequest, wish: DeferralRequest, driver: str
+) -> csi_pb2.CreateVolumeRequest:
+    """The request that the driver gets.
+
+    Raises `admission.CannotBeDeferred`, and what decoding a capability raises.
+    """
+    sent = csi_pb2.CreateVolumeRequest()
+    sent.CopyFrom(request)
+    remove_keys(sent.parameters)
+    if not wish.may_defer or not _mounts(request.volume_capabilities):
+        return sent
+    _check(request, driver)
+    if wish.is_block:
+        for key in list(sent.parameters):
+            if key.lower() in _AS_CRUST:
+                del sent.parameters[key]
+        as_block(sent.volume_capabilities)
+    return sent
+
+
+def context_of(
+    request: csi_pb2.CreateVolumeRequest,
+    answer: csi_pb2.CreateVolumeResponse,
+    wish: DeferralRequest,
+) -> dict[str, str]:
+    """The keys of crust for the volume context of the answer."""
+    keys = dict(wish.keys)
+    if wish.may_defer and _is_created_empty(request, answer):
+        keys[deferral_keys.CREATED_EMPTY] = "true"
+    return keys
+
+
+def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:
+    """Change the kind of each; the access mode stays."""
+    for each in capabilities:
+        each.block.SetInParent()
+
+
+def remove_keys(context: MutableMapping[str, str]) -> None:
+    """Take crust's keys out of parameters or of a volume context."""
+    for key in [each for each in context if each.startswith(deferral_keys.PREFIX)]:
+        del context[key]
+
+
+def _check(request: csi_pb2.CreateVolumeRequest, driver: str) -> None:
+    for each in _mounts(request.volume_capabilities):
+        capability = csi.capability(each)
+        admission.check_mode(request.name, capability)
+        fs_type = each.mount.fs_type or admission.DEFAULT_FS_TYPE
+        why = vendors.why_not_deferrable(driver, "", fs_type, request.parameters)
+        if why:
+            raise admission.CannotBeDeferred(request.name, why)
+    plain = {
+        key: value for key, value in request.parameters.items() if key.lower() not in _AS_CRUST
+    }
+    option = vendors.mkfs_option(plain)
+    if option:
+        raise admission.CannotBeDeferred(
+            request.name, f"a guest makes its filesystem, and cannot follow {option}"
+        )
+
+
+def _mounts(
+    capabilities: Iterable[csi_pb2.VolumeCapability],
+) -> list[csi_pb2.VolumeCapability]:
+    return [each for each in capabilities if each.HasField("mount")]
+
+
+def _is_created_empty(
+    request: csi_pb2.CreateVolumeRequest, answer: csi_pb2.CreateVolumeResponse
+) -> bool:
+    named = request.HasField("volume_content_source") or answer.volume.HasField("content_source")
+    contexts = (request.parameters, answer.volume.volume_context)
+    return not named and not any(vendors.never_formats(each) for each in contexts)

@@ -1,0 +1,210 @@
+"""The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
+
+It looks at six calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
+other call. Nothing is kept: what a later call must know is in the volume context.
+
+ControllerExpandVolume has no volume context. Unless the CO says that the volume is raw, a filesystem must grow, and
+if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true then.
+For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing: the
+node's shim answers for a driver that has no NodeExpandVolume.
+
+With access to the Kubernetes API it refuses ControllerUnpublishVolume of a deferred volume that the node reports in
+use: a detach by force would take the device from a guest that writes to it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from crust import deferral_keys, errors
+from crust.csi_shim.controller.created_volume import (
+    DeferralRequest,
+    as_block,
+    context_of,
+    remove_keys,
+    to_driver,
+)
+from crust.deferral_keys import Defer
+from crust.rpc import passthrough
+from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.messages import requests
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+_CONTROLLER = "/csi.v1.Controller/"
+Request = TypeVar("Request", bound=Message)
+
+
+class Users(Protocol):
+    """Knows which node uses a volume."""
+
+    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
+        """The node that reports the deferred volume in use; empty if none does."""
+
+
+class UsedOnNode(errors.NotReady):
+    """A deferred volume is to be detached from a node that uses it."""
+
+    def __init__(self, volume_id: str, node: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]} is not detached from node {node}",
+            why="the node reports it in use: a guest may write to it, whatever became of its pod",
+            hint="stop the guest on that node; if the node is dead, taint it node.kubernetes.io/out-of-service",
+        )
+
+
+class ControllerShim:
+    """Answers the calls. `default` decides about volumes that say nothing; without `users` every detach passes.
+
+    `driver_name` is the CO's for the driver; without it, what the driver calls itself.
+    """
+
+    def __init__(
+        self,
+        driver: grpc.aio.Channel,
+        facts: DriverFacts,
+        default: Defer,
+        users: Users | None = None,
+        driver_name: str = "",
+    ) -> None:
+        self._users = users
+        self._driver_name = driver_name
+        self._driver = driver
+        self._facts = facts
+        self._default = default
+        self._stub = csi_pb2_grpc.ControllerStub(driver)
+
+    def handler(self) -> passthrough.Passthrough:
+        """The generic handler for the server."""
+        own = dict(
+            (
+                self._own("CreateVolume", csi_pb2.CreateVolumeRequest, self._create),
+                self._own(
+                    "ControllerPublishVolume", csi_pb2.ControllerPublishVolumeRequest, self._publish
+                ),
+                self._own(
+                    "ValidateVolumeCapabilities",
+                    csi_pb2.ValidateVolumeCapabilitiesRequest,
+                    self._validate,
+                ),
+                self._own(
+                    "ControllerUnpublishVolume",
+                    csi_pb2.ControllerUnpublishVolumeRequest,
+                    self._unpublish,
+                ),
+                self._own(
+                    "ControllerExpandVolume", csi_pb2.ControllerExpandVolumeRequest, self._expand
+                ),
+                self._own("GetCapacity", csi_pb2.GetCapacityRequest, self._capacity),
+            )
+        )
+        return passthrough.Passthrough(self._driver, own)
+
+    def _own(
+        self,
+        name: str,
+        kind: type[Request],
+        answer: Callable[[Request, passthrough.Context], Awaitable[Message | None]],
+    ) -> tuple[str, passthrough.UnaryBehaviour]:
+        unchanged = passthrough.forward(self._driver, _CONTROLLER + name)
+
+        async def behave(data: bytes, context: passthrough.Context) -> bytes:
+            try:
+                answered = await answer(requests.parse(kind, data), context)
+            except grpc.aio.AioRpcError as error:
+                return await passthrough.relay_status(context, error)
+            return (
+                await unchanged(data, context) if answered is None else answered.SerializeToString()
+            )
+
+        return _CONTROLLER + name, behave
+
+    async def _create(
+        self, request: csi_pb2.CreateVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = DeferralRequest.of_parameters(request.parameters, self._default)
+        if not wish.keys:
+            return None
+        driver = await self._name(context)
+        sent = to_driver(request, wish, driver)
+        answer = await self._stub.CreateVolume(
+            sent, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        answer.volume.volume_context.update(context_of(request, answer, wish))
+        return answer
+
+    async def _capacity(
+        self, request: csi_pb2.GetCapacityRequest, context: passthrough.Context
+    ) -> Message | None:
+        """The capacity for volumes of a StorageClass, with the parameters that its CreateVolume would have."""
+        wish = DeferralRequest.of_context(request.parameters, self._default)
+        if not wish.keys:
+            return None
+        remove_keys(request.parameters)
+        if wish.is_block:
+            as_block(each for each in request.volume_capabilities if each.HasField("mount"))
+        return await self._stub.GetCapacity(
+            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+
+    async def _publish(
+        self, request: csi_pb2.ControllerPublishVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = DeferralRequest.of_context(request.volume_context, self._default)
+        if not wish.keys:
+            return None
+        remove_keys(request.volume_context)
+        if wish.is_block:
+            as_block([request.volume_capability])
+        return await self._stub.ControllerPublishVolume(
+            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+
+    async def _unpublish(
+        self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        if self._users is not None and request.node_id:
+            driver = await self._name(context)
+            node = await self._users.user_of(driver, request.volume_id, request.node_id)
+            if node:
+                raise UsedOnNode(request.volume_id, node)
+        return None
+
+    async def _name(self, context: passthrough.Context) -> str:
+        return self._driver_name or await self._facts.name(context.time_remaining())
+
+    async def _validate(
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: passthrough.Context
+    ) -> Message | None:
+        wish = DeferralRequest.of_context(request.volume_context, self._default)
+        own = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
+        if not wish.keys and not own:
+            return None
+        asked = csi_pb2.ValidateVolumeCapabilitiesRequest()
+        asked.CopyFrom(request)
+        remove_keys(asked.volume_context)
+        remove_keys(asked.parameters)
+        if wish.is_block:
+            as_block(asked.volume_capabilities)
+        answer = await self._stub.ValidateVolumeCapabilities(
+            asked, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
+            answer.confirmed.volume_context.update(request.volume_context)
+            answer.confirmed.parameters.update(request.parameters)
+            if wish.is_block and answer.confirmed.volume_capabilities:
+                answer.confirmed.ClearField("volume_capabilities")
+                answer.confirmed.volume_capabilities.extend(request.volume_capabilities)
+        return answer
+
+    async def _expand(
+        self, request: csi_pb2.ControllerExpandVolumeRequest, context: passthrough.Context
+    ) -> Message | None:
+        if request.volume_capability.HasField("block"):
+            return None
+        answer = await self._stub.ControllerExpandVolume(
+            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+        )
+        answer.node_expansion_required = True
+        return answer

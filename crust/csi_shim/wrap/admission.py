@@ -1,0 +1,148 @@
+"""Whether a volume may be deferred, by its original request: a driver may accept as block what it refuses as mount.
+
+Several nodes that write one block device are the driver's and the application's business; several guests that mount
+one filesystem on it destroy it. So the access mode is judged as the CO sent it, before anything is rewritten.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crust import deferral_keys, errors, mount_options, volumes
+from crust.csi_shim.wrap import vendors
+from crust.host.mounts import mount_parameters
+from crust.rpc.messages import csi, limits
+from crust.wire.csi.v1 import csi_pb2
+
+DEFAULT_FS_TYPE = "ext4"
+"""What drivers make where a capability names none."""
+
+_MODES = frozenset(
+    {
+        volumes.AccessMode.SINGLE_NODE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+        volumes.AccessMode.MULTI_NODE_READER_ONLY,
+    }
+)
+_OPTIONS_KNOWN = ("ext4", "xfs", "btrfs")
+_INLINE = "csi.storage.k8s.io/ephemeral"
+"""The kubelet's key in the volume context of a volume that a pod's own specification declares."""
+
+
+class CannotBeDeferred(errors.InvalidRequest):
+    """The volume is of a kind that no guest's kernel can mount from a block device."""
+
+    def __init__(self, volume_id: str, why: str) -> None:
+        super().__init__(
+            f"volume {volume_id[:128]!r} cannot be deferred",
+            why=why,
+            hint="use crust.dev/defer: never for it, or a volume without this property",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a publish asks for, checked."""
+
+    fs_type: str
+    options: tuple[str, ...]
+    readonly: bool
+    group: volumes.GroupChange | None
+    partition: int | None
+    format: volumes.GuestFormat | None
+    encryption: volumes.Encryption | None
+
+
+def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
+    """Raise `CannotBeDeferred`, or `errors.InvalidRequest`, if the volume must not be staged as block."""
+    capability = csi.capability(request.volume_capability)
+    check_mode(request.volume_id, capability)
+    _check_kind(driver, request.volume_id, capability, request)
+
+
+def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
+    """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
+    limits.volume_id_of_any_driver(request.volume_id)
+    if request.volume_context.get(_INLINE) == "true":
+        # the driver makes it in the publish, as a directory, and a refused publish is followed by no unpublish
+        raise CannotBeDeferred(
+            request.volume_id, "it is an inline volume, which its driver makes as a filesystem"
+        )
+    capability = csi.capability(request.volume_capability)
+    access = check_mode(request.volume_id, capability)
+    fs_type = _check_kind(driver, request.volume_id, capability, request)
+    why = vendors.why_not_with_secrets(driver, request.secrets)
+    if why:
+        raise CannotBeDeferred(request.volume_id, why)
+    options = mount_options.for_guest(access.mount_flags)
+    if fs_type in _OPTIONS_KNOWN:
+        mount_parameters.parse(fs_type, options.options)
+    extra = ("nouuid",) if fs_type == "xfs" and "nouuid" not in options.options else ()
+    return Admitted(
+        fs_type=fs_type,
+        options=(*options.options, *extra),
+        readonly=request.readonly or capability.mode.reader_only or options.readonly,
+        group=access.group,
+        partition=_partition(request.volume_context),
+        format=_format(request, access),
+        encryption=_encryption(request.volume_context),
+    )
+
+
+def check_mode(volume_id: str, capability: volumes.VolumeCapability) -> volumes.MountAccess:
+    if not isinstance(capability.access, volumes.MountAccess):
+        raise CannotBeDeferred(volume_id, "it is a raw block volume, which has no filesystem")
+    if capability.mode not in _MODES:
+        raise CannotBeDeferred(
+            volume_id,
+            f"its access mode {capability.mode.name} lets several nodes write, and a filesystem on a block device "
+            "has one writer",
+        )
+    return capability.access
+
+
+def _check_kind(
+    driver: str,
+    volume_id: str,
+    capability: volumes.VolumeCapability,
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> str:
+    assert isinstance(capability.access, volumes.MountAccess)
+    own = vendors.fs_type(driver, request.volume_context, request.publish_context)
+    fs_type = own or capability.access.fs_type or DEFAULT_FS_TYPE
+    contexts = (request.volume_context, request.publish_context)
+    why = vendors.why_not_deferrable(driver, volume_id, fs_type, *contexts)
+    if why:
+        raise CannotBeDeferred(volume_id, why)
+    return fs_type
+
+
+def _partition(context: Mapping[str, str]) -> int | None:
+    text = context.get(vendors.PARTITION, "")
+    if text in ("", "0"):
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise deferral_keys.InvalidDeferKey(vendors.PARTITION, text, "a decimal number")
+    return int(text)
+
+
+def _encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
+    deferral_keys.formats_in_guest(context)  # always so for a wrapped driver; checked all the same
+    return deferral_keys.encryption(context)
+
+
+def _format(
+    request: csi_pb2.NodePublishVolumeRequest, access: volumes.MountAccess
+) -> volumes.GuestFormat | None:
+    wanted = deferral_keys.guest_format(request.volume_context)
+    directly = "directmount" in access.mount_flags  # azuredisk: mounts what is there
+    if wanted is None or directly or vendors.never_formats(request.volume_context):
+        return None
+    key = vendors.mkfs_option(request.volume_context, request.publish_context)
+    if key:
+        raise CannotBeDeferred(
+            request.volume_id,
+            f"it was created empty, and the guest that makes its filesystem cannot follow {key}",
+        )
+    return wanted

@@ -1,0 +1,95 @@
+"""The requests that the driver gets in place of the CO's: the same volume, as a raw block device at private paths.
+
+Different are the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and where they
+take it, nothing enforces it), the flag, the keys of crust in the volume context, and of an encrypted volume the
+passphrase, which is the guest's. Everything else stays: access mode, publish context, other secrets, the pod's data,
+the vendor's keys.
+"""
+
+from crust import deferral_keys
+from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.wire.csi.v1 import csi_pb2
+
+_POD_INFO = "csi.storage.k8s.io/"
+"""The kubelet adds these to a publish and not to a stage."""
+
+
+def stage(
+    request: csi_pb2.NodeStageVolumeRequest, paths: PrivatePaths
+) -> csi_pb2.NodeStageVolumeRequest:
+    """NodeStageVolume as block."""
+    rewritten = csi_pb2.NodeStageVolumeRequest()
+    rewritten.CopyFrom(request)
+    rewritten.staging_target_path = paths.staging
+    rewritten.volume_capability.block.SetInParent()
+    _take_own_keys(rewritten)
+    return rewritten
+
+
+def publish(
+    request: csi_pb2.NodePublishVolumeRequest, paths: PrivatePaths, *, staged: bool
+) -> csi_pb2.NodePublishVolumeRequest:
+    """NodePublishVolume as block."""
+    rewritten = csi_pb2.NodePublishVolumeRequest()
+    rewritten.CopyFrom(request)
+    rewritten.target_path = paths.leaf(request.target_path)
+    if staged:
+        rewritten.staging_target_path = paths.staging
+    rewritten.volume_capability.block.SetInParent()
+    rewritten.readonly = False
+    rewritten.ClearField("defer_fs_ops")
+    _take_own_keys(rewritten)
+    return rewritten
+
+
+def publish_of(request: csi_pb2.NodeStageVolumeRequest) -> csi_pb2.NodePublishVolumeRequest:
+    """A publish of a staged volume that is for the shim alone, with the CO's staging path as its target."""
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=request.volume_id,
+        publish_context=request.publish_context,
+        target_path=request.staging_target_path,
+        volume_capability=request.volume_capability,
+        volume_context=request.volume_context,
+    )
+
+
+def expand(
+    request: csi_pb2.NodeExpandVolumeRequest, paths: PrivatePaths, volume_path: str, *, staged: bool
+) -> csi_pb2.NodeExpandVolumeRequest:
+    """NodeExpandVolume as block, with both paths."""
+    rewritten = csi_pb2.NodeExpandVolumeRequest()
+    rewritten.CopyFrom(request)
+    rewritten.volume_path = volume_path
+    if staged:
+        rewritten.staging_target_path = paths.staging
+    else:
+        rewritten.ClearField("staging_target_path")
+    if rewritten.HasField("volume_capability"):
+        rewritten.volume_capability.block.SetInParent()
+    rewritten.ClearField("defer_fs_ops")
+    return rewritten
+
+
+def stage_of(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodeStageVolumeRequest:
+    """The NodeStageVolume, without secrets, that a CO must have sent before this publish."""
+    stage_ = csi_pb2.NodeStageVolumeRequest(
+        volume_id=request.volume_id,
+        publish_context=request.publish_context,
+        staging_target_path=request.staging_target_path,
+        volume_capability=request.volume_capability,
+    )
+    context = {
+        key: value for key, value in request.volume_context.items() if not key.startswith(_POD_INFO)
+    }
+    stage_.volume_context.update(context)
+    return stage_
+
+
+def _take_own_keys(
+    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
+) -> None:
+    if deferral_keys.ENCRYPTION in request.volume_context:
+        request.secrets.pop(deferral_keys.PASSPHRASE, None)
+    kept = deferral_keys.without(request.volume_context)
+    request.ClearField("volume_context")
+    request.volume_context.update(kept)

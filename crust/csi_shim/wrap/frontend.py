@@ -1,0 +1,318 @@
+"""The shim in front of any driver: which calls are about a deferred volume, and who answers them.
+
+A driver that defers by itself keeps its deferral: its flagged calls go to `Deferral`. Any other driver is wrapped.
+Which of the two it is, is asked once per connection, because it may be replaced by another version; a volume that was
+wrapped stays so until it is unpublished and unstaged, which its private directories show. All other calls pass
+through as bytes.
+"""
+
+from dataclasses import dataclass
+
+import grpc.aio
+
+from crust import deferral_keys, volumes
+from crust.csi_shim import version
+from crust.csi_shim.deferral import Deferral
+from crust.csi_shim.wrap import admission, advertised, private_directories, volume_operations
+from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.staging import Volume
+from crust.csi_shim.wrap.wrapped import WrappedVolumes
+from crust.host.process import workers
+from crust.rpc import passthrough
+from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
+from crust.rpc.messages import extensions, requests
+from crust.wire.csi.v1 import csi_pb2
+
+_NODE = "/csi.v1.Node/"
+_INSPECTED = (
+    "NodeGetCapabilities",
+    "NodeStageVolume",
+    "NodeUnstageVolume",
+    "NodePublishVolume",
+    "NodeUnpublishVolume",
+    "NodeGetVolumeStats",
+    "NodeExpandVolume",
+    "NodeGetVolumeHealth",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What the operator decides: the kubelet's root, and who decides for volumes whose context says nothing."""
+
+    kubelet_root: str
+    default: deferral_keys.Defer = deferral_keys.Defer.NEVER
+    driver_name: str = ""
+    """The driver's name for the CO; empty: the one that it has when it is first asked."""
+
+
+class Frontend:
+    """Answers the Node service's calls on one driver's socket."""
+
+    def __init__(
+        self,
+        driver: grpc.aio.Channel,
+        facts: DriverFacts,
+        deferral: Deferral,
+        wrapped: WrappedVolumes,
+        wrapping: Wrapping,
+        work: volume_operations.VolumeOperations,
+    ) -> None:
+        self._driver = driver
+        self._facts = facts
+        self._deferral = deferral
+        self._wrapped = wrapped
+        self._staging = wrapped.staging
+        self._wrapping = wrapping
+        self._operations = work
+        self._driver_name = wrapping.driver_name
+        self._advertised = advertised.Advertised(facts, work.has_volumes)
+        self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
+
+    @staticmethod
+    def holds(method: str) -> bool:
+        """Whether a call may be about a wrapped volume; any other one passes whichever process answers."""
+        name = method.removeprefix(_NODE)
+        return method.startswith(_NODE) and name in _INSPECTED and "Volume" in name
+
+    def handler(self) -> passthrough.Passthrough:
+        """The generic handler for the server."""
+        own = {
+            "NodeGetCapabilities": passthrough.parsed(
+                csi_pb2.NodeGetCapabilitiesRequest, self._get_capabilities
+            ),
+            "NodeStageVolume": passthrough.parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
+            "NodeUnstageVolume": passthrough.parsed(
+                csi_pb2.NodeUnstageVolumeRequest, self._unstage
+            ),
+            "NodePublishVolume": passthrough.parsed(
+                csi_pb2.NodePublishVolumeRequest, self._publish
+            ),
+            "NodeUnpublishVolume": passthrough.parsed(
+                csi_pb2.NodeUnpublishVolumeRequest, self._unpublish
+            ),
+            "NodeGetVolumeStats": passthrough.parsed(
+                csi_pb2.NodeGetVolumeStatsRequest, self._stats
+            ),
+            "NodeExpandVolume": passthrough.parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
+            "NodeGetVolumeHealth": passthrough.parsed(
+                csi_pb2.NodeGetVolumeHealthRequest, self._health
+            ),
+        }
+        calls = {_NODE + name: each for name, each in own.items()}
+        calls[version.PROBE] = version.telling(passthrough.forward(self._driver, version.PROBE))
+        return passthrough.Passthrough(self._driver, calls)
+
+    async def _get_capabilities(
+        self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        answered = await self._forward["NodeGetCapabilities"](data, context)
+        if (await self._capabilities(context)).defers:
+            return answered
+        answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
+        known = node_capabilities(answer).numbers
+        own = await self._advertised.beside(
+            known,
+            opted_in=extensions.deferral_requested(context),
+            left_s=context.time_remaining(),
+        )
+        for number in own:
+            answer.capabilities.add().rpc.type = number
+        return answer.SerializeToString()
+
+    async def _stage(
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not (request.volume_capability.HasField("mount") and request.staging_target_path):
+            return await self._pass("NodeStageVolume", request.volume_id, data, context)
+        volume = await self._volume(request.volume_id, context)
+        wants_block = await self._wants_block(request, context)
+        is_staged = await self._operations.finds(volume, private_directories.is_staged)
+        if not is_staged and wants_block:
+            path = request.staging_target_path
+            wants_block = not await self._operations.look(
+                volume, volume_operations.is_mounted, path
+            )
+        if not (is_staged or wants_block):
+            answered = await self._pass("NodeStageVolume", request.volume_id, data, context)
+            self._staging.remember(volume.paths.key, request)
+            return answered
+
+        async def work() -> None:
+            in_use = await workers.run(private_directories.is_in_use, volume.paths)
+            if wants_block or in_use:
+                await self._staging.stage_as_block(volume, request)
+            else:
+                await self._staging.stage_as_mount(volume, request)
+
+        await self._operations.run(volume, request, context, work)
+        return csi_pb2.NodeStageVolumeResponse().SerializeToString()
+
+    async def _wants_block(
+        self, request: csi_pb2.NodeStageVolumeRequest, context: passthrough.Context
+    ) -> bool:
+        """Whether the volume is staged as block: it is deferred, or its publish decides."""
+        said = deferral_keys.defer(request.volume_context)
+        in_guest = deferral_keys.formats_in_guest(request.volume_context)
+        if (said or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
+            return False
+        if (await self._capabilities(context)).defers:
+            return False
+        try:
+            admission.check_stage(await self._name(context), request)
+        except admission.CannotBeDeferred:
+            if said is deferral_keys.Defer.ALWAYS or in_guest:
+                raise
+            return False  # for the host; a deferred publish is refused with this reason
+        return True
+
+    async def _unstage(
+        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if not await self._operations.finds(volume, private_directories.is_staged):
+            answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
+            self._staging.forget(volume.paths.key)
+            return answered
+        path = request.staging_target_path
+        await self._operations.run(
+            volume, request, context, lambda: self._staging.unstage(volume, path)
+        )
+        return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
+
+    async def _publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            return await self._host_publish(request, data, context)
+        volume = await self._volume(request.volume_id, context)
+        if await self._defers_itself(volume, context):
+            return (await self._deferral.publish(request, context)).SerializeToString()
+        response = await self._operations.run(
+            volume, request, context, lambda: self._wrapped.publish(volume, request)
+        )
+        return response.SerializeToString()
+
+    async def _host_publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        deferral_keys.check_host_publish(
+            request.volume_id,
+            request.volume_context,
+            is_block=request.volume_capability.HasField("block"),
+        )
+        volume = await self._volume(request.volume_id, context)
+        self._staging.published_on_host(volume.paths.key, request.target_path)
+        if not request.volume_capability.HasField("mount"):
+            return await self._pass("NodePublishVolume", request.volume_id, data, context)
+        if not await self._operations.finds(volume, private_directories.is_staged):
+            return await self._pass("NodePublishVolume", request.volume_id, data, context)
+        response = await self._operations.run(
+            volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
+        )
+        return response.SerializeToString()
+
+    async def _unpublish(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if await self._operations.finds(
+            volume, volume_operations.is_private, request.target_path, request.defer_fs_ops
+        ):
+            target = request.target_path
+            await self._operations.run(
+                volume, request, context, lambda: self._wrapped.unpublish(volume, target)
+            )
+            return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
+        if request.defer_fs_ops and not (await self._capabilities(context)).defers:
+            request.ClearField(
+                "defer_fs_ops"
+            )  # of a volume that the driver's older version deferred
+            data = request.SerializeToString()
+        answered = await self._pass("NodeUnpublishVolume", request.volume_id, data, context)
+        self._staging.unpublished_on_host(volume.paths.key, request.target_path)
+        return answered
+
+    async def _stats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            volume = await self._volume(request.volume_id, context)
+            path = request.volume_path
+            if not await self._operations.finds(volume, private_directories.has_leaf, path):
+                return await self._pass("NodeGetVolumeStats", None, data, context)
+        return (await self._deferral.stats(request)).SerializeToString()
+
+    async def _expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        volume = await self._volume(request.volume_id, context)
+        if request.defer_fs_ops and await self._defers_itself(volume, context):
+            return (await self._deferral.expand(request, context)).SerializeToString()
+        is_staged = await self._operations.finds(volume, private_directories.is_staged)
+        expands = (await self._capabilities(context)).expands
+        if not (request.defer_fs_ops or is_staged):
+            known = (await self._capabilities(context)).numbers
+            if expands or not await self._advertised.expands(known, context.time_remaining()):
+                return await self._pass("NodeExpandVolume", request.volume_id, data, context)
+            path = advertised.path_of(request)
+            if not await self._operations.look(volume, advertised.is_there, path):
+                raise advertised.NoVolumeAt(request.volume_id, path)
+            # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
+            size = request.capacity_range.required_bytes
+            return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
+
+        async def work() -> int:
+            if request.defer_fs_ops:
+                return await self._wrapped.expand(volume, request, driver_expands=expands)
+            if not expands:
+                return request.capacity_range.required_bytes
+            return await self._wrapped.expand_staged(volume, request)
+
+        size = await self._operations.run(volume, request, context, work)
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
+
+    async def _health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
+        volume = await self._volume(request.volume_id, context)
+        target = request.volume_publish_path
+        if await self._operations.finds(volume, private_directories.has_leaf, target):
+            request.volume_publish_path = volume.paths.leaf(target)
+            if volume.stages:
+                request.staging_target_path = volume.paths.staging
+            data = request.SerializeToString()
+        return await self._pass("NodeGetVolumeHealth", None, data, context)
+
+    async def _defers_itself(self, volume: Volume, context: passthrough.Context) -> bool:
+        """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
+        if not (await self._capabilities(context)).defers:
+            return False
+        return not await self._operations.finds(volume, volume_operations.is_wrapped)
+
+    async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
+        key = volumes.VolumeKey(await self._name(context), volumes.VolumeId(volume_id))
+        paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
+        stages = (await self._capabilities(context)).stages
+        return Volume(paths, stages, passthrough.metadata_of(context))
+
+    async def _name(self, context: passthrough.Context) -> volumes.DriverName:
+        """The same for as long as there are volumes: their private paths depend on it.
+
+        A driver that was replaced by a version of another name is still asked about them by these paths.
+        """
+        if not self._driver_name:
+            self._driver_name = await self._facts.name(context.time_remaining())
+        return volumes.DriverName(self._driver_name)
+
+    async def _capabilities(self, context: passthrough.Context) -> NodeCapabilities:
+        return await self._facts.node_capabilities(context.time_remaining())
+
+    async def _pass(
+        self, name: str, volume_id: str | None, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        if not volume_id:
+            return await self._forward[name](data, context)
+        with self._operations.shared(volume_id):
+            return await self._forward[name](data, context)

@@ -1,0 +1,224 @@
+"""How a volume is staged at the wrapped driver: as block at the private path, or as the CO asked; and the change.
+
+A stage as block formats nothing and parses nothing foreign, so it comes first where a publish decides. A publish
+that decides otherwise lets the driver unstage and stage again. For that the shim keeps the CO's NodeStageVolume, with
+its secrets, in memory and nowhere else; after a restart it has none. A volume whose stage had secrets is then
+refused, because a driver that is staged without them may make a plain volume of an encrypted one.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc.aio
+
+from crust import errors, volumes
+from crust.csi_shim.wrap import as_block, private_directories
+from crust.csi_shim.wrap.inner import InnerNode, Metadata
+from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.host.process import workers
+from crust.rpc import outcome
+from crust.rpc.messages import redaction
+from crust.rpc.outcome import Residue
+from crust.wire.csi.v1 import csi_pb2
+
+_log = logging.getLogger(__name__)
+
+
+class StageForgotten(errors.NotReady):
+    """The volume must be staged in another way, and the request by which the CO staged it is not known any more."""
+
+    def __init__(self, key: volumes.VolumeKey, wanted: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be staged again, {wanted}",
+            why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
+            "kept in memory only",
+            hint="delete the pod and create it again: the CO then unstages and stages the volume",
+        )
+
+
+class PublishedAsBlock(errors.NotReady):
+    """The volume cannot be unstaged while the driver has it published for a deferred mount."""
+
+    def __init__(self, key: volumes.VolumeKey, leaf: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be unstaged",
+            why=f"its device is published at {leaf}",
+            hint="unpublish it first: the CO's NodeUnpublishVolume does",
+        )
+
+
+class PublishedOnHost(errors.NotReady):
+    """The volume cannot be staged as block while the host has it published."""
+
+    def __init__(self, key: volumes.VolumeKey, target: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be deferred",
+            why=f"it is published on this host at {target}, and would have to be unstaged",
+            hint="stop the pod that has it there",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """The volume that a call is about, and whether its driver stages."""
+
+    paths: PrivatePaths
+    stages: bool
+    metadata: Metadata
+
+
+class Staging:
+    """Stages volumes at the wrapped driver. The caller runs one operation per volume."""
+
+    def __init__(self, inner: InnerNode) -> None:
+        self._inner = inner
+        self._requests: dict[volumes.VolumeKey, csi_pb2.NodeStageVolumeRequest] = {}
+        self._on_host: dict[volumes.VolumeKey, set[str]] = {}
+
+    def remember(self, key: volumes.VolumeKey, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        """Keep a request of the CO that succeeded, in memory."""
+        self._requests[key] = request
+
+    def request_of(self, key: volumes.VolumeKey) -> csi_pb2.NodeStageVolumeRequest | None:
+        """The CO's request; None since a restart."""
+        return self._requests.get(key)
+
+    def forget(self, key: volumes.VolumeKey) -> None:
+        """The volume is not staged any more."""
+        self._requests.pop(key, None)
+        self._on_host.pop(key, None)
+
+    def published_on_host(self, key: volumes.VolumeKey, target: str) -> None:
+        """An ordinary publish has begun: while it is there, the volume must not be unstaged."""
+        self._on_host.setdefault(key, set()).add(target)
+
+    def unpublished_on_host(self, key: volumes.VolumeKey, target: str) -> None:
+        """An ordinary unpublish has succeeded."""
+        targets = self._on_host.get(key, set())
+        targets.discard(target)
+        if not targets:
+            self._on_host.pop(key, None)
+
+    async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
+        paths = volume.paths
+        is_new = await workers.run(
+            private_directories.make_staging, paths, secrets=bool(request.secrets)
+        )
+        try:
+            await self._inner.stage(as_block.stage(request, paths), volume.metadata)
+        except grpc.aio.AioRpcError as error:
+            if outcome.is_final(error):
+                # of an earlier stage the driver may have everything still: a kubelet must not forget it
+                residue = await self._take_record_back(volume) if is_new else Residue.EXISTS
+                raise outcome.answer("NodeStageVolume", error, residue) from error
+            raise
+        self.remember(paths.key, request)
+
+    async def _take_record_back(self, volume: Volume) -> Residue:
+        """The driver refused the first stage: nothing of it may be left, or the record stays and the CO unstages."""
+        try:
+            if await workers.run(private_directories.is_mounted, volume.paths.staging):
+                return Residue.EXISTS
+            await workers.run(private_directories.remove_staging, volume.paths)
+        except errors.CrustError as error:
+            _log.warning("private staging directory kept", extra={"error": error})
+            return Residue.UNKNOWN
+        return Residue.NONE
+
+    async def ensure_block(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        """Before a deferred publish: whatever is staged as mount is staged as block. Raises `StageForgotten`."""
+        if not volume.stages:
+            return
+        if await workers.run(private_directories.is_staged, volume.paths):
+            return
+        known = self._requests.get(volume.paths.key)
+        if known is None:
+            raise StageForgotten(volume.paths.key, "as a block device for a deferred mount")
+        await workers.run(self._check_not_on_host, volume.paths.key)
+        _log.info("staged again as block", extra={"volume": str(volume.paths.key)})
+        await self._inner.unstage(request.volume_id, known.staging_target_path, volume.metadata)
+        with _hiding_secrets(known):
+            await self.stage_as_block(volume, known)
+
+    def _check_not_on_host(self, key: volumes.VolumeKey) -> None:
+        """Complete where it matters: whoever knows the stage has seen all publishes since."""
+        for target in sorted(self._on_host.get(key, ())):
+            if private_directories.is_mounted(target):
+                raise PublishedOnHost(key, target)
+
+    async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        """Before a publish on the host: stage as the CO asked what is staged as block. Raises `StageForgotten`."""
+        paths = volume.paths
+        if not await workers.run(private_directories.is_staged, paths):
+            return
+        known = self._requests.get(paths.key)
+        if known is None:
+            if await workers.run(private_directories.had_secrets, paths):
+                raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
+            known = as_block.stage_of(request)
+        with _hiding_secrets(known):
+            await self.stage_as_mount(volume, known)
+
+    async def stage_as_mount(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        """Stage what is staged as block as the CO asked.
+
+        The record stays until the driver has staged: if we are killed in between, the retry begins again.
+        """
+        await self._unstage_block(volume, request.staging_target_path)
+        _log.info("staged again as mount", extra={"volume": str(volume.paths.key)})
+        await self._inner.stage(request, volume.metadata)
+        await workers.run(private_directories.remove_staging, volume.paths)
+        self.remember(volume.paths.key, request)
+
+    async def unstage(self, volume: Volume, co_path: str) -> None:
+        """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `LeftByDriver`."""
+        await self._unstage_block(volume, co_path)
+        if await workers.run(private_directories.is_mounted, co_path):
+            # killed between the stage as mount and the removal of the record
+            await self._inner.unstage(volume.paths.key.volume_id, co_path, volume.metadata)
+        await workers.run(private_directories.remove_staging, volume.paths)
+        self.forget(volume.paths.key)
+
+    async def drop(self, volume: Volume) -> None:
+        """After a publish that must not be: unstage what the driver did, and keep what a next attempt needs."""
+        if not volume.stages:
+            return
+        await self._unstage_block(volume, "")
+        await workers.run(private_directories.remove_staging, volume.paths)
+
+    async def _unstage_block(self, volume: Volume, co_path: str) -> None:
+        for leaf in await workers.run(private_directories.leaves, volume.paths):
+            # the staging path's own leaf is of an expansion that was interrupted: nobody has it
+            await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
+        volume_id = volume.paths.key.volume_id
+        await self._inner.unstage(volume_id, volume.paths.staging, volume.metadata)
+
+    async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
+        """What is left of a publish of an earlier boot: only what is not mounted."""
+        found = await workers.run(private_directories.look, leaf)
+        if found.mounts and not is_ours:
+            raise PublishedAsBlock(volume.paths.key, leaf)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
+            await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
+        await workers.run(private_directories.remove_leaf, leaf)
+
+
+@contextlib.contextmanager
+def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
+    """The caller of a publish has not sent the secrets of the stage: a driver's error must not show them to it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        text = error.details() or ""
+        hidden = redaction.without_secrets(text, "", request)
+        if hidden == text:
+            raise
+        raise grpc.aio.AioRpcError(
+            error.code(), error.initial_metadata(), grpc.aio.Metadata(), details=hidden
+        ) from None
+    except errors.CrustError as error:
+        error.what = redaction.without_secrets(error.what, "", request)
+        raise

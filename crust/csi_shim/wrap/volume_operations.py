@@ -1,0 +1,131 @@
+"""What the shim does about a volume on the host: operations, one at a time per volume, and looks at its directories.
+
+Operations run on the shim's threads (`crust.host.process.workers`) and outlive their callers. A look is no part of an
+operation: it has threads of its own, one per question, so that its retries add none where a mount hangs.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from crust import errors, operations
+from crust.csi_shim.wrap import private_directories
+from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.staging import Volume
+from crust.host.process.bounded_calls import BoundedCalls
+from crust.host.process.workers import Workers
+from crust.rpc import passthrough
+from crust.rpc.messages import requests
+
+T = TypeVar("T")
+
+_LOOK_S = 10.0
+"""For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
+
+_LOOKS = 32
+"""How many looks run at once."""
+
+_OPERATION_S = 120.0
+"""After this, callers are told that an operation is overdue: as long as a kubelet waits."""
+
+
+class VolumeOperations:
+    """The operations and looks of one shim, whose volumes are below `kubelet_root`."""
+
+    def __init__(self, kubelet_root: str, threads: Workers) -> None:
+        self._root = kubelet_root
+        self._name = threads.name
+        self.operations = operations.KeyedOperations(threads)
+        """By volume id."""
+        self._looks = BoundedCalls(limit=_LOOKS)
+        self._knows_volumes: bool | None = None
+        """What a look for volumes has found since the last operation, which may have made or removed one."""
+        self._ended = 0
+        """How many operations have ended."""
+
+    def refusal(self) -> errors.CrustError | None:
+        """Why no look can be made now: all of them hang."""
+        return self._looks.refusal(f"a volume of {self._name}")
+
+    async def run(
+        self,
+        volume: Volume,
+        request: Message,
+        context: passthrough.Context,
+        work: Callable[[], Awaitable[T]],
+    ) -> T:
+        """Do the work of a request as the volume's operation. Raises as `KeyedOperations.run`."""
+        name = type(request).__name__.removesuffix("Request")
+
+        async def noted() -> T:
+            self._knows_volumes = None
+            try:
+                return await work()
+            finally:
+                self._ended += 1
+
+        return await self.operations.run(
+            volume.paths.key.volume_id,
+            name,
+            requests.identity(request),
+            noted,
+            limit_s=_OPERATION_S,
+            left_s=context.time_remaining(),
+        )
+
+    def shared(self, volume_id: str) -> AbstractContextManager[None]:
+        """Exclude operations of the volume while a call about it passes. Raises `OperationInProgress`."""
+        return self.operations.shared(volume_id)
+
+    async def finds(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
+        """A look for a directory of the volume. Of most volumes there is none, and no thread is asked for that."""
+        if private_directories.are_known_absent(volume.paths):
+            return False
+        return await self.look(volume, function, *args)
+
+    async def look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
+        """What `function` says of the volume's paths. Raises as `BoundedCalls.call`."""
+        return await self._looks.call(
+            (function, volume.paths, args),
+            partial(function, volume.paths, *args),
+            timeout_s=_LOOK_S,
+            shown=f"volume {volume.paths.key}",
+            fresh=True,
+        )
+
+    async def has_volumes(self) -> bool:
+        """Whether there are deferred volumes: then the shim advertises what it answers for them.
+
+        A kubelet asks before each call. Only operations make and remove volumes' directories, so a look is repeated
+        after one, and for as long as one runs.
+        """
+        if self._knows_volumes is not None:
+            return self._knows_volumes
+        look = partial(private_directories.has_volumes, self._root)
+        ended = self._ended
+        found = await self._looks.call(self._root, look, timeout_s=_LOOK_S, fresh=True)
+        if ended == self._ended and not self.operations.running():
+            self._knows_volumes = found
+        return found
+
+
+def is_mounted(_: PrivatePaths, path: str) -> bool:
+    """A look: whether the volume is mounted at the CO's path."""
+    return private_directories.is_mounted(path)
+
+
+def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
+    """A look: whether the target is published at a leaf, or may be."""
+    if private_directories.has_leaf(paths, target):
+        return True
+    if private_directories.is_staged(paths):
+        return True
+    return is_deferred and private_directories.has_publishes(paths)
+
+
+def is_wrapped(paths: PrivatePaths) -> bool:
+    """A look: whether the volume is staged as block, or published so."""
+    return private_directories.is_staged(paths) or private_directories.has_publishes(paths)

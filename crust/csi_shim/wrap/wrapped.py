@@ -1,0 +1,220 @@
+"""Deferred volumes of a driver that knows nothing of deferral: it publishes them as raw block at private paths.
+
+A publish asks the driver once: a second bind on the same leaf would stack. What it published is looked at before it
+is believed, and undone if it is no block device. An unpublish is repeated until nothing is mounted at the leaf. Each
+method is the work of an operation: it outlives its caller, and the caller runs one per volume.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import grpc.aio
+
+from crust import deferral_keys, errors, volumes
+from crust.csi_shim.runtime_client import RuntimeClient
+from crust.csi_shim.wrap import admission, as_block, private_directories, published_device, vendors
+from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.private_directories import LeftByDriver
+from crust.csi_shim.wrap.staging import Staging, Volume
+from crust.host.process import workers
+from crust.rpc import outcome
+from crust.rpc.messages import csi
+from crust.rpc.outcome import Residue
+from crust.wire.csi.v1 import csi_pb2
+
+_log = logging.getLogger(__name__)
+
+_STACK_MAX = 8
+"""How many binds on one leaf are taken off, one unpublish each."""
+
+
+class NotStagedSinceRestart(errors.PeerUnavailable):
+    """The driver does not expand a volume that is only staged, and the shim cannot publish it for the call.
+
+    Not the driver's code: a kubelet would take INVALID_ARGUMENT or NOT_FOUND for an expansion that is never possible.
+    """
+
+    def __init__(self, key: volumes.VolumeKey, said: str) -> None:
+        super().__init__(
+            f"volume {key} cannot be expanded now",
+            why=f"the shim was started after it was staged, and cannot publish it for the driver, which says: {said}",
+            hint="the CO stages it again before it is published, and retries",
+        )
+
+
+class WrappedVolumes:
+    """Publishes, unpublishes and expands."""
+
+    def __init__(self, inner: InnerNode, staging: Staging, runtime: RuntimeClient) -> None:
+        self._inner = inner
+        self.staging = staging
+        self._runtime = runtime
+
+    async def publish(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """A deferred publish. Raises a check's error or the driver's status, in a branch that its residue allows."""
+        key, leaf = volume.paths.key, volume.paths.leaf(request.target_path)
+        there = await workers.run(private_directories.look, leaf)
+        is_new = not there.is_published
+        try:
+            wanted = admission.admit(key.driver, request)
+            secrets = self._secrets(wanted, key, request)
+            await self.staging.ensure_block(volume, request)
+        except (grpc.aio.AioRpcError, errors.CrustError) as error:
+            residue = Residue.EXISTS if there.mounts else Residue.NONE
+            raise outcome.answer("NodePublishVolume", error, residue) from error
+        try:
+            if is_new:
+                await self._publish_once(volume, request, leaf)
+            source, size = await workers.run(published_device.device, key, leaf, wanted.partition)
+        except (grpc.aio.AioRpcError, errors.CrustError) as error:
+            residue = await self._undo(volume, leaf, error) if is_new else Residue.EXISTS
+            raise outcome.answer("NodePublishVolume", error, residue) from error
+        answer = csi_pb2.NodePublishVolumeResponse()
+        answer.deferred_mount.CopyFrom(
+            csi.deferred_mount_to_wire(_mount(wanted, source, size, secrets))
+        )
+        return answer
+
+    def _secrets(
+        self,
+        wanted: admission.Admitted,
+        key: volumes.VolumeKey,
+        request: csi_pb2.NodePublishVolumeRequest,
+    ) -> Mapping[str, str]:
+        """What the guest needs to open the volume: of this publish, else of the stage. Raises `PassphraseMissing`."""
+        if wanted.encryption is None:
+            return {}
+        staged = self.staging.request_of(key)
+        known = (request.secrets, staged.secrets if staged is not None else {})
+        return {deferral_keys.PASSPHRASE: deferral_keys.passphrase(key.volume_id, *known)}
+
+    async def publish_on_host(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """An ordinary publish of a volume that is staged as block."""
+        await self.staging.ensure_mount(volume, request)
+        return await self._inner.publish(request, volume.metadata)
+
+    async def _publish_once(
+        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, leaf: str
+    ) -> None:
+        found = await workers.run(private_directories.look, leaf)
+        if found.mounts:  # two binds, or what is no device: of an attempt that was not undone
+            await self._take_down(volume, leaf)
+        elif found.kind is not private_directories.Kind.ABSENT:
+            await workers.run(private_directories.remove_leaf, leaf)
+        await workers.run(private_directories.make_published, volume.paths)
+        await self._inner.publish(
+            as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
+        )
+
+    async def _undo(
+        self, volume: Volume, leaf: str, error: grpc.aio.AioRpcError | errors.CrustError
+    ) -> Residue:
+        """Undo what this attempt did; returns what remains. The publish's own error is the one to report."""
+        if isinstance(error, grpc.aio.AioRpcError) and not outcome.is_final(error):
+            return Residue.UNKNOWN  # the driver may still work on it; the CO retries or unpublishes
+        try:
+            found = await workers.run(private_directories.look, leaf)
+            if isinstance(error, grpc.aio.AioRpcError) and not found.mounts:
+                await workers.run(private_directories.remove_leaf, leaf)
+                return Residue.NONE
+            await self._take_down(volume, leaf)
+            if isinstance(error, published_device.NotPublishedAsBlock):
+                await self.staging.drop(volume)
+        except (grpc.aio.AioRpcError, errors.CrustError) as failure:
+            extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
+            _log.warning("failed publish not undone completely", extra=extra)
+            return Residue.UNKNOWN
+        return Residue.NONE
+
+    async def unpublish(self, volume: Volume, target: str) -> None:
+        """NodeUnpublishVolume. Raises the driver's status, `LeftByDriver`."""
+        await self._take_down(volume, volume.paths.leaf(target))
+
+    async def _take_down(self, volume: Volume, leaf: str) -> None:
+        """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
+        volume_id = volume.paths.key.volume_id
+        before = (await workers.run(private_directories.look, leaf)).mounts
+        for _ in range(_STACK_MAX):
+            refusal: grpc.aio.AioRpcError | None = None
+            try:
+                await self._inner.unpublish(volume_id, leaf, volume.metadata)
+            except grpc.aio.AioRpcError as error:
+                refusal = error
+            left = (await workers.run(private_directories.look, leaf)).mounts
+            if refusal is None and not left:
+                await workers.run(private_directories.remove_leaf, leaf)
+                return
+            if left >= before:
+                raise refusal or LeftByDriver("NodeUnpublishVolume", leaf, f"{left} mounts")
+            before = left
+        raise LeftByDriver("NodeUnpublishVolume", leaf, f"{before} mounts")
+
+    async def expand(
+        self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, *, driver_expands: bool
+    ) -> int:
+        """First the device, by the driver, then the filesystem, by the runtime; returns the size. Idempotent."""
+        target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
+        wanted = csi.capacity_range(request.capacity_range)
+        leaf = volume.paths.leaf(target.text)
+        if driver_expands:
+            await self.expand_device(volume, request, leaf)
+        size, encrypted = await workers.run(published_device.size_at, leaf)
+        if encrypted:  # the header of the layer below takes a part of what was asked for
+            wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
+        return await self._runtime.expand(target.text, wanted, None)
+
+    async def expand_staged(self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest) -> int:
+        """Grow the device of a volume that is staged and not published, as a kubelet does before a pod starts.
+
+        Drivers look for a published device, and some try to mount any other path. So it is published for the call.
+        The filesystem grows at the guest's mount.
+        """
+        known = self.staging.request_of(volume.paths.key)
+        if (
+            known is None
+        ):  # since a restart: the leaf's path says at least that it is a block volume
+            leaf = volume.paths.leaf(request.volume_path)
+            try:
+                return (await self.expand_device(volume, request, leaf)).capacity_bytes
+            except grpc.aio.AioRpcError as error:
+                if not outcome.is_final(error):
+                    raise
+                raise NotStagedSinceRestart(volume.paths.key, error.details() or "") from error
+        leaf = volume.paths.leaf(known.staging_target_path)
+        try:
+            await self._publish_once(volume, as_block.publish_of(known), leaf)
+            return (await self.expand_device(volume, request, leaf)).capacity_bytes
+        finally:
+            await self._take_down(volume, leaf)
+
+    async def expand_device(
+        self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume as block, unless the driver is one that fails at it."""
+        if not vendors.expands_at_node(volume.paths.key.driver):
+            return csi_pb2.NodeExpandVolumeResponse(
+                capacity_bytes=request.capacity_range.required_bytes
+            )
+        rewritten = as_block.expand(request, volume.paths, path, staged=volume.stages)
+        return await self._inner.expand(rewritten, volume.metadata)
+
+
+def _mount(
+    wanted: admission.Admitted, source: volumes.BlockSource, size: int, secrets: Mapping[str, str]
+) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=source,
+        fs_type=wanted.fs_type,
+        mount_options=wanted.options,
+        group=wanted.group,
+        readonly=wanted.readonly,
+        capacity_bytes=size,
+        format=wanted.format,
+        encryption=wanted.encryption,
+        secrets=secrets,
+    )

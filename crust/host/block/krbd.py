@@ -1,0 +1,291 @@
+"""The kernel's own client of RBD: images of a Ceph cluster as block devices of this host, by sysfs alone.
+
+It is driven through /sys/bus/rbd (Documentation/ABI/testing/sysfs-bus-rbd): `add_single_major` takes one line of
+monitors, options and image, and returns when the device is there or cannot be; what is mapped is read from `devices`,
+so that a process that was killed finds its mappings again. No program `rbd` takes part.
+
+Each mapping has a client of its own (`noshare`): its address is that of one image, and can be blocklisted alone. The
+user's key is handed over as a key of the kernel (`kernel_keys`): the options of a mapping can be read in sysfs. The
+name of that key marks the mappings of one node: those of others are neither used nor removed, and several nodes that
+are containers of one kernel have mappings of their own.
+
+The client is made in the host's network namespace (`network_namespace`): a pod's would take the device's network away
+when the pod ends.
+
+RBD's exclusive lock is left to move between clients, as librbd leaves it: a mapping that kept it (`exclusive`) would
+refuse the controller its snapshots. It is no fence. Nothing is unmapped by force: what the page cache has not written
+back would be lost.
+"""
+
+import base64
+import binascii
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust import errors, volumes
+from crust.host.block import device_nodes, devices, holders
+from crust.host.process import kernel_keys, network_namespace, oserrors, sysfs
+
+BUS = "/sys/bus/rbd"
+_KEY = "crust.rbd."
+"""How the names of our keys begin."""
+_LOCK_S, _MOUNT_S = 30, 15
+_MODPROBE_S = 20.0
+_NO_NETWORK = (
+    "this driver has a network namespace of its own and does not see the host's, with which a mapped image would go: "
+    "run it with hostPID or hostNetwork"
+)
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/\[\]-]+")
+_FEATURES = {
+    0: "layering", 1: "striping", 2: "exclusive-lock", 3: "object-map", 4: "fast-diff", 5: "deep-flatten",
+    6: "journaling", 7: "data-pool", 8: "operations", 9: "migrating",
+}  # fmt: skip
+"""The bits of an image's features."""
+
+
+class KernelRefusesImage(errors.RuntimeFailed):
+    """The kernel does not map an image."""
+
+    def __init__(self, image: str, number: int) -> None:
+        why = {
+            errno.ENXIO: "the image, or one that it is a clone of, has features that this kernel does not know",
+            errno.ENOENT: "the pool, the namespace or the image is not there",
+            errno.EACCES: "the cluster refuses the user",
+            errno.EPERM: "the cluster refuses the user",
+            errno.ENOKEY: "the kernel did not find the user's key",
+            errno.EINVAL: "it does not take the options: ms_mode needs Linux 5.11",
+            errno.ETIMEDOUT: "the cluster did not answer, or a client that has ended still has RBD's lock",
+            errno.EIO: "no monitor answered",
+        }.get(number, os.strerror(number))
+        super().__init__(
+            f"the kernel does not map the image {image}",
+            why=f"{why} (errno {number})",
+            hint="the kernel's log has the reason: dmesg",
+        )
+        self.number = number
+
+
+class MappingInUse(errors.NotReady):
+    """A mapped image is open, mounted, or part of another device."""
+
+    def __init__(self, device: str, in_use: holders.DeviceInUse) -> None:
+        super().__init__(
+            f"{device} is not unmapped",
+            why=in_use.why,
+            hint="stop or release what holds it; it is then retried",
+        )
+        self.device = device
+
+
+@dataclass(frozen=True, slots=True)
+class ImageName:
+    """An image in one cluster; `namespace` is empty for the pool's default one."""
+
+    fsid: str
+    pool: str
+    namespace: str
+    image: str
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.pool, self.namespace, self.image)))
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How the kernel reaches the cluster: addresses without a protocol, all of the same one."""
+
+    monitors: Sequence[str]
+    mode: str
+    """Of the messenger: `legacy`, or one of its version 2."""
+    user: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A mapped image, as the kernel has it. `address` is that of its client in the cluster."""
+
+    number: int
+    image: ImageName
+    address: str
+    device: int
+    is_readonly: bool
+    is_ours: bool
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _modprobe() -> None:
+    """Whether it worked is seen in sysfs."""
+    if not Path("/proc/modules").exists():
+        return
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            ("modprobe", "rbd"), timeout=_MODPROBE_S, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRbd:
+    """The kernel's client of this host, for the node `owner`. Every method blocks. `bus` is another one in tests."""
+
+    owner: str = ""
+    bus: str = BUS
+    write: Callable[[str, bytes], None] = _write
+    load_module: Callable[[], None] = _modprobe
+
+    def obstacle(self) -> str:
+        """Why this kernel maps no images; empty if it does. Loads the module if it can be loaded."""
+        if not os.path.isdir(self.bus):
+            self.load_module()
+        if os.path.isdir(self.bus):
+            return "" if network_namespace.sees_host() else _NO_NETWORK
+        return "this host's kernel has no driver for RBD, or its module rbd is not loaded"
+
+    def unsupported(self, features: int) -> tuple[str, ...]:
+        """Which features of an image this kernel does not know."""
+        with oserrors.translating("cannot read what the kernel's driver for RBD supports"):
+            known = int(sysfs.read(f"{self.bus}/supported_features"), 16)
+        left = features & ~known
+        return tuple(
+            _FEATURES.get(each, f"bit {each}")
+            for each in range(left.bit_length())
+            if left >> each & 1
+        )
+
+    def find(self, image: ImageName) -> Mapping | None:
+        """crust's mapping of the image itself, if there is one."""
+        with oserrors.translating("cannot list the images that the kernel has mapped"):
+            try:
+                names = os.listdir(f"{self.bus}/devices")
+            except FileNotFoundError:
+                return None
+        for name in sorted(names, key=int):
+            found = self._read(int(name), image.image)
+            if found is not None and found.is_ours and found.image == image:
+                return found
+        return None
+
+    def map(self, image: ImageName, login: Login, *, readonly: bool) -> Mapping:
+        """Map the image, which is not mapped. Raises `KernelRefusesImage`."""
+        key = self._mark + image.image
+        options = [
+            f"name={login.user}", f"key={key}", "noshare", f"ms_mode={login.mode}",
+            f"mount_timeout={_MOUNT_S}", f"lock_timeout={_LOCK_S}",
+        ]  # fmt: skip
+        if image.namespace:
+            options.append(f"_pool_ns={image.namespace}")
+        if readonly:
+            options.append("ro")
+        words = (",".join(login.monitors), ",".join(options), image.pool, image.image, "-")
+        _check_plain((*login.monitors, login.user, image.pool, image.namespace, image.image))
+        with kernel_keys.thread_key("ceph", key, _secret(login.key)), network_namespace.of_host():
+            self._add(image, " ".join(words).encode())
+        found = self.find(image)
+        if found is None:
+            raise KernelRefusesImage(str(image), errno.ENODEV)
+        return found
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Unmap, and verify it; one that is not mapped is a success. Raises `MappingInUse`."""
+        line = str(mapping.number).encode()
+        with oserrors.translating(f"cannot unmap the image {mapping.image}"):
+            try:
+                self.write(self._entry("remove"), line)
+            except FileNotFoundError:
+                return
+            except OSError as err:
+                if err.errno == errno.ENOENT:
+                    return
+                if err.errno == errno.EBUSY:
+                    path = device_nodes.node_of(mapping.device)
+                    raise MappingInUse(path, holders.device_in_use(path)) from None
+                raise
+
+    def refresh(self, mapping: Mapping) -> None:
+        """Give the device the image's size now: a read-only mapping is not told of a change."""
+        with oserrors.translating(f"cannot refresh the image {mapping.image}"):
+            self.write(f"{self.bus}/devices/{mapping.number}/refresh", b"1")
+
+    def device(self, mapping: Mapping) -> volumes.BlockSource:
+        """The mapping's device. Raises `device_nodes.DeviceNodeMissing`."""
+        path = device_nodes.node_of(mapping.device)
+        return volumes.BlockSource(path, devices.identify(path))
+
+    def size_bytes(self, mapping: Mapping) -> int:
+        """The device's size."""
+        with oserrors.translating(f"cannot look at the mapping {mapping.number}"):
+            return int(sysfs.read(f"{self.bus}/devices/{mapping.number}/size"))
+
+    @property
+    def _mark(self) -> str:
+        return f"{_KEY}{hashlib.sha256(self.owner.encode()).hexdigest()[:12]}."
+
+    def _add(self, image: ImageName, line: bytes) -> None:
+        try:
+            self.write(self._entry("add"), line)
+        except OSError as err:
+            # not chained: what was written has no secret, and still belongs in no traceback
+            raise KernelRefusesImage(str(image), err.errno or 0) from None
+
+    def _entry(self, name: str) -> str:
+        single = f"{self.bus}/{name}_single_major"
+        return single if os.path.exists(single) else f"{self.bus}/{name}"
+
+    def _read(self, number: int, image: str) -> Mapping | None:
+        """A mapping of an image with this name; None if it is another's, or is unmapped meanwhile."""
+        directory = f"{self.bus}/devices/{number}"
+
+        def text(name: str) -> str:
+            return sysfs.read(f"{directory}/{name}")
+
+        with oserrors.translating(f"cannot look at the mapping {number}"):
+            try:
+                if text("name") != image or text("current_snap") != "-":
+                    return None
+                options = text("config_info").split(" ")[1].split(",")
+                return Mapping(
+                    number,
+                    ImageName(text("cluster_fsid"), text("pool"), text("pool_ns"), image),
+                    text("client_addr"),
+                    os.makedev(int(text("major")), int(text("minor"))),
+                    "ro" in options,
+                    any(each.startswith(f"key={self._mark}") for each in options),
+                )
+            except FileNotFoundError:
+                return None
+            except OSError as err:
+                if err.errno == errno.ENODEV:
+                    return None
+                raise
+
+
+def _check_plain(words: Sequence[str]) -> None:
+    """Nothing in a word may end it: the kernel splits the line by spaces and commas."""
+    for each in filter(None, words):
+        if not _PLAIN.fullmatch(each):
+            raise errors.InvalidRequest(f"the kernel cannot be told of {each!r}")
+
+
+def _secret(key: str) -> bytes:
+    try:
+        return base64.b64decode(key, validate=True)
+    except binascii.Error:
+        raise errors.Refused("the key of a user of Ceph is not base64") from None
+
+
+THIS_HOST = KernelRbd()

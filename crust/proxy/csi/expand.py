@@ -1,0 +1,167 @@
+"""RuntimeExpandVolume: grow the filesystem in the sandbox that has the volume, and keep the size in the record.
+
+It is an operation: it outlives the shim's deadline, an identical retry joins it, and it writes the record even if
+no caller waits any more. A caller whose time is nearly over gets `StillExpanding` before its own deadline passes.
+
+A kubelet does not retry after FAILED_PRECONDITION until the pod is restarted, so only `OfflineExpansionOnly` has that
+code. A temporary condition (the device is still small, the sandbox boots) is UNAVAILABLE (crust/rpc/outcome.py).
+"""
+
+import asyncio
+
+from crust import errors, operations, volumes
+from crust.handoff.record import Record
+from crust.host.process import workers
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.devices import Devices
+from crust.proxy.runtimes.handlers import Feature, HandlerDisconnected, Handlers
+from crust.proxy.runtimes.peers import EXPAND_TIMEOUT_S, HandlerPeers
+from crust.proxy.runtimes.runtime_cli import RuntimeCli
+from crust.rpc import outcome
+
+_ANSWER_AT = 0.97
+"""The part of the caller's time after which it gets an answer."""
+
+
+class DeviceNotExpanded(errors.NotReady):
+    """The device is smaller than the requested size."""
+
+    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
+        super().__init__(
+            f"the filesystem on {device} cannot grow to {wanted.required_bytes} bytes",
+            why=f"the device has {size_bytes} bytes",
+            hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
+        )
+
+
+class DeviceTooLarge(errors.OutOfRange):
+    """The device is larger than the limit of the request."""
+
+    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
+        super().__init__(
+            f"the volume on {device} cannot be kept within {wanted.limit_bytes} bytes",
+            why=f"the device has {size_bytes} bytes already",
+            hint="raise the limit: a filesystem fills its device",
+        )
+
+
+class ImplausibleSize(errors.RuntimeFailed):
+    """A handler reported a filesystem size that its device cannot have."""
+
+    def __init__(self, device: str, size_bytes: int, reported_bytes: int) -> None:
+        super().__init__(
+            f"the runtime reported an impossible size of the filesystem on {device}",
+            why=f"it reported {reported_bytes} bytes, and the device has {size_bytes}",
+            hint="read the handler's log; the guest may be broken or hostile",
+        )
+
+
+class OfflineExpansionOnly(errors.NotReady):
+    """The runtime cannot grow a filesystem that is mounted."""
+
+    def __init__(self, handler: str, target: str) -> None:
+        super().__init__(
+            f"the filesystem of the volume at {target} was not grown",
+            why=f"runtime handler {handler!r} does not offer ONLINE_EXPAND, and a sandbox has it mounted",
+            hint="restart the pod: the filesystem grows when it is mounted",
+        )
+
+
+class StillExpanding(errors.OperationPending):
+    """The expansion takes longer than its caller waits."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(
+            f"the filesystem of the volume at {target} is still growing",
+            why="the runtime has not finished in the caller's time",
+            hint="retry: the running expansion goes on, and the retry joins it",
+        )
+
+
+class DeferredExpand:
+    """Expands by target path, one at a time for each."""
+
+    def __init__(
+        self,
+        deferred: DeferredVolumes,
+        handlers: Handlers,
+        peers: HandlerPeers,
+        devices: Devices,
+        running: operations.KeyedOperations,
+        cli: RuntimeCli,
+    ) -> None:
+        self._deferred = deferred
+        self._handlers = handlers
+        self._peers = peers
+        self._devices = devices
+        self._operations = running
+        self._cli = cli
+
+    async def expand(
+        self, record: Record, wanted: volumes.CapacityRange, time_left_s: float | None
+    ) -> int:
+        """Grow it; returns the device's size. Without a sandbox the size is recorded, and the mount grows it.
+
+        Raises `DeviceTooLarge`, `DeviceNotExpanded`, `OfflineExpansionOnly`, `ImplausibleSize`, `StillExpanding`,
+        `handlers.HandlerDisconnected`, and the handler's own error.
+        """
+        target = record.target
+        answer_in_s = None if time_left_s is None else time_left_s * _ANSWER_AT
+        try:
+            async with asyncio.timeout(answer_in_s):
+                return await self._operations.run(
+                    target,
+                    "RuntimeExpandVolume",
+                    wanted,
+                    lambda: self._expand(target, wanted),
+                )
+        except TimeoutError as error:
+            raise StillExpanding(target.text) from error
+        except errors.CrustError as error:
+            raise outcome.answer("RuntimeExpandVolume", error, outcome.Residue.NONE) from error
+
+    async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
+        record = self._deferred.expect(target.text)
+        size_bytes = await self._grown(record, wanted)
+        if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
+            raise DeviceTooLarge(record.shown_source, size_bytes, wanted)
+        if size_bytes < wanted.required_bytes:
+            raise DeviceNotExpanded(record.shown_source, size_bytes, wanted)
+        if await self._deferred.is_claimed(record):
+            await self._expand_in_sandbox(record, size_bytes, wanted.limit_bytes)
+        await self._deferred.change_capacity(target, size_bytes)
+        return size_bytes
+
+    async def _grown(self, record: Record, wanted: volumes.CapacityRange) -> int:
+        """The device's size. That of an image is what the driver has grown it to, and is written first.
+
+        This host cannot see an image's size: the runtime refuses a size that the image does not have.
+        """
+        if record.image is None:
+            return await workers.run(self._devices.size_bytes, record.device)
+        size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
+        if size_bytes > record.mount.capacity_bytes:
+            await self._deferred.change_capacity(record.target, size_bytes)
+        return size_bytes
+
+    async def _expand_in_sandbox(self, record: Record, size_bytes: int, limit_bytes: int) -> None:
+        capacity = volumes.CapacityRange(size_bytes, limit_bytes)
+        try:
+            handler = await self._handlers.owner(record.handler)
+            can_expand = Feature.ONLINE_EXPAND in handler.features
+        except HandlerDisconnected:
+            filled_bytes = await self._cli.resize(record.target, capacity)
+            if filled_bytes is None:
+                raise
+        else:
+            if can_expand:
+                filled_bytes = await self._peers.expand(
+                    handler, record.target, capacity, EXPAND_TIMEOUT_S
+                )
+            else:
+                filled_bytes = await self._cli.resize(record.target, capacity)
+        if filled_bytes is None:
+            await self._deferred.change_capacity(record.target, size_bytes)
+            raise OfflineExpansionOnly(record.handler, record.target.text)
+        if not 0 < filled_bytes <= size_bytes:
+            raise ImplausibleSize(record.shown_source, size_bytes, filled_bytes)

@@ -1,0 +1,145 @@
+"""The drivers that the proxy serves, each with its CSI socket: any of them can come and go while the others serve."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from crust import errors
+from crust.operations import KeyedOperations
+from crust.proxy.csi.backend import Backend
+from crust.proxy.csi.frontend import CsiFrontend
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.drivers.plugin_registration import Registration, registering
+from crust.rpc import channel
+from crust.rpc.serving import server
+from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.gate import Gate
+from crust.settings.proxy import ServedDriver
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that the proxy serves. Its `parts` end with it, its socket first."""
+
+    served: ServedDriver
+    backend: Backend
+    frontend: CsiFrontend
+    registration: Registration | None
+    parts: AsyncExitStack
+
+
+class BackendNotConnected(errors.PeerUnavailable):
+    """The proxy has no connection to the shim or driver behind one of its sockets."""
+
+    def __init__(self, driver: str, socket_path: str) -> None:
+        super().__init__(
+            f"the driver {driver!r} cannot be reached",
+            why=f"there is no connection to {socket_path}",
+            hint="start its shim or the driver; `crust status` says more",
+        )
+
+
+Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
+
+
+class DriverSockets:
+    """Serves drivers. `run_dir` has their sockets' locks: CSI allows no other file beside a plugin's socket."""
+
+    def __init__(  # noqa: PLR0913 - what the process gives
+        self,
+        frontend: Frontend,
+        deferred: DeferredVolumes,
+        daemon: Daemon,
+        *,
+        run_dir: str,
+        plugins_registry: str,
+        connect: Callable[[str], grpc.aio.Channel] = channel.connect,
+        holds: Callable[[str], bool] = CsiFrontend.holds,
+    ) -> None:
+        self._frontend = frontend
+        self._deferred = deferred
+        self._daemon = daemon
+        self._run_dir = run_dir
+        self._registry = plugins_registry
+        self._connect = connect
+        self._holds = holds
+        self._drivers: dict[str, Driver] = {}
+
+    def all(self) -> Sequence[Driver]:
+        """The drivers, by name."""
+        return tuple(self._drivers[name] for name in sorted(self._drivers))
+
+    async def add(self, served: ServedDriver) -> None:
+        """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
+        async with AsyncExitStack() as parts:
+            backend = Backend(self._connect(served.backend))
+            parts.push_async_callback(backend.aclose)
+            frontend = self._frontend(served, backend)
+            parts.push_async_callback(frontend.drain)
+            serving = server.serving(
+                served.socket,
+                name="csi",
+                driver=lambda: served.name,
+                lock_path=self._lock_path(served.socket),
+                generic=[frontend.handler()],
+                daemon=self._daemon,
+                gate=Gate(self._holds),
+            )
+            await parts.enter_async_context(serving)
+            registration = await self._register(served, parts)
+            self._drivers[served.name] = Driver(
+                served, backend, frontend, registration, parts.pop_all()
+            )
+        _log.info("driver served", extra={"driver": served.name, "socket": served.socket})
+
+    async def remove(self, name: str) -> None:
+        """Stop serving a driver, once its running operations have ended. What is deferred stays as it is."""
+        driver = self._drivers.pop(name)
+        await driver.parts.aclose()
+        left = sum(record.key.driver == name for record in self._deferred.all())
+        extra = {"driver": name, "deferred_volumes": left}
+        _log.log(
+            logging.WARNING if left else logging.INFO, "driver not served any more", extra=extra
+        )
+
+    def running(self) -> int:
+        """How many operations run."""
+        return sum(each.running() for each in self.operations())
+
+    def missing(self) -> errors.CrustError | None:
+        """The first driver whose backend is not connected."""
+        for driver in self.all():
+            ready = grpc.ChannelConnectivity.READY
+            if driver.backend.channel.get_state(try_to_connect=True) is not ready:
+                return BackendNotConnected(driver.served.name, driver.served.backend)
+        return None
+
+    def operations(self) -> Sequence[KeyedOperations]:
+        """The operations of each driver."""
+        return [driver.frontend.operations for driver in self.all()]
+
+    async def aclose(self) -> None:
+        """Stop serving all of them, at once: none takes work while another one's operations end."""
+        drivers, self._drivers = self.all(), {}
+        await asyncio.gather(*(driver.parts.aclose() for driver in drivers))
+
+    async def _register(self, served: ServedDriver, parts: AsyncExitStack) -> Registration | None:
+        if not (self._registry and served.register_plugin):
+            return None
+        registration = Registration(served.name, served.socket, self._daemon.health)
+        lock_path = self._lock_path(f"{self._registry}/{served.name}")
+        await parts.enter_async_context(
+            registering(registration, served.name, self._registry, lock_path, self._daemon)
+        )
+        return registration
+
+    def _lock_path(self, socket: str) -> str:
+        return f"{self._run_dir}/{hashlib.sha256(socket.encode()).hexdigest()[:16]}.lock"

@@ -1,0 +1,145 @@
+"""Checks whether a handler supports what a publish needs: before the driver is called, and again with its answer.
+
+A deferred publish that the handler cannot serve is an error that says why; it never becomes a host mount.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from crust import errors, volumes
+from crust.handoff.record import Record
+from crust.proxy.runtimes.handlers import Feature, Handler
+
+
+class UnsupportedByHandler(errors.NotReady):
+    """The runtime handler does not support what the volume needs."""
+
+    def __init__(self, handler: str, why: str, hint: str) -> None:
+        super().__init__(
+            f"the volume cannot be published to runtime handler {handler!r}",
+            why=f"it {why}",
+            hint=hint,
+        )
+
+
+class TooManyVolumesInSandbox(errors.NotReady):
+    """The pod has as many deferred volumes as its sandbox can have."""
+
+    def __init__(self, handler: Handler, target: volumes.TargetPath) -> None:
+        super().__init__(
+            f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
+            why=f"its sandboxes have at most {handler.max_volumes} volumes, and the pod has as many already",
+            hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
+        )
+
+
+class DeferredMountMismatch(errors.RuntimeFailed):
+    """The driver's deferred_mount differs from the request."""
+
+    def __init__(self, field: str, asked: object, answered: object) -> None:
+        super().__init__(
+            "the driver's deferred_mount differs from the request",
+            why=f"{field} is {answered}, and {asked} was requested",
+            hint="this is a bug in the driver or the shim in front of it",
+        )
+        self.field = field
+
+
+def check_answer(asked: volumes.MountAccess, answer: volumes.DeferredMount) -> None:
+    """Raise `DeferredMountMismatch` if the answer drops or changes a requested filesystem or group."""
+    if asked.fs_type and asked.fs_type != answer.fs_type:
+        raise DeferredMountMismatch("fs_type", repr(asked.fs_type), repr(answer.fs_type))
+    if asked.group is not None and asked.group != answer.group:
+        raise DeferredMountMismatch("the group", _text(asked.group), _text(answer.group))
+
+
+def _text(group: volumes.GroupChange | None) -> str:
+    return f"{group.gid} ({group.policy.value})" if group is not None else "none"
+
+
+def check(
+    handler: Handler, *, fs_type: str, group: volumes.GroupChange | None, readonly: bool
+) -> None:
+    """Raise `UnsupportedByHandler` for the first missing feature. An empty `fs_type` is not known yet."""
+    if fs_type and fs_type not in handler.filesystems:
+        known = ", ".join(sorted(handler.filesystems)) or "none"
+        raise UnsupportedByHandler(
+            handler.name,
+            f"does not support the filesystem {fs_type!r}; it supports: {known}",
+            "choose another csi.storage.k8s.io/fstype, or do not defer this volume",
+        )
+    if readonly and Feature.READ_ONLY not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name, "cannot attach a volume read-only", "do not defer this volume"
+        )
+    if group is None or readonly:
+        return
+    if Feature.GROUP not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            f"cannot change the group of files, and fsGroup {group.gid} is requested",
+            "remove fsGroup, or do not defer this volume",
+        )
+
+
+def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
+    """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them: nobody else could."""
+    if limits != volumes.IoLimits() and Feature.IO_LIMITS not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot enforce I/O limits, and the volume has some",
+            "remove the volume's limits, use a handler that offers IO_LIMITS, or do not defer it",
+        )
+
+
+def check_guest_work(handler: Handler, mount: volumes.DeferredMount) -> None:
+    """Raise `UnsupportedByHandler` if the handler cannot format, open or decrypt a volume that needs it."""
+    if mount.format is not None and not mount.readonly and Feature.FORMAT not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot make filesystems, and the volume was created empty",
+            "use a handler that offers FORMAT, or do not defer this volume",
+        )
+    if mount.image is not None and Feature.NETWORK_IMAGE not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            f"cannot open an image on the network, and the volume is the image {mount.image}",
+            "use a handler that offers NETWORK_IMAGE: `crust handlers` lists them",
+        )
+    if mount.encryption is not None and Feature.LUKS not in handler.features:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot open LUKS containers, and the volume is encrypted",
+            "use a handler that offers LUKS: `crust handlers` lists them",
+        )
+
+
+class SandboxVolumes:
+    """Counts the deferred volumes of each pod, those that are being published now included.
+
+    A kubelet publishes all volumes of a pod at once. The pod is known by the kubelet's path of a target; where a CO
+    has other paths, the handler itself refuses what is too much, when the container starts.
+    """
+
+    _POD = re.compile(r"(.*/pods/[^/]+/)")
+
+    def __init__(self) -> None:
+        self._publishing: set[volumes.TargetPath] = set()
+
+    @contextmanager
+    def place(
+        self, handler: Handler, target: volumes.TargetPath, published: Iterable[Record]
+    ) -> Iterator[None]:
+        """Have a place in the target's sandbox while the block runs. Raises `TooManyVolumesInSandbox`."""
+        pod = self._POD.match(target.text)
+        if handler.max_volumes and pod:
+            there = {each.target for each in published if each.handler == handler.name}
+            others = (each for each in there | self._publishing if each.text.startswith(pod[1]))
+            if sum(1 for each in others if each != target) >= handler.max_volumes:
+                raise TooManyVolumesInSandbox(handler, target)
+        self._publishing.add(target)
+        try:
+            yield
+        finally:
+            self._publishing.discard(target)

@@ -1,0 +1,108 @@
+"""gRPC between two parts of one process, without a socket.
+
+A `LocalServer` takes the same servicers, generic handlers and interceptor as a server on a socket, and its channel
+has the methods of a gRPC channel that crust uses. So a part does not know which of the two it talks through: messages
+are serialised, deadlines and cancellation reach the handler, statuses and metadata come back. What differs is the
+cost: a call is a task, where a socket takes system calls and passes through gRPC's threads each way.
+
+Requests of more than one message are refused: no method of CSI or crust.v1 has them. A server may be made before its
+servicers are: until it is opened a call is UNAVAILABLE, as at a socket that nobody serves yet.
+
+A call here is one step of a call that came in by a socket. So it keeps that call's id, and is logged at DEBUG.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from crust.rpc.in_process import local_calls
+from crust.rpc.in_process.local_calls import NotServedYet, Server
+from crust.rpc.in_process.local_channel import Channel
+from crust.rpc.serving import interceptors
+from crust.rpc.serving.health import Health
+from crust.rpc.serving.method_handlers import Handler, decoded, encoded
+
+
+class LocalServer:
+    """Servicers of this process, once it is opened."""
+
+    def __init__(self) -> None:
+        self._interceptor: interceptors.CallInterceptor | None = None
+        self._generic: list[grpc.GenericRpcHandler] = []
+        self._handlers: dict[str, Handler] = {}
+
+    def open(
+        self,
+        name: str,
+        health: Health,
+        generic: Sequence[grpc.GenericRpcHandler] = (),
+        admit: Callable[[str], None] | None = None,
+        driver: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Answer calls. `name`, `admit` and `driver` are as at `server.serving`."""
+        self._generic.extend(generic)
+        served = interceptors.Served(name, driver)
+        self._interceptor = interceptors.CallInterceptor(served, health, admit, is_inner=True)
+
+    def close(self) -> None:
+        """Answer no more calls; those that run go on."""
+        self._interceptor = None
+        self._generic.clear()
+        self._handlers.clear()
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """As grpc.aio.Server has it: what the generated `add_…Servicer_to_server` calls."""
+        self._generic.extend(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """The same handlers once more, by name: nothing to do."""
+
+    def channel(self) -> grpc.aio.Channel:
+        """A channel to these servicers."""
+        return cast("grpc.aio.Channel", Channel(self))
+
+    async def handler(self, method: str) -> Handler:
+        """The handler of a method, with the interceptor around it; None if there is none."""
+        if method not in self._handlers:
+            if self._interceptor is None:
+                raise NotServedYet(method)
+            found = await self._interceptor.intercept_service(self._find, _Details(method))
+            if found is None:
+                return None
+            self._handlers[method] = found
+        return self._handlers[method]
+
+    async def _find(self, details: grpc.HandlerCallDetails) -> Handler:
+        services = (each.service(details) for each in self._generic)
+        return next((found for found in services if found is not None), None)
+
+
+class LocalMethod:
+    """A method of a local server, for a call that its caller's own context goes with, unchanged."""
+
+    def __init__(self, server: Server, method: str) -> None:
+        self._server = server
+        self._method = method
+
+    async def __call__(self, data: bytes, context: Any) -> bytes:
+        """Answer the bytes of a request; raises `NotServedYet`, and ends the call where the method would."""
+        handler = await self._server.handler(self._method)
+        if handler is None or handler.unary_unary is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, local_calls.NO_METHOD)
+        answer = await handler.unary_unary(decoded(handler, data), context)
+        return encoded(handler, answer)
+
+
+def passed(channel: grpc.aio.Channel, method: str) -> LocalMethod | None:
+    """The method of one answer behind a local channel; None for a channel to a socket."""
+    if not isinstance(channel, Channel):
+        return None
+    return LocalMethod(channel.server, method)
+
+
+class _Details(grpc.HandlerCallDetails):
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()

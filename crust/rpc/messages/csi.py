@@ -1,0 +1,312 @@
+"""The codec of CSI: converts its messages to core types and back.
+
+Decoding checks everything: a decoded value obeys the specification, and an invalid field raises an `InvalidRequest`
+that names it. Encoding does not check. Mount flags may be sensitive (CSI MountVolume) and are never part of an
+error's text.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from crust import deferral_keys, errors, mount_options, volumes
+from crust.rpc.messages import limits
+from crust.wire.csi.v1 import csi_pb2
+
+_FLAGS_MAX_BYTES = 4096
+
+
+class UnsupportedValue(errors.InvalidRequest):
+    """A field has a value that the CSI specification does not define, or that means "unknown"."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(f"{field} is invalid", why=f"CSI does not define the value {value} for it")
+        self.field = field
+
+
+class InvalidDeferredMount(errors.RuntimeFailed):
+    """A driver answered a deferred publish with an invalid deferred_mount."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "the driver's deferred_mount is invalid",
+            why=why,
+            hint="this is a bug in the driver or the shim in front of it",
+        )
+
+
+def capability(
+    pb: csi_pb2.VolumeCapability, *, field: str = "volume_capability"
+) -> volumes.VolumeCapability:
+    """Decode and check a capability.
+
+    Raises `limits.MissingField`, `UnsupportedValue`, `limits.FieldTooLong` and `errors.InvalidRequest`
+    (group fields).
+    """
+    kind = pb.WhichOneof("access_type")
+    if kind is None:
+        raise limits.MissingField(f"{field}.access_type")
+    access = volumes.BlockAccess() if kind == "block" else _mount_access(pb.mount, field)
+    return volumes.VolumeCapability(access, _access_mode(pb, field))
+
+
+def capabilities(
+    pbs: Iterable[csi_pb2.VolumeCapability], *, field: str = "volume_capabilities"
+) -> tuple[volumes.VolumeCapability, ...]:
+    """Decode a list of capabilities; at least one is required. Raises as `capability` does."""
+    decoded = tuple(capability(pb, field=f"{field}[{n}]") for n, pb in enumerate(pbs))
+    if not decoded:
+        raise limits.MissingField(field)
+    return decoded
+
+
+def _access_mode(pb: csi_pb2.VolumeCapability, field: str) -> volumes.AccessMode:
+    number = pb.access_mode.mode
+    if not pb.HasField("access_mode") or number == 0:
+        raise limits.MissingField(f"{field}.access_mode")
+    try:
+        return volumes.AccessMode(number)
+    except ValueError as err:
+        raise UnsupportedValue(f"{field}.access_mode.mode", number) from err
+
+
+def _mount_access(pb: csi_pb2.VolumeCapability.MountVolume, field: str) -> volumes.MountAccess:
+    flags = tuple(pb.mount_flags)
+    flags_bytes = sum(len(flag.encode()) for flag in flags)
+    if flags_bytes > _FLAGS_MAX_BYTES:
+        raise limits.FieldTooLong(f"{field}.mount.mount_flags", flags_bytes, _FLAGS_MAX_BYTES)
+    return volumes.MountAccess(
+        fs_type=limits.optional(pb.fs_type, f"{field}.mount.fs_type"),
+        mount_flags=flags,
+        group=_group(
+            pb.volume_mount_group,
+            pb.volume_supplemental_group,
+            pb.volume_supplemental_group_change_policy,
+        ),
+    )
+
+
+def _group(delegated: str, supplemental: str, policy: str) -> volumes.GroupChange | None:
+    """The group, from either field; if both are set they must be equal (KEP-2857)."""
+    if policy and not supplemental:
+        raise errors.InvalidRequest(
+            "volume_supplemental_group_change_policy is set without volume_supplemental_group"
+        )
+    if delegated and supplemental and delegated != supplemental:
+        raise errors.InvalidRequest(
+            "volume_mount_group and volume_supplemental_group differ",
+            hint="send the same group in both, or one of them",
+        )
+    group = supplemental or delegated
+    if delegated == "0" and not supplemental:
+        return volumes.GroupChange(
+            0
+        )  # a pod may ask for the group of root, and a host mount supports it
+    return volumes.GroupChange.parse(group, _group_policy(policy)) if group else None
+
+
+def _group_policy(text: str) -> volumes.GroupPolicy:
+    if not text:
+        return volumes.GroupPolicy.ON_ROOT_MISMATCH
+    try:
+        return volumes.GroupPolicy(text)
+    except ValueError as err:
+        raise UnsupportedValue("volume_supplemental_group_change_policy", repr(text[:32])) from err
+
+
+def capability_to_wire(
+    value: volumes.VolumeCapability, *, deferred: bool = False
+) -> csi_pb2.VolumeCapability:
+    """Encode a capability; with `deferred` the group goes into the fields for deferral."""
+    pb = csi_pb2.VolumeCapability()
+    pb.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.ValueType(value.mode.value)
+    if isinstance(value.access, volumes.BlockAccess):
+        pb.block.SetInParent()
+        return pb
+    pb.mount.fs_type = value.access.fs_type
+    pb.mount.mount_flags.extend(value.access.mount_flags)
+    group = value.access.group
+    if group is not None and deferred:
+        pb.mount.volume_supplemental_group = str(group.gid)
+        pb.mount.volume_supplemental_group_change_policy = group.policy.value
+    elif group is not None:
+        pb.mount.volume_mount_group = str(group.gid)
+    return pb
+
+
+def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
+    """Decode and check a capacity range; raises `errors.InvalidRequest`, `errors.OutOfRange`."""
+    value = volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
+    value.check()
+    return value
+
+
+def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
+    """Decode and check a driver's answer.
+
+    Raises `InvalidDeferredMount` and, because the user must correct that, `mount_options.CredentialInOptions`.
+    """
+    mount_options.check_no_credential(pb.mount_options)
+    if not pb.fs_type:
+        raise InvalidDeferredMount("fs_type is empty")
+    if pb.capacity_bytes <= 0:
+        raise InvalidDeferredMount("capacity_bytes is not set")
+    try:
+        return _deferred_mount(pb)
+    except errors.InvalidRequest as err:
+        raise InvalidDeferredMount(str(err)) from err
+
+
+def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
+    return volumes.DeferredMount(
+        source=_source(pb),
+        fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
+        mount_options=tuple(pb.mount_options),
+        group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
+        readonly=pb.readonly,
+        capacity_bytes=pb.capacity_bytes,
+        content_generation=pb.content_generation,
+        io_limits=_io_limits(pb.io_limits),
+        format=_format(pb.format) if pb.HasField("format") else None,
+        encryption=_encryption(pb),
+        secrets=dict(pb.secrets),
+    )
+
+
+def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
+    percent = pb.ext4_reserved_percent if pb.HasField("ext4_reserved_percent") else None
+    value = volumes.GuestFormat(pb.ext4_bytes_per_inode or None, percent)
+    value.check()
+    return value
+
+
+def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption | None:
+    if not pb.encryption:
+        return None
+    if pb.encryption != volumes.Encryption.LUKS.value:
+        raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
+    if not pb.secrets.get(deferral_keys.PASSPHRASE):
+        raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
+    return volumes.Encryption.LUKS
+
+
+def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
+    limits_ = volumes.IoLimits(
+        pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
+    )
+    limits_.check()
+    return limits_
+
+
+def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:
+    match pb.WhichOneof("source"):
+        case "block_device":
+            return _block_source(pb.block_device)
+        case "network_image":
+            return _network_image(pb)
+        case _:
+            raise InvalidDeferredMount("its source is of an unknown kind")
+
+
+def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
+    """What the parts may hold is checked when the record is made (`mount_info.Image`)."""
+    image = pb.network_image
+    if not pb.secrets.get(deferral_keys.USER_KEY):
+        raise InvalidDeferredMount("it is an image, and secrets has no userKey")
+    if not all((image.cluster, image.pool, image.image, image.monitors, image.user)):
+        raise InvalidDeferredMount("cluster, pool, image, monitors or user of the image is not set")
+    return volumes.NetworkImage(
+        image.cluster,
+        image.pool,
+        image.namespace,
+        image.image,
+        tuple(image.monitors),
+        image.user,
+    )
+
+
+def _block_source(device: csi_pb2.DeferredMount.BlockDevice) -> volumes.BlockSource:
+    if not device.HasField("identity") or device.identity.disk_sequence == 0:
+        raise InvalidDeferredMount("the device's identity is not set")
+    identity = volumes.DeviceIdentity(
+        device.identity.major, device.identity.minor, device.identity.disk_sequence
+    )
+    path = volumes.TargetPath.parse(device.path, role="deferred_mount.block_device.path")
+    return volumes.BlockSource(path.text, identity)
+
+
+def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:
+    """Encode a deferred mount; raises `mount_options.CredentialInOptions`."""
+    mount_options.check_no_credential(value.mount_options)
+    pb = csi_pb2.DeferredMount(
+        fs_type=value.fs_type,
+        mount_options=value.mount_options,
+        readonly=value.readonly,
+        capacity_bytes=value.capacity_bytes,
+        content_generation=value.content_generation,
+    )
+    if isinstance(value.source, volumes.NetworkImage):
+        pb.network_image.CopyFrom(csi_pb2.DeferredMount.NetworkImage(**asdict(value.source)))
+    else:
+        identity = value.source.identity
+        pb.block_device.path = value.source.path
+        pb.block_device.identity.major = identity.major
+        pb.block_device.identity.minor = identity.minor
+        pb.block_device.identity.disk_sequence = identity.disk_sequence
+    if value.group is not None:
+        pb.supplemental_group = str(value.group.gid)
+        pb.supplemental_group_change_policy = value.group.policy.value
+    if value.io_limits != volumes.IoLimits():
+        pb.io_limits.CopyFrom(csi_pb2.DeferredMount.IoLimits(**asdict(value.io_limits)))
+    if value.format is not None:
+        pb.format.SetInParent()
+        pb.format.ext4_bytes_per_inode = value.format.ext4_bytes_per_inode or 0
+        if value.format.ext4_reserved_percent is not None:
+            pb.format.ext4_reserved_percent = value.format.ext4_reserved_percent
+    if value.encryption is not None:
+        pb.encryption = value.encryption.value
+    if value.needs_secrets:
+        pb.secrets.update(value.secrets)
+    return pb
+
+
+def stats(pb: csi_pb2.NodeGetVolumeStatsResponse) -> volumes.VolumeStats:
+    """Decode a plugin's statistics; raises `UnsupportedValue` for a unit that CSI does not have."""
+    usage = tuple(_usage(each) for each in pb.usage)
+    present = pb.HasField("volume_condition")
+    return volumes.VolumeStats(usage, condition(pb.volume_condition) if present else None)
+
+
+def _usage(pb: csi_pb2.VolumeUsage) -> volumes.VolumeUsage:
+    try:
+        unit = volumes.UsageUnit(pb.unit)
+    except ValueError as err:
+        raise UnsupportedValue("usage.unit", pb.unit) from err
+    return volumes.VolumeUsage(unit, pb.total, pb.used, pb.available)
+
+
+def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsResponse:
+    """Encode statistics, with the condition if it is known (CSI 1.12)."""
+    pb = csi_pb2.NodeGetVolumeStatsResponse(usage=[usage_to_wire(each) for each in value.usage])
+    if value.condition is not None:
+        pb.volume_condition.CopyFrom(condition_to_wire(value.condition))
+    return pb
+
+
+def usage_to_wire(value: volumes.VolumeUsage) -> csi_pb2.VolumeUsage:
+    """Encode one line of statistics."""
+    return csi_pb2.VolumeUsage(
+        unit=csi_pb2.VolumeUsage.Unit.ValueType(value.unit.value),
+        total=value.total,
+        used=value.used,
+        available=value.available,
+    )
+
+
+def condition(pb: csi_pb2.VolumeCondition) -> volumes.VolumeCondition:
+    """Decode a volume's condition (CSI 1.12)."""
+    return volumes.VolumeCondition(abnormal=pb.abnormal, message=pb.message)
+
+
+def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:
+    """Encode a volume's condition (CSI 1.12). Its message may be long, so it is shortened."""
+    return csi_pb2.VolumeCondition(abnormal=value.abnormal, message=limits.shortened(value.message))

@@ -1,0 +1,125 @@
+"""Size limits and required fields of CSI requests (CSI "Size Limits" and "Required vs. Optional").
+
+A string has at most 128 bytes and a map at most 4 KiB, keys and values together, unless its field says otherwise. A
+kubelet puts pod data and service account tokens into contexts and secrets under keys of its own, and these alone may
+be longer, so they are not counted. Errors name the field and its length, never its content.
+"""
+
+import re
+from collections.abc import Mapping
+
+from crust import errors, volumes
+
+MAP_MAX_BYTES = 4096
+RECORDED_ID_MAX_BYTES = 512
+"""What a record of the handoff directory holds. Public drivers have ids of 250 bytes, and no CO refuses them."""
+
+_KUBERNETES_PREFIX = "csi.storage.k8s.io/"
+_CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
+
+
+class MissingField(errors.InvalidRequest):
+    """A REQUIRED field is not set."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is missing", why="CSI requires it", hint=f"set {field}")
+        self.field = field
+
+
+class FieldTooLong(errors.InvalidRequest):
+    """A field is longer than CSI allows."""
+
+    def __init__(self, field: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{field} is too long",
+            why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}",
+        )
+        self.field = field
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class InvalidCharacters(errors.InvalidRequest):
+    """A field holds a control character."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is invalid", why="it holds a control character")
+        self.field = field
+
+
+class InvalidStartingToken(errors.OperationPending):
+    """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(
+            f"the starting_token {token[:64]!r} is invalid",
+            why="this driver did not issue it",
+            hint="start from the beginning, without a token",
+        )
+
+
+class NegativeMaxEntries(errors.InvalidRequest):
+    """max_entries below zero."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("max_entries is invalid", why=f"{count} is negative")
+
+
+def required(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
+    """`value`, present, short enough and free of control characters.
+
+    Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`.
+    """
+    if not value:
+        raise MissingField(field)
+    return optional(value, field, limit_bytes=limit_bytes)
+
+
+def optional(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES) -> str:
+    """`value`, which may be empty. Raises `FieldTooLong`, `InvalidCharacters`."""
+    size_bytes = len(value.encode())
+    if size_bytes > limit_bytes:
+        raise FieldTooLong(field, size_bytes, limit_bytes)
+    if _CONTROL.search(value):
+        raise InvalidCharacters(field)
+    return value
+
+
+def mapping(values: Mapping[str, str], field: str) -> dict[str, str]:
+    """A plain copy of a string map. Raises `FieldTooLong`."""
+    size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in values.items())
+    if size_bytes > MAP_MAX_BYTES:
+        raise FieldTooLong(field, size_bytes, MAP_MAX_BYTES)
+    return dict(values)
+
+
+def check_context(values: Mapping[str, str], field: str) -> None:
+    """Check a context, or secrets, against the size limit of maps. Raises `FieldTooLong`."""
+    if not values:
+        return
+    mapping(
+        {key: each for key, each in values.items() if not key.startswith(_KUBERNETES_PREFIX)}, field
+    )
+
+
+def check_secrets(request: object) -> None:
+    """Check the secrets of a request, if it has any, against the size limit. Raises `FieldTooLong`."""
+    check_context(getattr(request, "secrets", {}), "secrets")
+
+
+def shortened(text: str) -> str:
+    """`text`, shortened to the size limit of strings, for a response."""
+    data = text.encode()
+    if len(data) <= volumes.ID_MAX_BYTES:
+        return text
+    return data[: volumes.ID_MAX_BYTES - 3].decode("utf-8", "ignore") + "…"
+
+
+def volume_id(value: str) -> volumes.VolumeId:
+    """A volume id of a request. Raises `MissingField`, `FieldTooLong`, `InvalidCharacters`."""
+    return volumes.VolumeId(required(value, "volume_id"))
+
+
+def volume_id_of_any_driver(value: str) -> volumes.VolumeId:
+    """The same for any driver's volume: its id may be longer than CSI says, up to what a record holds."""
+    return volumes.VolumeId(required(value, "volume_id", limit_bytes=RECORDED_ID_MAX_BYTES))

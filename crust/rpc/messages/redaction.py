@@ -1,0 +1,107 @@
+"""Decides what a log line shows of a protobuf message, and of an error that answers one.
+
+CSI marks credentials with the field option csi_secret. Two other places are not marked: mount flags, which the
+specification calls sensitive, and values of string maps (a kubelet puts service account tokens into volume_context;
+CVE-2023-2878 and CVE-2024-3744 came from logging it). This module redacts all three, at any depth.
+
+A driver's error may repeat a secret of the request that it answers. Its status passes unchanged to the caller, who
+has sent the secret; in our log its values are hidden, whatever they look like. The name of a user beside them is no
+secret: it is often a word ("admin"), and a log in which that word is hidden everywhere says less.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from google.protobuf import descriptor
+from google.protobuf.message import Message
+
+from crust import credentials
+from crust.rpc.messages import call_fields
+from crust.wire import pool
+from crust.wire.csi.v1 import csi_pb2
+
+REDACTED = credentials.HIDDEN
+_SENSITIVE_FIELDS = frozenset({"mount_flags", "mount_options", "options"})
+_NAMES_OF_USERS = frozenset({"userid", "adminid", "username", "user"})
+"""Keys of secrets, in lower case, whose value says who logs in: `userID` of Ceph's drivers, `username` of iSCSI's."""
+_SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "key")
+
+
+def describe(message: Message) -> dict[str, Any]:
+    """The set fields of `message` as plain values, with `***` in place of every credential."""
+    return dict(_fields(message))
+
+
+def _fields(message: Message) -> Iterator[tuple[str, Any]]:
+    for field, value in message.ListFields():
+        if _is_secret(field):
+            yield field.name, REDACTED
+        elif isinstance(value, Mapping):
+            yield field.name, {key: _entry(key, each) for key, each in value.items()}
+        elif field.message_type is None:
+            yield field.name, [_text(each) for each in value] if field.is_repeated else _text(value)
+        elif field.is_repeated:
+            yield field.name, [describe(each) for each in value]
+        else:
+            yield field.name, describe(value)
+
+
+def _is_secret(field: descriptor.FieldDescriptor) -> bool:
+    return is_marked(field) or field.name in _SENSITIVE_FIELDS
+
+
+@functools.cache
+def is_marked(field: descriptor.FieldDescriptor) -> bool:
+    """Whether CSI marks a field of one of crust's messages as a secret."""
+    marked: bool = pool.options_of(field).Extensions[csi_pb2.csi_secret]
+    return marked
+
+
+def _is_sensitive(key: object) -> bool:
+    return any(word in str(key).lower() for word in _SENSITIVE_WORDS)
+
+
+def _names_user(key: object) -> bool:
+    return str(key).rpartition(".")[2].lower() in _NAMES_OF_USERS
+
+
+def _entry(key: object, value: Any) -> Any:
+    if _is_sensitive(key):
+        return REDACTED
+    return describe(value) if isinstance(value, Message) else _text(value)
+
+
+def _text(value: Any) -> Any:
+    return credentials.hidden(value) if isinstance(value, str) else value
+
+
+def without_secrets(text: str, method: str, request: object) -> str:
+    """`text`, an error of `method` (`/csi.v1.Node/…`), without the secrets of its request, a message or its bytes."""
+    message = call_fields.decoded(method, request) if isinstance(request, bytes) else request
+    if isinstance(message, Message):
+        for value in sorted(_secrets(message), key=len, reverse=True):
+            pattern = (
+                re.escape(value) if len(value) > _SHORT else rf"(?<!\w){re.escape(value)}(?!\w)"
+            )
+            text = re.sub(pattern, credentials.HIDDEN, text)
+    return credentials.hidden(text)
+
+
+_SHORT = 3
+"""A value of so few characters is hidden as a word only: it would be found in the middle of others."""
+
+
+def _secrets(message: Message) -> Iterator[str]:
+    """The values of its secrets. CSI marks nothing but maps."""
+    for field, value in message.ListFields():
+        if isinstance(value, Mapping):
+            marked = is_marked(field)
+            for key, each in value.items():
+                is_secret = _is_sensitive(key) or (marked and not _names_user(key))
+                if each and isinstance(each, str) and is_secret:
+                    yield each
+        elif field.message_type is not None:
+            for part in value if field.is_repeated else [value]:
+                yield from _secrets(part)

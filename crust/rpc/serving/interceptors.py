@@ -1,0 +1,328 @@
+"""The interceptor of every server: it maps errors to statuses, gives each call an id and one log line, limits
+secrets.
+
+Without it, grpc.aio would send the text of any exception to the peer as UNKNOWN. An error of crust is answered with
+its own sentence and code. Any other exception is a bug: it is logged with its traceback, and the peer gets the
+request id only. So `except Exception` is right here: what it names is whatever nobody has thought of.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from prometheus_client import Histogram
+
+from crust import errors, logs, metrics, operations, traces
+from crust.rpc import status, tracing
+from crust.rpc.messages import call_fields, limits, redaction
+from crust.rpc.serving.health import Health
+from crust.rpc.serving.method_handlers import WrappedHandlers
+
+_log = logging.getLogger(__name__)
+
+_QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
+"""Called several times per operation by a kubelet: logged at DEBUG."""
+
+_UNKNOWN = "other"
+"""The metric's label for unknown pass-through methods."""
+
+_CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
+    grpc.StatusCode.OK: "OK",
+    grpc.StatusCode.CANCELLED: "Canceled",
+}
+"""The names that a kubelet's metrics have for the codes."""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
+"""Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
+
+
+class RpcNotServed(errors.Unsupported):
+    """This server does not serve the call, although the service defines it."""
+
+    def __init__(self, rpc: str) -> None:
+        super().__init__(f"{rpc} is not served here", why="its capability is not advertised")
+        self.rpc = rpc
+
+
+class UnexpectedError(errors.RuntimeFailed):
+    """A bug: an exception that crust does not know. The log of the process has its traceback under the request id.
+
+    `server` is the part that was called: a daemon of crust, or an author's driver or runtime that is served with
+    crust's code.
+    """
+
+    def __init__(self, rpc: str, server: str, request_id: str) -> None:
+        super().__init__(
+            f"{rpc} failed",
+            why=f"{server} raised an unexpected error",
+            hint=f"the log of {server} has the reason under request id {request_id}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Who answers calls: a server by its name, and the CSI driver whose calls they are."""
+
+    name: str
+    driver: Callable[[], str] = lambda: ""
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
+
+    `admit` raises why a method cannot be served now. An inner call is made by this process for a call that it got: it
+    has that call's fields, and its line is for DEBUG.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        health: Health,
+        admit: Callable[[str], None] | None = None,
+        *,
+        is_inner: bool = False,
+    ) -> None:
+        self._served = served
+        self._health = health
+        self._admit = admit
+        self._is_inner = is_inner
+        self._wrapped = WrappedHandlers(self._wrap)
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """Wrap the method's handler; an unknown method stays unknown."""
+        handler = await continuation(handler_call_details)
+        return self._wrapped.of(handler_call_details.method, handler)
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
+        counted_as = _UNKNOWN if handler.stream_stream is not None else ""
+        call = _Call(self._served, method, counted_as, self._admit, is_inner=self._is_inner)
+        if handler.unary_unary is not None:
+            is_probe = call.name == "Probe"
+            behaviour = self._healthy(handler.unary_unary) if is_probe else handler.unary_unary
+            return grpc.unary_unary_rpc_method_handler(
+                call.unary(behaviour), handler.request_deserializer, handler.response_serializer
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                call.streaming(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                call.streaming(handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        raise errors.Unsupported(f"{call.name} takes a stream of requests and one answer")
+
+    def _healthy(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Run the behaviour if the process is healthy; else FAILED_PRECONDITION with the problem (CSI Probe)."""
+
+        async def probe(request: Any, context: Context) -> Any:
+            self._health.check()
+            return await behaviour(request, context)
+
+        return probe
+
+
+class _Call:
+    def __init__(
+        self,
+        served: Served,
+        method: str,
+        counted_as: str,
+        admit: Callable[[str], None] | None = None,
+        *,
+        is_inner: bool = False,
+    ) -> None:
+        self._served = served
+        self._admit = admit
+        self._is_inner = is_inner
+        self.name = method.rpartition("/")[2]
+        self._method = method
+        self._is_csi = method.startswith("/csi.")
+        self._counted_as = counted_as or method
+        self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
+        is_quiet = is_inner or self.name in _QUIET
+        self._level = logging.DEBUG if is_quiet else logging.INFO
+
+    def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def handle(request: Any, context: Context) -> Any:
+            started_s = self._begin(request, context)
+            try:
+                self._check(request)
+                response = await behaviour(request, context)
+            except errors.CrustError as error:
+                await self._answer(context, request, started_s, error)
+            except Exception as error:
+                await self._answer_bug(context, request, started_s, error)
+            except asyncio.CancelledError:
+                await self._answer_cancelled(context, request, started_s)
+            self._record_soon(request, started_s)
+            return response
+
+        if traces.tracer is None or self.name in _QUIET:
+            return handle
+        return tracing.unary(self._method, self._served.name, handle)
+
+    def streaming(
+        self, behaviour: Callable[..., Any]
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
+            started_s = self._begin(request, context)
+            try:
+                self._check(request)
+                async for response in behaviour(request, context):
+                    yield response
+            except errors.CrustError as error:
+                await self._answer(context, request, started_s, error)
+            except Exception as error:
+                await self._answer_bug(context, request, started_s, error)
+            except asyncio.CancelledError:
+                await self._answer_cancelled(context, request, started_s)
+            self._record_soon(request, started_s)
+
+        return handle
+
+    def _check(self, request: Any) -> None:
+        limits.check_secrets(request)
+        if self._admit is not None:
+            self._admit(self._method)
+
+    def _begin(self, request: Any, context: Context) -> float:
+        # not by its truth: that is its length, which reads the request at once
+        if not self._is_inner or call_fields.current() is None:
+            fields = call_fields.CallFields(
+                self._method, request, self._served.driver, context.invocation_metadata()
+            )
+            logs.context.set(fields)
+        return time.monotonic()
+
+    async def _answer(
+        self, context: Context, request: Any, started_s: float, error: errors.CrustError
+    ) -> NoReturn:
+        fields = {"error": str(error), "error_name": error.error_name}
+        self._record_now(request, started_s, status.code_of(error), fields)
+        await status.abort(context, error, is_csi=self._is_csi)
+
+    async def _answer_bug(
+        self, context: Context, request: Any, started_s: float, error: Exception
+    ) -> NoReturn:
+        if isinstance(error, NotImplementedError):  # the generated base of a servicer
+            await self._answer(context, request, started_s, RpcNotServed(self.name))
+        if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
+            self._record_now(request, started_s, status.of_context(context), _peer_error(context))
+            raise error
+        fields = call_fields.current()
+        request_id = fields.request_id if fields else ""
+        # in the message, too: a process of an author has the standard logging, which shows no extra fields
+        _log.error(
+            "unexpected error in %s, request id %s",
+            self.name,
+            request_id,
+            extra={"rpc": self.name},
+            exc_info=error,
+        )
+        bug = UnexpectedError(self.name, self._served.name, request_id)
+        await self._answer(context, request, started_s, bug)
+
+    async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:
+        """Either the caller has cancelled; or only something that the handler awaited was cancelled: then answer.
+
+        grpc.aio answers nothing if a handler raises CancelledError by itself: the caller would wait until its
+        deadline.
+        """
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            self._record_now(request, started_s, grpc.StatusCode.CANCELLED, {})
+            raise asyncio.CancelledError
+        lost = errors.PeerUnavailable(
+            f"{self.name} was interrupted",
+            why="a task that it waited for was cancelled",
+            hint="retry",
+        )
+        await self._answer(context, request, started_s, lost)
+
+    def _record_soon(self, request: Any, started_s: float) -> None:
+        """Record after the answer is sent: a log line takes a tenth of a small call's time, and the caller need
+        not wait.
+        """
+        if self._is_inner and not _log.isEnabledFor(self._level):
+            return  # the next part of the call waits for the event loop
+        elapsed_s = time.monotonic() - started_s
+        record = partial(self._record, request, elapsed_s, grpc.StatusCode.OK, {})
+        operations.after_answer(record)
+
+    def _record_now(
+        self, request: Any, started_s: float, code: grpc.StatusCode, error: dict[str, str]
+    ) -> None:
+        self._record(request, time.monotonic() - started_s, code, error)
+
+    def _record(
+        self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
+    ) -> None:
+        if self._is_csi and not self._is_inner:
+            self._timer(code).observe(elapsed_s)
+        level = self._level_of(code)
+        if _log.isEnabledFor(level):
+            self._log_served(level, request, elapsed_s, code, error)
+        fields = call_fields.current()
+        if fields is not None and not self._is_inner:
+            fields.settle()
+
+    def _timer(self, code: grpc.StatusCode) -> Histogram:
+        key = (self._served.driver() or metrics.UNKNOWN_DRIVER, code)
+        if key not in self._timers:
+            labels = (key[0], self._counted_as, _CODES[code], "false")
+            self._timers[key] = metrics.csi_operations.labels(*labels)
+        return self._timers[key]
+
+    def _level_of(self, code: grpc.StatusCode) -> int:
+        """Refusals are warnings. An inner call's failure is the outer one's, too."""
+        if self._is_inner or code is grpc.StatusCode.OK:
+            return self._level
+        return logging.ERROR if code in _OURS else logging.WARNING
+
+    def _log_served(
+        self,
+        level: int,
+        request: Any,
+        elapsed_s: float,
+        code: grpc.StatusCode,
+        error: dict[str, str],
+    ) -> None:
+        extra: dict[str, Any] = {
+            "rpc": self.name,
+            "server": self._served.name,
+            "code": code.name,
+            "ms": round(elapsed_s * 1000, 1),
+            **error,
+        }
+        if "error" in extra:
+            extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
+        if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
+            extra["request"] = redaction.describe(request)
+        _log.log(level, "served", extra=extra)
+
+
+def _peer_error(context: Context) -> dict[str, str]:
+    """The log fields of a status that was passed through; only crust's errors have a name."""
+    name = status.name_in(context.trailing_metadata())
+    return {"error": context.details(), **({"error_name": name} if name else {})}

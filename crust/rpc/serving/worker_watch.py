@@ -1,0 +1,108 @@
+"""Whether a part of the process can still work: it needs a thread, and asks for one every few seconds.
+
+Calls that hang keep their threads (`crust.host.process.workers`). When none is left the process is unhealthy: every
+Probe through it fails, /readyz and `crust status` say which part it is and what hangs, and systemd's watchdog, which
+one part of a process tells, and only while it can have a thread, starts it again. What takes too long is shown before
+that, and fails no Probe.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+from crust import errors
+from crust.host.process.workers import NoWorkerFree, Workers
+from crust.operations import KeyedOperations, OperationInProgress, OperationOverdue
+from crust.rpc.serving.health import Health
+
+CHECK_S = 5.0
+"""Between two checks of a part, in seconds."""
+_SHOWN = 3
+
+_log = logging.getLogger(__name__)
+
+
+class OperationsHang(errors.PeerUnavailable):
+    """Operations of a part of the process take longer than they may."""
+
+    def __init__(self, part: str, overdue: Sequence[OperationOverdue]) -> None:
+        super().__init__(
+            f"{len(overdue)} operations of {part} do not end",
+            why=_shown([f"{each.name} of {each.key}" for each in overdue]),
+            hint="check the disks and mounts of these volumes, and the kernel log for calls that hang",
+        )
+
+
+class WorkerWatch:
+    """Watches the threads of one part of the process, which the pool names; checks while `running`.
+
+    `operations` has who to ask for the operations that use the threads, and `refusals` for other reasons to be
+    unhealthy. `ping` is called while all is well: one part of a process tells the watchdog.
+    """
+
+    def __init__(
+        self, workers: Workers, health: Health, *, ping: Callable[[], object] = lambda: None
+    ) -> None:
+        self.operations: list[Callable[[], Iterable[KeyedOperations]]] = []
+        self.refusals: list[Callable[[], errors.CrustError | None]] = []
+        self._workers = workers
+        self._health = health
+        self._ping = ping
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Check now, and every few seconds while the block runs."""
+        task = asyncio.create_task(self._watch(), name=f"watch the threads of {self._workers.name}")
+        task.add_done_callback(_ended)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _watch(self) -> None:
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_S)
+
+    async def check(self) -> None:
+        """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
+        part, running = self._workers.name, [each for ask in self.operations for each in ask()]
+        problem = await self._no_thread(running) or self._refusal()
+        self._health.report(f"threads of {part}", problem)
+        hang = [overdue for each in running for overdue in each.overdue()]
+        problem_of_operations = OperationsHang(part, hang) if hang else None
+        self._health.report(f"operations of {part}", problem_of_operations, is_fatal=False)
+        if problem is None:
+            self._ping()
+
+    async def _no_thread(self, running: Sequence[KeyedOperations]) -> NoWorkerFree | None:
+        try:
+            await self._workers.probe()
+        except NoWorkerFree as error:
+            oldest = sorted((every for each in running for every in each.in_progress()), key=_age_s)
+            names = [f"{each.holder} of {each.key}" for each in reversed(oldest)]
+            if not names:
+                return error
+            return NoWorkerFree(
+                error.name, f"{error.why}; the oldest operations are {_shown(names)}"
+            )
+        return None
+
+    def _refusal(self) -> errors.CrustError | None:
+        return next((problem for ask in self.refusals if (problem := ask()) is not None), None)
+
+
+def _age_s(operation: OperationInProgress) -> float:
+    return operation.age_s
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        _log.error("the watch of the threads ended", exc_info=task.exception())

@@ -1,0 +1,166 @@
+"""How a sandbox gets the claim of a volume.
+
+    claim_volume    for a new sandbox: lock the entry, read the record, open the device, check its identity, write
+                    claim.json; or fail and leave everything as it was
+    adopt_volume    for a restarted handler, whose virtual machine goes on: copy the lock of the process that has it
+    reclaim_volume  for a virtual machine that goes on and whose keeper was killed: take the lock again, if nobody had
+                    the volume meanwhile
+
+A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
+directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
+that the guest applies it to the files.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Collection
+
+from crust import errors, volumes
+from crust.handoff import claims, layout, store
+from crust.handoff.record import Record
+from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import oserrors
+from crust.runtime_handler import claimed_device, needs
+from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
+
+
+class WrongHandler(errors.NotReady):
+    """The volume is published to another runtime handler."""
+
+    def __init__(self, record: Record, handler: str) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used by {handler}",
+            why=f"it is published to {record.handler}",
+            hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
+        )
+        self.record = record
+        self.handler = handler
+
+
+def claim_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+    *,
+    features: Collection[volumes.HandlerFeature] = frozenset(),
+) -> Claim:
+    """Claim the volume that is published at `target`, or raise and change nothing.
+
+    `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
+    `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
+    `devices.DeviceInUse`, and the record's own error if it cannot be read.
+    """
+    paths = layout.Layout(root).entry(target)
+    undo: list[Callable[[], None]] = []
+    try:
+        lock = claims.ClaimLock.acquire(paths, target)
+        undo.append(lock.release)
+        record = _record(root, target)
+        with of_publish(record, "ClaimVolume"):
+            if record.handler != handler:
+                raise WrongHandler(record, handler)
+            needs.check(record, features)
+            device_fd = claimed_device.hold(record)
+            if device_fd >= 0:
+                undo.append(lambda: os.close(device_fd))
+            claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
+            claim.report(claims.State.CLAIMED)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    return claim
+
+
+def reclaim_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+) -> Claim:
+    """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
+
+    claim.json proves that nobody had the volume in between: every claimant removes or replaces it, and an entry that
+    was published again has none. Raises `ClaimLost` if it does not name that sandbox, and what `claim_volume` raises;
+    then the sandbox must be killed, and nothing has changed.
+    """
+    paths = layout.Layout(root).entry(target)
+    lock = claims.ClaimLock.acquire(paths, target, keep_claim=True)
+    device_fd = -1
+    try:
+        found = claims.read(paths)
+        if found is None or (found.sandbox_id, found.handler) != (sandbox_id, handler):
+            had_it = (
+                f"sandbox {found.sandbox_id}" if found and found.sandbox_id else "somebody else"
+            )
+            raise ClaimLost(target, sandbox_id, f"{had_it} had the volume since then")
+        record = _record(root, target)
+        if record.handler != handler:
+            raise WrongHandler(record, handler)
+        device_fd = claimed_device.hold(record)
+        claim = Claim(
+            paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
+        )
+        claim.report(found.state, found.error)
+    except BaseException:
+        if device_fd >= 0:
+            os.close(device_fd)
+        lock.release()
+        raise
+    return claim
+
+
+def adopt_volume(
+    root: str,
+    target: volumes.TargetPath,
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+    holder_pid: int,
+) -> Claim:
+    """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
+
+    `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
+    copy of the lock's descriptor until `hand_over`. Raises `ClaimLost` if that process does not hold the lock or
+    claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the record's own error.
+    """
+    paths = layout.Layout(root).entry(target)
+    record = _record(root, target)
+    if record.handler != handler:
+        raise WrongHandler(record, handler)
+    lock = claims.ClaimLock.of_holder(paths, holder_pid)
+    if lock is None:
+        why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
+        raise ClaimLost(target, sandbox_id, why)
+    try:
+        found = claims.read(paths)
+        if found is None or found.sandbox_id != sandbox_id:
+            named = (found and found.sandbox_id) or "(not named)"
+            raise ClaimLost(target, sandbox_id, f"sandbox {named} has it")
+    except BaseException:
+        lock.close()  # not release: that would end the holder's claim
+        raise
+    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at)
+
+
+def _record(root: str, target: volumes.TargetPath) -> Record:
+    entry = store.Store(root).read(target)
+    if entry is None:
+        raise claims.NotPublished(target)
+    return _with_group_of_guard(entry.require())
+
+
+def _with_group_of_guard(record: Record) -> Record:
+    """The record's own group has priority. The files of a read-only volume must not be changed (H-12)."""
+    target = record.target.text
+    guard = mountinfo.at(target)
+    if record.mount.group is not None or record.readonly or guard is None:
+        return record
+    if not mount_api.is_guard(guard):
+        return record
+    with oserrors.translating(f"cannot look at {target}"):
+        gid = os.stat(target, follow_symlinks=False).st_gid
+    if gid == 0:  # the group that it was created with
+        return record
+    group = volumes.GroupChange(gid)  # a kubelet does not report its policy
+    return dataclasses.replace(record, mount=dataclasses.replace(record.mount, group=group))

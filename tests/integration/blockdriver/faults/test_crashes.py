@@ -1,0 +1,190 @@
+"""kill -9, and a full disk, before every system call of a volume's lifecycle: the same request then finishes the
+work.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.host.block import loop_devices
+from crust.host.mounts import mountinfo
+from tests.support.drivers.block_driver import Bench, block, mount
+from tests.support.faults.crashes import crash_points, failure_points
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+
+def image_of(bench: Bench, volume_id: str) -> str:
+    return str(bench.root / "state" / "images" / f"{volume_id}.img")
+
+
+async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:
+    volume = await bench.create(name)
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, bench.target(name), deferred=deferred)
+    return volume.volume_id
+
+
+async def take_down(bench: Bench, name: str) -> None:
+    volume = await bench.create(name)
+    await bench.unpublish(volume.volume_id, bench.target(name))
+    await bench.unstage(volume.volume_id)
+    await bench.delete(volume.volume_id)
+
+
+def check_nothing_left(bench: Bench) -> None:
+    assert mountinfo.below(str(bench.root)) == ()
+    assert [
+        each for each in loop_devices.list_all() if each.backing.startswith(str(bench.root))
+    ] == []
+    left = [path for path in bench.root.glob("state/*/*") if not path.name.startswith(".")]
+    assert left == []
+    assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["host", "deferred"])
+def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
+    bench: Bench, reap: Callable[[], None], *, deferred: bool
+) -> None:
+    async def lifecycle(number: int) -> None:
+        await bring_up(bench, f"v{number}", deferred=deferred)
+
+    points = 0
+    for number in crash_points(lambda _: None, lambda n: asyncio.run(lifecycle(n))):
+        reap()
+        bench.restart()
+        volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
+        assert len(loop_devices.find(image_of(bench, volume_id))) == 1
+        asyncio.run(take_down(bench, f"v{number}"))
+        check_nothing_left(bench)
+        points += 1
+    bench.restart()
+    asyncio.run(take_down(bench, f"v{points}"))
+    check_nothing_left(bench)
+    assert points > 40
+
+
+def test_driver_killed_during_unpublish_to_delete_is_finished_by_the_retry(bench: Bench) -> None:
+    def prepare(number: int) -> None:
+        bench.restart()
+        asyncio.run(bring_up(bench, f"v{number}"))
+
+    points = 0
+    for number in crash_points(prepare, lambda n: asyncio.run(take_down(bench, f"v{n}"))):
+        bench.restart()
+        asyncio.run(take_down(bench, f"v{number}"))
+        check_nothing_left(bench)
+        points += 1
+    bench.restart()
+    check_nothing_left(bench)
+    assert points > 10
+
+
+def test_driver_killed_during_restage_keeps_every_byte(
+    bench: Bench, reap: Callable[[], None]
+) -> None:
+    target = Path(bench.target("v"))
+
+    async def down() -> None:
+        volume = await bench.create("v")
+        await bench.unpublish(volume.volume_id, str(target))
+        await bench.unstage(volume.volume_id)
+
+    volume_id = asyncio.run(bring_up(bench, "v"))
+    (target / "kept").write_bytes(b"every byte")
+    asyncio.run(down())
+
+    def lifecycle(_: int) -> None:
+        asyncio.run(bring_up(bench, "v"))
+
+    for _ in crash_points(lambda _: None, lifecycle):
+        reap()
+        bench.restart()
+        asyncio.run(bring_up(bench, "v"))
+        assert (target / "kept").read_bytes() == b"every byte"
+        asyncio.run(down())
+        assert loop_devices.find(image_of(bench, volume_id)) == ()
+    bench.restart()
+    asyncio.run(take_down(bench, "v"))
+
+
+def test_driver_killed_during_expand_is_finished_by_the_retry(bench: Bench) -> None:
+    capability = mount("xfs")
+    mib = 1024 * 1024
+
+    async def up() -> str:
+        volume = await bench.create("v", capability, size=300 * mib)
+        await bench.stage(volume.volume_id, capability)
+        await bench.publish(volume.volume_id, bench.target("v"), capability)
+        return volume.volume_id
+
+    volume_id = asyncio.run(up())
+
+    async def grow(number: int) -> int:
+        size = (301 + number) * mib
+        await bench.grow(volume_id, size)
+        assert await bench.expand(volume_id, bench.target("v"), size) == size
+        return size
+
+    def lifecycle(number: int) -> None:
+        asyncio.run(grow(number))
+
+    for number in crash_points(lambda _: None, lifecycle):
+        bench.restart()
+        size = asyncio.run(grow(number))
+        stats = asyncio.run(bench.stats(volume_id, bench.target("v")))
+        assert stats.usage[0].total > size - 100 * mib
+
+    async def down() -> None:
+        await bench.unpublish(volume_id, bench.target("v"))
+        await bench.unstage(volume_id)
+        await bench.delete(volume_id)
+
+    bench.restart()
+    asyncio.run(down())
+    check_nothing_left(bench)
+
+
+def test_full_disk_at_any_call_is_an_error_that_a_retry_overcomes(bench: Bench) -> None:
+    async def lifecycle(number: int) -> None:
+        await bring_up(bench, f"v{number}")
+
+    def prepare(number: int) -> None:
+        if number:
+            asyncio.run(bring_up(bench, f"v{number - 1}"))
+            asyncio.run(take_down(bench, f"v{number - 1}"))
+            check_nothing_left(bench)
+        bench.target(f"v{number}")
+        bench.staging(bench.ids.volume_id(f"v{number}"))
+
+    last = 0
+    for number, error in failure_points(prepare, lambda n: asyncio.run(lifecycle(n))):
+        if not isinstance(error, errors.CrustError):
+            raise AssertionError(f"call {number} let a raw error out") from error
+        last = number
+    asyncio.run(take_down(bench, f"v{last + 1}"))
+    check_nothing_left(bench)
+
+
+def test_raw_stage_after_an_interrupted_format_reads_as_zeros(
+    bench: Bench,
+) -> None:
+    """The record says "formatting", and what half a mkfs left must not reach the raw device's user."""
+
+    async def stage_raw(volume_id: str) -> None:
+        await bench.stage(volume_id, block())
+        await bench.publish(volume_id, bench.target("v"), block())
+
+    volume = asyncio.run(bench.create("v"))
+    records = bench.driver.stores.content_records
+    known = records.load(volumes.VolumeId(volume.volume_id))
+    records.save(known.but(state="formatting", fs_type="ext4"))
+    with open(image_of(bench, volume.volume_id), "r+b") as image:
+        image.seek(5000)
+        image.write(b"half a filesystem")
+    asyncio.run(stage_raw(volume.volume_id))
+    assert Path(bench.target("v")).read_bytes().count(0) == 64 * 1024 * 1024
+    asyncio.run(take_down(bench, "v"))

@@ -1,0 +1,210 @@
+"""One damaged file of the pool or of the node state harms what it belongs to, and nothing beside it.
+
+Two volumes, two snapshots and two groups; one file of the first ones is damaged in every way, one after the other,
+and the driver starts on it. The second ones work as ever, and the damage is told and kept.
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import volumes
+from crust.host.process import boot
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.records.copies import group, snapshot
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+Damage = Callable[[Path, pytest.MonkeyPatch], AbstractContextManager[None]]
+
+
+@contextmanager
+def gone(path: Path, _: pytest.MonkeyPatch) -> Iterator[None]:
+    aside = path.parent.parent / "aside"
+    path.rename(aside)
+    yield
+    aside.rename(path)
+
+
+@contextmanager
+def a_directory(path: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    with gone(path, patch):
+        path.mkdir()
+        yield
+        path.rmdir()
+
+
+@contextmanager
+def a_link(path: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    with gone(path, patch):
+        path.symlink_to(path.parent.parent / "aside")
+        yield
+        path.unlink()
+
+
+def holding(change: Callable[[bytes], bytes]) -> Damage:
+    @contextmanager
+    def damage(path: Path, _: pytest.MonkeyPatch) -> Iterator[None]:
+        before = path.read_bytes()
+        path.write_bytes(change(before))
+        yield
+        path.write_bytes(before)
+
+    return damage
+
+
+def answered_by(code: int) -> Damage:
+    """Every look at the file fails, as on a damaged inode or a bad sector."""
+
+    @contextmanager
+    def damage(path: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        with patch.context() as patched:
+            for name in ("open", "stat", "lstat", "unlink"):
+                patched.setattr(os, name, _failing(getattr(os, name), path.name, code))
+            yield
+
+    return damage
+
+
+def _failing(real: Callable[..., Any], name: str, code: int) -> Callable[..., Any]:
+    def call(path: Any, *args: Any, **options: Any) -> Any:
+        if not isinstance(path, int) and os.fsdecode(path).endswith(name):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args, **options)
+
+    return call
+
+
+DAMAGES: dict[str, Damage] = {
+    "gone": gone,
+    "a directory": a_directory,
+    "a link": a_link,
+    "empty": holding(lambda _: b""),
+    "halved": holding(lambda data: data[: len(data) // 2]),
+    "zeros": holding(lambda data: bytes(min(len(data), MIB))),
+    "of a later schema": holding(lambda data: data.replace(b'"schema":1', b'"schema":9')),
+    "EUCLEAN": answered_by(errno.EUCLEAN),
+    "EIO": answered_by(errno.EIO),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A volume that is published, its snapshot, and a group of it."""
+
+    volume_id: str
+    target: str
+    snapshot_id: str
+    group_id: str
+
+
+async def owned(bench: Bench, name: str) -> Owned:
+    volume_id = (await bench.create(name, size=16 * MIB)).volume_id
+    taken = await snapshot(bench, volume_id, f"{name}-snapshot")
+    members = await group(bench, volume_id, name=f"{name}-group")
+    target = bench.target(name)
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target)
+    Path(target, "file").write_text("precious")
+    return Owned(volume_id, target, taken.snapshot_id, members.group_snapshot_id)
+
+
+def path_of(bench: Bench, what: str, of: Owned) -> Path:
+    state, run = bench.root / "state", bench.root / "run" / boot.boot_id()
+    published = volumes.TargetPath(of.target).digest
+    return {
+        "volume record": state / "records" / f"{of.volume_id}.json",
+        "content record": state / "content" / f"{of.volume_id}.json",
+        "snapshot record": state / "snapshots" / f"{of.snapshot_id}.json",
+        "group record": state / "groups" / f"{of.group_id}.json",
+        "image": state / "images" / f"{of.volume_id}.img",
+        "image of a snapshot": state / "images" / f"{of.snapshot_id}.snap",
+        "stage": run / "staged" / f"{of.volume_id}.json",
+        "publish": run / "published" / f"{published}.json",
+    }[what]
+
+
+TOLD_BY_THE_VOLUME = ("volume record", "content record", "image")
+TOLD_BY_THE_POOL = ("snapshot record", "group record")
+
+
+async def check_others(bench: Bench, other: Owned) -> None:
+    """Every call that looks at all volumes answers, and the other volume can do what it always can."""
+    controller = bench.driver.controller
+    listed = await controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    found = {
+        each.volume.volume_id: each.status.volume_condition.abnormal for each in listed.entries
+    }
+    assert found[other.volume_id] is False
+    snapshots = await controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
+    assert other.snapshot_id in {each.snapshot.snapshot_id for each in snapshots.entries}
+    capacity = await controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert capacity.available_capacity > 0
+    await bench.driver.collect_garbage(grace_s=0)
+    await bench.driver.finish_changes()
+    assert (await bench.stats(other.volume_id, other.target)).usage
+    again = bench.target("again")
+    await bench.publish(other.volume_id, again)
+    assert Path(again, "file").read_text() == "precious"
+    await bench.unpublish(other.volume_id, again)
+    new = (await bench.create("new", size=16 * MIB)).volume_id
+    await bench.delete(new)
+
+
+async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
+    rules = bench.driver.controller_rules
+    pool = rules.health_check.pool()
+    assert all(each.reachable for each in pool), pool
+    if what in TOLD_BY_THE_POOL:
+        told = any(each.reason.startswith("Snapshot") for each in pool)
+    else:
+        entries, _ = rules.lister.health_page(0, "")
+        findings = [each.findings for each in entries if each.volume_id == damaged.volume_id]
+        told = any(findings)
+        if what == "volume record":
+            assert f"the {16 * MIB} bytes of its size stay reserved" in findings[0][0].message
+    assert told
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "volume record",
+        "content record",
+        "snapshot record",
+        "group record",
+        "image",
+        "image of a snapshot",
+        "stage",
+        "publish",
+    ],
+)
+async def test_damaged_file_affects_only_its_own_volume(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    damaged, other = await owned(bench, "damaged"), await owned(bench, "other")
+    path = path_of(bench, what, damaged)
+    for name, damage in DAMAGES.items():
+        if what.startswith("image") and name == "of a later schema":
+            continue
+        with damage(path, monkeypatch):
+            before = os.path.lexists(path)
+            await asyncio.to_thread(bench.restart)
+            await check_others(bench, other)
+            assert os.path.lexists(path) == before, f"{name}: something else is there now"
+            if what in TOLD_BY_THE_VOLUME or (what in TOLD_BY_THE_POOL and name != "gone"):
+                await check_told(bench, what, damaged)
+    await asyncio.to_thread(bench.restart)
+    assert Path(damaged.target, "file").read_text() == "precious"
+    for each in (damaged, other):
+        await bench.unpublish(each.volume_id, each.target)
+        await bench.unstage(each.volume_id)
+        await bench.delete(each.volume_id)

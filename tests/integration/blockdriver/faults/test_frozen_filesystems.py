@@ -1,0 +1,121 @@
+"""What a snapshot froze is thawed, whoever died, and by when; what it left is discarded."""
+
+import asyncio
+import os
+
+import pytest
+
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.snapshots import (
+    host_freeze,
+)
+from crust.host.block import devices
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mountinfo
+from crust.host.process import boot
+from tests.support.drivers.block_driver import MIB, Bench, mount
+from tests.support.records.copies import (
+    down,
+    is_frozen,
+    snapshot,
+    unmount_lazily,
+    up,
+    write,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+
+async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
+    entry.chmod(0o600)
+    fsfreeze.freeze(target)
+    await asyncio.to_thread(copying.restart)
+    assert not is_frozen(target)
+    assert not entry.exists()
+    await down(copying, source.volume_id)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+)
+async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
+    copying: Bench, fs_type: str, size: int
+) -> None:
+    """It was unmounted lazily: it still has the device, and no path leads to it."""
+    source = await copying.create("source", mount(fs_type), size=size)
+    target = await up(copying, source.volume_id, fs_type)
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
+    entry.chmod(0o600)
+    fsfreeze.freeze(target)
+    unmount_lazily(target)
+    with pytest.raises(devices.DeviceInUse):
+        os.close(devices.open_exclusive(attachment.host_device.path))
+    await asyncio.to_thread(copying.restart)
+    assert not entry.exists()
+    os.close(devices.open_exclusive(attachment.host_device.path))
+    assert await up(copying, source.volume_id, fs_type) == target
+    write(target, "after", b"x")
+    await down(copying, source.volume_id)
+
+
+async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
+    source = await copying.create("source")
+    await up(copying, source.volume_id)
+    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
+    assert attachment is not None
+    entry = copying.root / "run" / "freezes" / source.volume_id
+    await copying.unpublish(source.volume_id, copying.target(source.volume_id))
+    for absent in (attachment.host_device.identity, "7:1000000@1", "nonsense"):
+        entry.write_text(f"{boot.boot_id()} {absent}\n")
+        entry.chmod(0o600)
+        await asyncio.to_thread(copying.restart)
+        assert not entry.exists()
+    await copying.unstage(source.volume_id)
+
+
+async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
+    copying: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    backend = copying.driver.stores.provisioning
+    take = backend.take_snapshot
+
+    def slowly(image: protocol.Image) -> None:
+        take(image)
+        # A writer waits until the filesystem is thawed, which only the timer does now.
+        write(target, "after", b"x")
+
+    monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
+    monkeypatch.setattr(backend, "take_snapshot", slowly)
+    with pytest.raises(host_freeze.FrozenTooLong):
+        await snapshot(copying, source.volume_id)
+    assert not is_frozen(target)
+    assert copying.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    await down(copying, source.volume_id)
+
+
+async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:
+    source = await copying.create("source")
+    taken = await snapshot(copying, source.volume_id)
+    snapshot_records = copying.driver.snapshots.volume_snapshots.snapshot_records
+    record = snapshot_records.find(taken.snapshot_id)
+    assert record is not None
+    snapshot_records.save(record.model_copy(update={"phase": "creating"}))
+    await asyncio.to_thread(copying.restart)
+    assert (
+        copying.driver.snapshots.volume_snapshots.snapshot_records.find(taken.snapshot_id) is None
+    )
+    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
+    assert mountinfo.below(str(copying.root / "pods")) == ()

@@ -1,0 +1,263 @@
+"""A power cut after each thing that becomes durable: what was answered is there, and the call that was not succeeds.
+
+A life runs once, recorded (`power_cut`). Then each state in which the power could have left its pool is given to a
+driver on a node that has just booted: no mounts, no loop devices, no run directory.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host.block import loop, loop_devices
+from crust.host.mounts import mount_api, mountinfo
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.faults import power_cut
+from tests.support.records.copies import drop, group, made_of, snapshot
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
+
+DATA = b"every byte" * 1000
+SIZE, GROWN = 32 * MIB, 48 * MIB
+
+
+class Node:
+    """A node with one driver, and a CO whose every call can be repeated, after a reboot too.
+
+    `done` are the names of the steps that were answered.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def id_of(self, name: str) -> str:
+        return self.bench.ids.volume_id(name)
+
+    async def up(self, name: str) -> Path:
+        volume_id = self.id_of(name)
+        await self.bench.stage(volume_id)
+        await self.bench.publish(volume_id, self.bench.target(name))
+        return Path(self.bench.target(name), "file")
+
+    async def down(self, name: str) -> None:
+        await self.bench.unpublish(self.id_of(name), self.bench.target(name))
+        await self.bench.unstage(self.id_of(name))
+
+    async def create(self) -> None:
+        await self.bench.create("v", size=SIZE)
+
+    async def stage(self) -> None:
+        await self.bench.stage(self.id_of("v"))
+
+    async def write(self) -> None:
+        """A pod's write, which the pod syncs."""
+        file = await self.up("v")
+        fd = os.open(file, os.O_CREAT | os.O_WRONLY)
+        os.write(fd, DATA)
+        os.fsync(fd)
+        os.close(fd)
+
+    async def snapshot(self) -> None:
+        await snapshot(self.bench, self.id_of("v"))
+
+    async def group(self) -> None:
+        await group(self.bench, self.id_of("v"))
+
+    async def restore(self) -> None:
+        taken = await snapshot(self.bench, self.id_of("v"))
+        await made_of(self.bench, "restored", snapshot_id=taken.snapshot_id)
+
+    async def clone(self) -> None:
+        await made_of(self.bench, "cloned", volume_id=self.id_of("v"))
+
+    async def expand(self) -> None:
+        await self.bench.grow(self.id_of("v"), GROWN)
+
+    async def unpublish(self) -> None:
+        await self.bench.unpublish(self.id_of("v"), self.bench.target("v"))
+
+    async def unstage(self) -> None:
+        await self.bench.unstage(self.id_of("v"))
+
+    async def drop_snapshot(self) -> None:
+        await drop(self.bench, self.bench.ids.snapshot_id("snap"))
+
+    async def drop_group(self) -> None:
+        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+            group_snapshot_id=self.bench.ids.group_id("g"),
+            snapshot_ids=[self.bench.ids.member_id("g", self.id_of("v"))],
+        )
+        await self.bench.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
+
+    async def delete(self) -> None:
+        await self.bench.delete(self.id_of("v"))
+
+    async def delete_copies(self) -> None:
+        for name in ("restored", "cloned"):
+            await self.bench.delete(self.id_of(name))
+
+    def steps(self) -> list[Callable[[], Awaitable[None]]]:
+        """The calls, in the order of the life."""
+        return [
+            self.create, self.stage, self.write, self.snapshot, self.group, self.restore, self.clone,
+            self.expand, self.unpublish, self.unstage, self.drop_snapshot, self.drop_group, self.delete,
+            self.delete_copies,
+        ]  # fmt: skip
+
+    async def volumes(self) -> dict[str, csi_pb2.ListVolumesResponse.Entry]:
+        """What ListVolumes shows; each must be healthy."""
+        listed = await self.bench.driver.controller.ListVolumes(
+            csi_pb2.ListVolumesRequest(), caller()
+        )
+        for each in listed.entries:
+            condition = each.status.volume_condition
+            # Said where no process may resize a mounted ext4: it is no damage.
+            assert not condition.abnormal or "keeps its old size" in condition.message, condition
+        return {each.volume.volume_id: each for each in listed.entries}
+
+    async def snapshots(self) -> set[str]:
+        """What ListSnapshots shows; each must be ready."""
+        listed = await self.bench.driver.controller.ListSnapshots(
+            csi_pb2.ListSnapshotsRequest(), caller()
+        )
+        assert all(each.snapshot.ready_to_use for each in listed.entries)
+        return {each.snapshot.snapshot_id for each in listed.entries}
+
+
+LIFETIMES = {
+    "v": ("create", "delete"),
+    "restored": ("restore", "delete_copies"),
+    "cloned": ("clone", "delete_copies"),
+}
+SNAPSHOT_LIFETIMES = {"snap": ("snapshot", "drop_snapshot"), "g": ("group", "drop_group")}
+
+
+class AfterTheCut:
+    """The checks. `answered` names the steps that were answered, `pending` the one that was not, or nothing."""
+
+    def __init__(self, node: Node, marks: int) -> None:
+        self._node = node
+        names = [each.__name__ for each in node.steps()]
+        self._answered, self._pending = names[:marks], "".join(names[marks : marks + 1])
+
+    async def check(self) -> None:
+        """All of it; nothing is left afterwards."""
+        await self._check_present()
+        if self._pending:
+            await self._repeat()
+        await self._check_content()
+        await self._remove_all()
+
+    def _must(self, lifetime: tuple[str, str]) -> bool | None:
+        """Whether it must be there; None while one of its two calls is pending."""
+        made, gone = lifetime
+        if self._pending in lifetime:
+            return None
+        return made in self._answered and gone not in self._answered
+
+    async def _check_present(self) -> None:
+        node = self._node
+        volumes, snapshots = await node.volumes(), await node.snapshots()
+        ids = node.bench.ids
+        for name, lifetime in LIFETIMES.items():
+            must = self._must(lifetime)
+            assert must is None or (ids.volume_id(name) in volumes) == must, name
+        found = {"snap": ids.snapshot_id("snap"), "g": ids.member_id("g", ids.volume_id("v"))}
+        for name, lifetime in SNAPSHOT_LIFETIMES.items():
+            must = self._must(lifetime)
+            assert must is None or (found[name] in snapshots) == must, name
+        if "expand" in self._answered and "delete" not in (*self._answered, self._pending):
+            assert volumes[ids.volume_id("v")].volume.capacity_bytes == GROWN
+
+    async def _repeat(self) -> None:
+        """What a CO repeats: the call that had no answer. A kubelet stages and publishes first, after a reboot."""
+        node = self._node
+        if self._pending in ("unpublish", "unstage"):
+            await node.up("v")
+            await node.unpublish()
+        await getattr(node, self._pending)()
+        if self._pending == "stage":
+            await node.unstage()
+        if self._pending == "write":
+            await node.down("v")
+
+    async def _check_content(self) -> None:
+        """Whatever is listed can be mounted, and has what was in it."""
+        node = self._node
+        done = (*self._answered, self._pending)
+        listed = await node.volumes()
+        for name in LIFETIMES:
+            if node.id_of(name) not in listed:
+                continue
+            file = await node.up(name)
+            if "write" in done:
+                assert file.read_bytes() == DATA, name
+            await node.down(name)
+
+    async def _remove_all(self) -> None:
+        node = self._node
+        await node.drop_snapshot()
+        await node.drop_group()
+        await node.delete()
+        await node.delete_copies()
+        root = node.bench.root
+        assert [path for path in root.glob("state/*/*") if not path.name.startswith(".")] == []
+        assert [path for path in root.glob("state/*/.*") if path.suffix == ".crust-tmp"] == []
+        assert [
+            each for each in loop_devices.list_all() if each.backing.startswith(f"{root}/")
+        ] == []
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """In memory: thousands of files are made here, and none has to survive a power cut."""
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/dev/shm") as name:
+        yield Path(name)
+        switch_off(Path(name))
+
+
+def switch_off(base: Path) -> None:
+    """The node forgets its mounts and devices."""
+    for mount in sorted(mountinfo.below(str(base)), key=lambda each: -len(each.target)):
+        mount_api.unmount(mount.target)
+    for device in loop_devices.list_all():
+        if device.backing.startswith(f"{base}/"):
+            with suppress(errors.CrustError):
+                loop.detach(device)
+
+
+@pytest.mark.parametrize("names_survive", [False, True], ids=["all lost", "names survive"])
+def test_power_cut_after_anything_that_becomes_durable_loses_no_answer(
+    base: Path, *, names_survive: bool
+) -> None:
+    store, live = base / "store", base / "live"
+    store.mkdir()
+    live.mkdir()
+
+    async def life(recorder: power_cut.Recorder) -> None:
+        for step in Node(Bench(live)).steps():
+            await step()
+            recorder.mark()
+
+    with power_cut.recorded(live / "state", store, names_survive=names_survive) as recorder:
+        asyncio.run(life(recorder))
+    switch_off(base)
+
+    assert len(recorder.cuts) > 60
+    for number, cut in enumerate(recorder.cuts):
+        root = base / f"cut-{number}"
+        root.mkdir()
+        cut.rebuild(root / "state")
+        try:
+            asyncio.run(AfterTheCut(Node(Bench(root)), cut.marks).check())
+        except (errors.CrustError, AssertionError) as error:
+            names = sorted(str(path.relative_to(root)) for path in (root / "state").rglob("*"))
+            raise AssertionError(f"cut {number}, {cut.marks} answers, {names}") from error
+        finally:
+            switch_off(root)

@@ -1,0 +1,214 @@
+"""After the driver was killed during mkfs: the program may run on, and the record may be older than the volume.
+
+A volume is not staged until the program has ended. In the tests it is stopped, as a disk that hangs would stop it,
+before it has opened the device: the next driver can detect it only by the lock that it inherited.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.node.filesystems import format_decision, tool_lock
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.content_records import ContentRecords
+from crust.host.block import loop_devices
+from crust.host.filesystems import superblocks
+from crust.host.process import commands
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.faults.syncs import recorded
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+_SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 128 * MIB}
+
+
+@pytest.fixture
+def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a program stop itself, by SIGSTOP, before it does anything."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    path = commands._ENVIRONMENT["PATH"]
+
+    def stop(program: str) -> None:
+        script = directory / program
+        script.write_text(f'#!/bin/sh\nPATH={path}\nkill -STOP $$\nexec {program} "$@"\n')
+        script.chmod(0o700)
+        monkeypatch.setitem(commands._ENVIRONMENT, "PATH", f"{directory}:{path}")
+
+    return stop
+
+
+def _driver_killed_in(stage: Callable[[], None]) -> int:
+    """Run `stage` in a process that is killed as soon as its program has stopped; returns the stopped process."""
+    driver = os.fork()
+    if not driver:
+        with suppress(BaseException):
+            stage()
+        os._exit(1)
+    program = _stopped_below(driver)
+    os.kill(driver, signal.SIGKILL)
+    os.waitpid(driver, 0)
+    return program
+
+
+def _stopped_below(driver: int) -> int:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for name in os.listdir("/proc"):
+            with suppress(OSError):
+                if name.isdigit() and _state(name) == "T" and driver in _ancestors(name):
+                    return int(name)
+    raise AssertionError("no program was started and stopped")
+
+
+def _ancestors(pid: str) -> Iterator[int]:
+    while pid != "0":
+        pid = _fields(pid)[1]
+        yield int(pid)
+
+
+def _state(pid: str) -> str:
+    return _fields(pid)[0]
+
+
+def _fields(pid: str) -> list[str]:
+    return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+
+
+def _know_mkfs(bench: Bench, fs_type: str) -> None:
+    """A stage of another volume, so that the driver knows the options and the next mkfs is of a volume."""
+    capability = mount(fs_type)
+    other = asyncio.run(bench.create("other", capability, size=_SIZES[fs_type])).volume_id
+    asyncio.run(bench.stage(other, capability))
+    asyncio.run(bench.unstage(other))
+
+
+@pytest.mark.parametrize("fs_type", list(_SIZES))
+def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
+    bench: Bench, stopping: Callable[[str], None], reap: Callable[[], None], fs_type: str
+) -> None:
+    capability = mount(fs_type)
+    _know_mkfs(bench, fs_type)
+    volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    stopping(f"mkfs.{fs_type}")
+    mkfs = _driver_killed_in(lambda: asyncio.run(bench.stage(volume.volume_id, capability)))
+    bench.restart()
+
+    for wanted in (capability, block()):
+        with pytest.raises(tool_lock.VolumeInUseByTool):
+            asyncio.run(bench.stage(volume.volume_id, wanted))
+    asyncio.run(bench.driver.collect_garbage())
+    assert len(loop_devices.find(image)) == 1, (
+        "the device was detached, and its name may be another volume's now"
+    )
+
+    os.kill(mkfs, signal.SIGCONT)
+    reap()
+    commands._ENVIRONMENT["PATH"] = commands._ENVIRONMENT["PATH"].partition(":")[2]
+    asyncio.run(bench.stage(volume.volume_id, capability))
+    asyncio.run(bench.publish(volume.volume_id, bench.target("v"), capability))
+    asyncio.run(bench.unpublish(volume.volume_id, bench.target("v")))
+    asyncio.run(bench.unstage(volume.volume_id))
+
+
+def test_stage_of_another_volume_while_a_tool_runs_succeeds(
+    bench: Bench, stopping: Callable[[str], None], reap: Callable[..., None]
+) -> None:
+    first = asyncio.run(bench.create("first"))
+    second = asyncio.run(bench.create("second", mount("xfs"), size=_SIZES["xfs"]))
+    stopping("mkfs.ext4")
+    _driver_killed_in(lambda: asyncio.run(bench.stage(first.volume_id)))
+    bench.restart()
+    asyncio.run(bench.stage(second.volume_id, mount("xfs")))
+    asyncio.run(bench.unstage(second.volume_id))
+    reap(kill=True)
+
+
+@pytest.mark.parametrize("fs_type", list(_SIZES))
+@pytest.mark.parametrize("planned", ["as made", "another"])
+def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str, planned: str
+) -> None:
+    """A backup of the records was taken while the volume was made, and restored when it was full of data."""
+    capability, records = mount(fs_type), bench.driver.stores.content_records
+    backups = []
+
+    async def lifecycle() -> None:
+        volume = await bench.create("v", capability, size=_SIZES[fs_type])
+        await bench.stage(volume.volume_id, capability)
+        await bench.publish(volume.volume_id, bench.target("v"), capability)
+        Path(bench.target("v"), "precious").write_bytes(b"every byte")
+        await down(volume.volume_id)
+
+    async def down(volume_id: str) -> None:
+        await bench.unpublish(volume_id, bench.target("v"))
+        await bench.unstage(volume_id)
+
+    def saved(self: ContentRecords, record: ContentRecord) -> ContentRecord:
+        backups.append(save(self, record))
+        return backups[-1]
+
+    save = ContentRecords.save
+    with monkeypatch.context() as patched:
+        patched.setattr(ContentRecords, "save", saved)
+        asyncio.run(lifecycle())
+    old = next(each for each in backups if each.state == "formatting")
+    if planned == "another":
+        old = old.but(planned_uuid="11111111-0000-4000-8000-000000000000")
+    path = bench.root / "state" / "content" / f"{old.volume_id}.json"
+    path.write_bytes(old.encode())
+
+    if planned == "another":
+        for wanted in (capability, block()):
+            with pytest.raises(format_decision.ContentInDoubt):
+                asyncio.run(bench.stage(old.volume_id, wanted))
+        now = records.load(volumes.VolumeId(old.volume_id))
+        records.save(now.but(state="formatted", planned_uuid=""))
+        bench.driver.stores.access.detach(volumes.VolumeId(old.volume_id))
+    asyncio.run(bench.stage(old.volume_id, capability))
+    asyncio.run(bench.publish(old.volume_id, bench.target("v"), capability))
+    assert Path(bench.target("v"), "precious").read_bytes() == b"every byte"
+    asyncio.run(down(old.volume_id))
+
+
+def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_filesystem(
+    bench: Bench,
+) -> None:
+    volume = asyncio.run(bench.create("v"))
+    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    uuid = "11111111-0000-4000-8000-000000000000"
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
+    known = ContentRecord.parse(path.read_bytes(), str(path))
+    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
+    path.write_bytes(begun.encode())
+    asyncio.run(bench.stage(volume.volume_id, block()))
+    assert superblocks.read(image, "ext4").uuid == uuid
+    asyncio.run(bench.unstage(volume.volume_id))
+
+
+def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_recorded(
+    bench: Bench,
+) -> None:
+    volume = asyncio.run(bench.create("v"))
+    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    uuid = "11111111-0000-4000-8000-000000000000"
+    known = ContentRecord.parse(path.read_bytes(), str(path))
+    begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
+    path.write_bytes(begun.encode())
+    attached = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))
+    device = attached.host_device.path
+    subprocess.run(["mkfs.ext4", "-q", "-U", uuid, device], check=True)
+    with recorded() as steps:
+        asyncio.run(bench.stage(volume.volume_id))
+    assert steps.index(("sync", device)) < steps.index(("name", str(path)))
+    asyncio.run(bench.unstage(volume.volume_id))

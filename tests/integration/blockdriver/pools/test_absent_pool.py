@@ -1,0 +1,265 @@
+"""The pool's disk comes and goes under a driver that serves: nothing is answered or written in its place."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from click.testing import CliRunner
+
+from crust import metrics
+from crust.blockdriver import app, serve
+from crust.blockdriver.engines.files.pool import DirectoryPool
+from crust.cli import main
+from crust.host.mounts import mount_api, mountinfo
+from crust.rpc import channel
+from crust.rpc.messages import csi
+from crust.rpc.serving.daemon import Daemon
+from crust.settings.driver import OWN_DRIVER
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.drivers.block_driver import mount
+
+POOL = f"pool of {OWN_DRIVER}"
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
+
+CREATE = csi_pb2.CreateVolumeRequest(
+    name="v", volume_capabilities=[csi.capability_to_wire(mount())]
+)
+
+
+@dataclass
+class Node:
+    """A node whose pool is a mount that comes and goes; `state` is the mount point."""
+
+    root: Path
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    daemon: Daemon = field(init=False)
+    connected: grpc.aio.Channel = field(init=False)
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    def mount(self, disk: str, folder: str = "") -> None:
+        """Have the disk at the mount point or a folder below it, above what is mounted there."""
+        subprocess.run(["mount", "--bind", self.root / disk, self.state / folder], check=True)
+
+    async def start(self, *, create_pool: bool = False) -> None:
+        driver = app.build(
+            state_dir=str(self.state),
+            run_dir=f"{self.root}/run",
+            node_id="n",
+            create_pool=create_pool,
+            target_roots=(str(self.root),),
+        )
+        enter = self.stack.enter_async_context
+        self.daemon = await enter(
+            serve.running(driver, socket=f"{self.root}/csi.sock", run_dir=f"{self.root}/run")
+        )
+        self.connected = await enter(channel.connect(f"{self.root}/csi.sock"))
+
+    async def stop(self) -> None:
+        await self.stack.aclose()
+
+    async def is_ready(self) -> bool:
+        identity = csi_pb2_grpc.IdentityStub(self.connected)
+        return bool((await identity.Probe(csi_pb2.ProbeRequest())).ready.value)
+
+    async def until(self, *, ready: bool) -> None:
+        async with asyncio.timeout(60):
+            while await self.is_ready() != ready:  # noqa: ASYNC110 - a Probe is all that tells
+                await asyncio.sleep(0.05)
+
+    async def refused(self) -> str:
+        """The reason with which every call that needs the pool is refused."""
+        controller = csi_pb2_grpc.ControllerStub(self.connected)
+        node = csi_pb2_grpc.NodeStub(self.connected)
+        delete = csi_pb2.DeleteVolumeRequest(volume_id="0123456789abcdef-" + "0" * 40)
+        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id="v", target_path="/a")
+        reasons = set()
+        calls: tuple[tuple[Any, Any], ...] = (
+            (controller.CreateVolume, CREATE),
+            (controller.DeleteVolume, delete),
+            (controller.ListVolumes, csi_pb2.ListVolumesRequest()),
+            (controller.GetCapacity, csi_pb2.GetCapacityRequest()),
+            (node.NodeUnpublishVolume, unpublish),
+            (node.NodeGetInfo, csi_pb2.NodeGetInfoRequest()),
+        )
+        for method, request in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await method(request)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            reasons.add(caught.value.details() or "")
+        (reason,) = reasons
+        assert str(self.daemon.health.problems[POOL]) in reason
+        assert metrics.pool_open.labels(OWN_DRIVER)._value.get() == 0
+        return reason
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[Path]:
+    """`ours`, a disk with a pool; `other`, one without; and the mount point, on the root disk."""
+    for name in ("ours", "other", "state"):
+        (tmp_path / name).mkdir()
+    subprocess.run(["mount", "--bind", tmp_path / "ours", tmp_path / "state"], check=True)
+    arguments = ["driver", "init-pool", f"--state-dir={tmp_path}/state"]
+    made = CliRunner().invoke(main.main, arguments)
+    assert made.exit_code == 0, made.output
+    assert CliRunner().invoke(main.main, arguments).output == made.output
+    subprocess.run(["umount", tmp_path / "state"], check=True)
+    again = CliRunner().invoke(main.main, arguments)
+    assert again.exit_code == 1
+    assert "PoolAbsent" in again.output
+    try:
+        yield tmp_path
+    finally:
+        for each in reversed(mountinfo.below(str(tmp_path))):
+            mount_api.unmount(each.target)
+
+
+@asynccontextmanager
+async def running(node: Node, *, create_pool: bool = False) -> AsyncIterator[Node]:
+    await node.start(create_pool=create_pool)
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+@pytest.mark.parametrize("create_pool", [False, True])
+async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
+    disks: Path, *, create_pool: bool
+) -> None:
+    async with running(Node(disks), create_pool=create_pool) as node:
+        assert not await node.is_ready()
+        assert "perhaps its disk is not mounted" in await node.refused()
+        assert not any(node.state.iterdir())
+        node.mount("ours")
+        await node.until(ready=True)
+        assert POOL not in node.daemon.health.problems
+        assert metrics.pool_open.labels(OWN_DRIVER)._value.get() == 1
+        created = await csi_pb2_grpc.ControllerStub(node.connected).CreateVolume(CREATE)
+    assert (disks / "ours" / "images" / f"{created.volume.volume_id}.img").exists()
+
+
+async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: Path) -> None:
+    """The driver serves again when it is gone, with the volumes that it had."""
+    node = Node(disks)
+    node.mount("ours")
+    async with running(node):
+        controller = csi_pb2_grpc.ControllerStub(node.connected)
+        first = await controller.CreateVolume(CREATE)
+        node.mount("other")
+        # whatever comes before the driver has looked is done on the right disk, or refused
+        late = csi_pb2.CreateVolumeRequest(
+            name="late", volume_capabilities=CREATE.volume_capabilities
+        )
+        late_id = ""
+        with suppress(grpc.aio.AioRpcError):
+            late_id = (await controller.CreateVolume(late)).volume.volume_id
+        await node.until(ready=False)
+        assert "is not in" in await node.refused()
+        assert not any((disks / "other").iterdir())
+        assert not late_id or (disks / "ours" / "records" / f"{late_id}.json").exists()
+        mount_api.unmount_one(str(node.state))
+        await node.until(ready=True)
+        assert (await controller.CreateVolume(CREATE)).volume == first.volume
+        listed = await controller.ListVolumes(csi_pb2.ListVolumesRequest())
+        assert {each.volume.volume_id for each in listed.entries} == {
+            first.volume.volume_id,
+            *([late_id] if late_id else []),
+        }
+
+
+@pytest.mark.parametrize("folder", ["records", "images"])
+async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_write(
+    disks: Path, folder: str
+) -> None:
+    """Volumes would seem to be deleted, or their images lost, and new ones would be made on that disk."""
+    node = Node(disks)
+    node.mount("ours")
+    async with running(node):
+        controller = csi_pb2_grpc.ControllerStub(node.connected)
+        first = await controller.CreateVolume(CREATE)
+        before = {each.name for each in (disks / "ours" / folder).iterdir()}
+        node.mount("other", folder)
+        late = csi_pb2.CreateVolumeRequest(
+            name="late", volume_capabilities=CREATE.volume_capabilities
+        )
+        with suppress(
+            grpc.aio.AioRpcError
+        ):  # before the driver has looked it goes to the right disk
+            late_id = (await controller.CreateVolume(late)).volume.volume_id
+            assert (disks / "ours" / "images" / f"{late_id}.img").exists()
+            await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=late_id))
+        await node.until(ready=False)
+        assert str(node.state / folder) in await node.refused()
+        assert not any((disks / "other").iterdir())
+        assert {each.name for each in (disks / "ours" / folder).iterdir()} == before
+        mount_api.unmount_one(str(node.state / folder))
+        await node.until(ready=True)
+        assert (await controller.CreateVolume(CREATE)).volume == first.volume
+
+
+@pytest.mark.parametrize("folder", ["content", "snapshots", "groups"])
+async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
+    disks: Path, folder: str
+) -> None:
+    node = Node(disks)
+    node.mount("ours")
+    node.mount("other", folder)
+    async with running(node):
+        assert not await node.is_ready()
+        assert f"{node.state / folder} is a mount point" in await node.refused()
+        assert not any((disks / "other").iterdir())
+        mount_api.unmount_one(str(node.state / folder))
+        await node.until(ready=True)
+
+
+async def test_absent_pool_is_closed_so_that_its_disk_can_be_repaired(
+    disks: Path,
+) -> None:
+    node = Node(disks)
+    node.mount("ours")
+
+    def held() -> set[str]:
+        below = (each for each in (disks / "ours").iterdir() if each.is_dir())
+        ours = {
+            (each.stat().st_dev, each.stat().st_ino) for each in (disks / "ours", *below, *locks())
+        }
+        found = set()
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # the listing's own
+                status = os.stat(f"/proc/self/fd/{descriptor}")
+                if (status.st_dev, status.st_ino) in ours:
+                    found.add(descriptor)
+        return found
+
+    def locks() -> list[Path]:
+        return [*(disks / "ours").glob("*.lock")]
+
+    before = held()
+    async with running(node):
+        assert held() - before
+        node.mount("other")
+        await node.until(ready=False)
+        assert not held() - before
+
+
+async def test_another_pool_in_the_place_of_the_nodes_own_is_not_served(disks: Path) -> None:
+    other = Node(disks)
+    other.mount("other")
+    made = DirectoryPool(str(other.state), f"{disks}/elsewhere", create=True)
+    await asyncio.to_thread(made.open)
+    found = made.ids.pool_id
+    await asyncio.to_thread(made.let_go)
+    async with running(other, create_pool=True) as node:
+        assert f"the pool {found} is there" in await node.refused()

@@ -1,0 +1,110 @@
+"""A content record that is lost, or was written by somebody else meanwhile: nothing is formatted, nothing cleared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.engines.protocol import Access
+from crust.blockdriver.records import content_records
+from crust.host.filesystems import mkfs_compatibility
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import Bench, block, caller, mount
+from tests.support.records.copies import made_of, snapshot
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+
+def content_path(bench: Bench, volume_id: str) -> Path:
+    return bench.root / "state" / "content" / f"{volume_id}.json"
+
+
+def image_path(bench: Bench, volume_id: str) -> Path:
+    return bench.root / "state" / "images" / f"{volume_id}.img"
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["never used", "used"])
+async def test_stage_without_a_content_record_is_refused_and_writes_nothing(
+    bench: Bench, *, used: bool
+) -> None:
+    volume_id, target = (await bench.create()).volume_id, bench.target("pod")
+    if used:
+        await bench.stage(volume_id)
+        await bench.publish(volume_id, target)
+        Path(target, "kept").write_text("data")
+        await bench.unpublish(volume_id, target)
+        await bench.unstage(volume_id)
+    kept = content_path(bench, volume_id).read_bytes()
+    content_path(bench, volume_id).unlink()
+    before = image_path(bench, volume_id).read_bytes()
+    bench.restart()
+    for capability in (mount(), block()):
+        with pytest.raises(content_records.ContentRecordMissing):
+            await bench.stage(volume_id, capability)
+    for copy in (snapshot(bench, volume_id), made_of(bench, "clone", volume_id=volume_id)):
+        with pytest.raises(content_records.ContentRecordMissing):
+            await copy
+    assert image_path(bench, volume_id).read_bytes() == before
+    listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    [entry] = listed.entries
+    assert entry.status.volume_condition.abnormal
+    assert volume_id in entry.status.volume_condition.message
+    content_path(bench, volume_id).write_bytes(kept)
+    content_path(bench, volume_id).chmod(0o600)
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target)
+    assert Path(target, "kept").exists() == used
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+
+
+async def test_delete_without_a_content_record_removes_the_volume(bench: Bench) -> None:
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    content_path(bench, volume_id).unlink()
+    await bench.delete(volume_id)
+    assert [*bench.root.glob("state/*/*.*")] == []
+    assert (await bench.create()).volume_id == volume_id
+
+
+@pytest.mark.parametrize("capability", [mount(), block()], ids=["mount", "block"])
+async def test_stage_on_a_stale_content_record_clears_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capability: volumes.VolumeCapability
+) -> None:
+    """An interrupted mkfs is on record when it is read; by the time of the write somebody has finished it."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    records = bench.driver.stores.content_records
+    begun = records.save(records.load(volume_id).but(state="formatting", fs_type="ext4"))
+    image_path(bench, volume_id).write_bytes(b"somebody's data".ljust(64 << 20, b"\0"))
+    real_attach = bench.driver.stores.access.attach
+
+    def attach(each: volumes.VolumeId, access: Access) -> Any:
+        records.save(begun.but(state="formatted"))
+        return real_attach(each, access)
+
+    monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
+    with pytest.raises(content_records.StaleContentRecord):
+        await bench.stage(volume_id, capability)
+    assert image_path(bench, volume_id).read_bytes().startswith(b"somebody's data")
+    assert records.load(volume_id).state == "formatted"
+
+
+async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    records = bench.driver.stores.content_records
+    real_make = mkfs_compatibility.MkfsCompatibility.make
+
+    async def make(*args: Any, **kwargs: Any) -> None:
+        await real_make(*args, **kwargs)
+        records.save(records.load(volume_id).but(in_guest=True))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mkfs_compatibility.MkfsCompatibility, "make", make)
+        with pytest.raises(content_records.StaleContentRecord) as refused:
+            await bench.stage(volume_id)
+    assert isinstance(refused.value, errors.OperationPending)
+    assert (records.load(volume_id).state, records.load(volume_id).in_guest) == ("formatting", True)
+    await bench.stage(volume_id)
+    assert records.load(volume_id).state == "formatted"

@@ -1,0 +1,108 @@
+"""A full pool, an overcommitted pool, and a pool with bad sectors."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.drivers.pools import bench_on
+from tests.support.records.copies import down, drop, group, snapshot, up, write
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path, size=512 * MIB) as bench:
+        yield bench
+
+
+@contextmanager
+def without_a_free_block(bench: Bench) -> Iterator[None]:
+    """Fill the pool's filesystem, its reserve for root too."""
+    fill = bench.root / "fill"
+    with fill.open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+        os.fsync(file.fileno())
+    yield
+    fill.unlink()
+
+
+async def drop_group(bench: Bench, taken: csi_pb2.VolumeGroupSnapshot) -> None:
+    request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+        group_snapshot_id=taken.group_snapshot_id,
+        snapshot_ids=[each.snapshot_id for each in taken.snapshots],
+    )
+    await bench.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
+
+
+async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
+    source, other = await small.create("source"), await small.create("other")
+    target = await up(small, source.volume_id)
+    write(target, "file", b"x" * MIB)
+    taken, members = await snapshot(small, source.volume_id), await group(small, source.volume_id)
+    await down(small, source.volume_id)
+    with without_a_free_block(small):
+        with pytest.raises(OSError, match="No space left"):
+            (small.root / "state" / "more").write_bytes(b"x" * 4096)
+        await drop_group(small, members)
+        await drop(small, taken.snapshot_id)
+        for volume in (source, other):
+            await small.delete(volume.volume_id)
+    folders = ("images", "records", "content", "snapshots", "groups")
+    assert [path for each in folders for path in (small.root / "state" / each).iterdir()] == []
+
+
+async def test_overcommitted_volumes_exceed_the_pool(small: Bench) -> None:
+    small.overcommit = 2.0
+    small.restart()
+
+    async def capacity() -> int:
+        answer = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+        return answer.maximum_volume_size.value
+
+    made = [await small.create(name, size=await capacity() - 64 * MIB) for name in ("one", "two")]
+    there_is = os.statvfs(small.root).f_bavail * os.statvfs(small.root).f_frsize
+    assert made[0].capacity_bytes < there_is - 64 * MIB
+    assert sum(each.capacity_bytes for each in made) > there_is
+    grown = await small.grow(made[1].volume_id, made[1].capacity_bytes + 64 * MIB)
+    assert grown.capacity_bytes > made[1].capacity_bytes
+
+
+async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
+    await small.create("one", size=64 * MIB)
+    before = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    with (small.root / "others").open("wb") as file:
+        file.write(bytes(100 * MIB))
+        os.fsync(file.fileno())
+    small.restart()
+    after = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
+    assert abs(before.available_capacity - after.available_capacity - 100 * MIB) <= MIB
+
+
+async def test_unreadable_image_is_reported_and_others_are_listed(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unhealthy, healthy = await small.create("unhealthy"), await small.create("healthy")
+    look = os.lstat
+
+    def sometimes(path: str) -> os.stat_result:
+        if str(path).endswith(f"{unhealthy.volume_id}.img"):
+            raise OSError(5, "Input/output error", path)
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", sometimes)
+    listed = await small.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    found = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
+    assert {each: condition.abnormal for each, condition in found.items()} == {
+        unhealthy.volume_id: True,
+        healthy.volume_id: False,
+    }
+    assert found[unhealthy.volume_id].message.startswith("cannot stat ")

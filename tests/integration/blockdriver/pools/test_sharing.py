@@ -1,0 +1,250 @@
+"""Concurrent use of a volume: targets, kernels, callers."""
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.blockdriver.node import node_unstage
+from crust.blockdriver.node.publish import deferred_publish, publish_rules
+from crust.host.block import devices, loop, loop_devices
+from crust.host.mounts import mount_api, mountinfo
+from tests.support.drivers.block_driver import MIB, Bench, Mode, block, is_there, mount
+
+pytestmark = pytest.mark.root
+
+
+async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: Bench) -> None:
+    volume = await bench.create()
+    target = bench.target("pod-a")
+    group = volumes.GroupChange(2000, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    capability = mount("ext4", "noatime,_netdev", group=group)
+    await bench.stage(volume.volume_id)
+    answer = await bench.publish(volume.volume_id, target, capability, deferred=True)
+    deferred = answer.deferred_mount
+    assert mountinfo.below(str(bench.root)) == ()
+    assert not is_there(target)
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    assert deferred.block_device.path == device.path
+    assert deferred.block_device.identity.disk_sequence == device.identity.disk_sequence
+    assert (deferred.fs_type, deferred.capacity_bytes) == ("ext4", 64 * MIB)
+    assert list(deferred.mount_options) == ["noatime"]
+    assert deferred.supplemental_group == "2000"
+    assert deferred.supplemental_group_change_policy == "OnRootMismatch"
+    bench.restart()
+    again = await bench.publish(volume.volume_id, target, capability, deferred=True)
+    assert again == answer
+    await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def host_options(bench: Bench, volume_id: str) -> set[str]:
+    """Those of a publish on the host that keep a program of the volume from gaining anything."""
+    target = bench.target("host")
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target)
+    found = mountinfo.at(target)
+    assert found is not None
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    return {"nosuid", "nodev"} & set(found.options)
+
+
+async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev(
+    bench: Bench,
+) -> None:
+    """What only this host has written is mounted as it was asked for."""
+    volume_id, target = (await bench.create("guest")).volume_id, bench.target("guest")
+    assert await host_options(bench, volume_id) == set()
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target, deferred=True)
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    assert await host_options(bench, volume_id) == {"nosuid", "nodev"}
+
+    raw_id = (await bench.create("raw", block())).volume_id
+    await bench.stage(raw_id, block())
+    image = bench.root / "state" / "images" / f"{raw_id}.img"
+    [device] = loop_devices.find(str(image))
+    await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
+    await bench.unstage(raw_id)
+    assert await host_options(bench, raw_id) == {"nosuid", "nodev"}
+
+
+async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
+    volume = await bench.create()
+    guest, host = bench.target("pod-guest"), bench.target("pod-host")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, guest, deferred=True)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+        await bench.publish(volume.volume_id, host)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+        await bench.publish(volume.volume_id, host, deferred=True)
+    with pytest.raises(node_unstage.StillPublished, match="pod-guest"):
+        await bench.unstage(volume.volume_id)
+    await bench.unpublish(volume.volume_id, guest)
+    await bench.publish(volume.volume_id, host)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-host"):
+        await bench.publish(volume.volume_id, guest, deferred=True)
+    await bench.unpublish(volume.volume_id, host)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
+    bench: Bench,
+) -> None:
+    volume = await bench.create()
+    foreign = bench.root / "foreign"
+    foreign.mkdir()
+    await bench.stage(volume.volume_id)
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    mount_api.mount_device(device.path, str(foreign), "ext4")
+    with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="foreign"):
+        await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
+    with pytest.raises(node_unstage.StillPublished, match="foreign"):
+        await bench.unstage(volume.volume_id)
+    mount_api.unmount(str(foreign))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
+    volume = await bench.create()
+    await bench.stage(volume.volume_id)
+    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    hold = devices.open_exclusive(device.path)
+    try:
+        with pytest.raises(devices.DeviceInUse):
+            await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
+        with pytest.raises(devices.DeviceInUse):
+            await bench.publish(volume.volume_id, bench.target("pod-a"))
+        assert not is_there(bench.target("pod-a"))
+        with pytest.raises(loop.LoopDeviceHeld):
+            await bench.unstage(volume.volume_id)
+    finally:
+        os.close(hold)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Bench) -> None:
+    volume = await bench.create()
+    guest, other, host = (bench.target(name) for name in ("guest", "other", "host"))
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, guest, readonly=True, deferred=True)
+    await bench.publish(volume.volume_id, other, readonly=True, deferred=True)
+    await bench.publish(volume.volume_id, host, readonly=True)
+    mounted = mountinfo.at(host)
+    assert mounted is not None
+    assert "ro" in mounted.super_options
+    for target in (guest, other, host):
+        await bench.unpublish(volume.volume_id, target)
+    await bench.unstage(volume.volume_id)
+
+
+async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench) -> None:
+    volume = await bench.create()
+    one = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
+    await bench.stage(volume.volume_id, one)
+    await bench.publish(volume.volume_id, bench.target("pod-a"), one)
+    with pytest.raises(publish_rules.PublishedElsewhere, match="one target"):
+        await bench.publish(volume.volume_id, bench.target("pod-b"), one)
+    with pytest.raises(publish_rules.TargetPublishedDifferently):
+        await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
+    async def lifecycle(number: int) -> None:
+        volume = await bench.create(f"pvc-{number}")
+        target = bench.target(f"pod-{number}")
+        for _ in range(3):
+            await bench.stage(volume.volume_id)
+            await bench.publish(volume.volume_id, target, deferred=number % 2 == 1)
+            await bench.unpublish(volume.volume_id, target)
+            await bench.unstage(volume.volume_id)
+        await bench.delete(volume.volume_id)
+
+    await asyncio.gather(*(lifecycle(number) for number in range(24)))
+    assert os.listdir(bench.root / "state" / "images") == []
+    assert [each for each in loop_devices.list_all() if str(bench.root) in each.backing] == []
+
+
+async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench) -> None:
+    volume = await bench.create()
+    path = bench.staging(volume.volume_id)
+    calls = [asyncio.create_task(bench.stage(volume.volume_id, path=path)) for _ in range(8)]
+    await asyncio.sleep(0)  # they begin
+    with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
+        await bench.unstage(volume.volume_id)
+    await asyncio.gather(*calls)
+    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    assert len(loop_devices.find(image)) == 1
+    await bench.unstage(volume.volume_id)
+
+
+async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> None:
+    volume = await bench.create()
+    call = asyncio.create_task(bench.stage(volume.volume_id))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await bench.driver.operations.drain()
+    bench.restart()
+    await bench.publish(volume.volume_id, bench.target("pod-a"))
+    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
+    await bench.unstage(volume.volume_id)
+
+
+async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
+    bench: Bench,
+) -> None:
+    """Its mounts show a device number of their own, which no device has."""
+    capability = mount("btrfs")
+    volume_id = (await bench.create(capability=capability, size=160 * MIB)).volume_id
+    await bench.stage(volume_id, capability)
+    first, second = bench.target("pod-a"), bench.target("pod-b")
+    await bench.publish(volume_id, first, capability)
+    await bench.publish(volume_id, first, capability)
+    await bench.publish(volume_id, second, capability, readonly=True)
+    Path(first, "file").write_text("words")
+    assert Path(second, "file").read_text() == "words"
+    with pytest.raises(OSError, match="Read-only"):
+        Path(second, "other").write_text("words")
+    with pytest.raises(errors.NotReady):
+        await bench.publish(volume_id, bench.target("pod-c"), capability, deferred=True)
+    with pytest.raises(errors.NotReady):
+        await bench.unstage(volume_id)
+    for target in (first, second):
+        await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, first, capability)
+    assert Path(first, "file").read_text() == "words"
+    await bench.unpublish(volume_id, first)
+    await bench.unstage(volume_id)
+
+
+async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
+    bench: Bench,
+) -> None:
+    """ReadOnlyMany claims arrive as MULTI_NODE_READER_ONLY; the topology says which node has the volume."""
+    writer, readers = mount(), mount(mode=volumes.AccessMode.MULTI_NODE_READER_ONLY)
+    volume_id = (await bench.create(capability=writer)).volume_id
+    await bench.stage(volume_id, writer)
+    await bench.publish(volume_id, bench.target("writer"), writer)
+    (Path(bench.target("writer")) / "file").write_text("for all")
+    await bench.unpublish(volume_id, bench.target("writer"))
+    await bench.unstage(volume_id)
+    await bench.stage(volume_id, readers)
+    for pod in ("a", "b"):
+        await bench.publish(volume_id, bench.target(pod), readers)
+        assert (Path(bench.target(pod)) / "file").read_text() == "for all"
+        with pytest.raises(OSError, match="Read-only"):
+            (Path(bench.target(pod)) / "other").touch()
+    for pod in ("a", "b"):
+        await bench.unpublish(volume_id, bench.target(pod))
+    await bench.unstage(volume_id)

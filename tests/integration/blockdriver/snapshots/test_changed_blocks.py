@@ -1,0 +1,162 @@
+"""Changed and allocated blocks, held against the bytes of the images, whatever was done in between.
+
+Random writes, discards (holes in the image) and growth, to raw devices and below filesystems: what is left out of a
+list must be equal, or zeros, for every pair of snapshots. That the lists are short is another test's.
+"""
+
+import fcntl
+import itertools
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.records.copies import (
+    blocks,
+    covered,
+    differing_blocks,
+    down,
+    drop,
+    read_image,
+    snapshot,
+    up,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+KIB = 1024
+_BLKDISCARD = 0x1277
+
+
+class RandomWriter:
+    """Does things to a raw device, with chances of its own."""
+
+    def __init__(self, seed: int, path: str) -> None:
+        self._chance = random.Random(seed)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def act(self) -> None:
+        """A handful of writes, unaligned ones too, some of them zeros or what is there already; and discards."""
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        for _ in range(self._chance.randrange(1, 20)):
+            self._chance.choice((self._write, self._write_again, self._zero, self._discard))(size)
+        if self._chance.random() < 0.5:
+            os.fsync(self._fd)
+
+    def _place(self, size: int, step: int) -> tuple[int, int]:
+        offset = self._chance.randrange(size // step) * step
+        longest = self._chance.choice((step, 64 * KIB, MIB))
+        return offset, min(self._chance.randrange(1, longest // step + 1) * step, size - offset)
+
+    def _write(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, self._chance.randbytes(length), offset)
+
+    def _write_again(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, os.pread(self._fd, length, offset), offset)
+
+    def _zero(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, bytes(length), offset)
+
+    def _discard(self, size: int) -> None:
+        fcntl.ioctl(self._fd, _BLKDISCARD, struct.pack("=QQ", *self._place(size, 4 * KIB)))
+
+
+async def check(bench: Bench, taken: list[str]) -> None:
+    """Every list of every snapshot, against the bytes."""
+    images = {each: read_image(bench, each) for each in taken}
+    for each, data in images.items():
+        listed = covered(await blocks(bench, each))
+        assert listed >= differing_blocks(bytes(len(data)), data)
+    for base, target in itertools.permutations(taken, 2):
+        old, new = images[base], images[target]
+        padded = old.ljust(len(new), b"\0")[: len(new)]
+        listed = covered(await blocks(bench, target, base))
+        assert listed >= differing_blocks(padded, new), (base, target)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_changed_blocks_of_a_raw_device_after_writes_discards_and_growth_are_exact(
+    cloning: Bench, seed: int
+) -> None:
+    source = await cloning.create("source", block(), size=16 * MIB)
+    target = await up(cloning, source.volume_id, raw=True)
+    scribbler, taken = RandomWriter(seed, target), []
+    try:
+        for number in range(6):
+            scribbler.act()
+            taken.append((await snapshot(cloning, source.volume_id, f"s{number}")).snapshot_id)
+            if number % 2:
+                await cloning.grow(source.volume_id, (16 + 4 * number) * MIB + 512 * number)
+            if number == 3:  # blocks of a deleted snapshot are reused
+                await drop(cloning, taken.pop(1))
+    finally:
+        scribbler.close()
+    await check(cloning, taken)
+    await down(cloning, source.volume_id)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 32 * MIB), ("xfs", 320 * MIB), ("btrfs", 128 * MIB)]
+)
+async def test_changed_blocks_of_a_filesystem_after_creates_and_deletes_are_exact(
+    cloning: Bench, fs_type: str, size: int
+) -> None:
+    chance = random.Random(fs_type)
+    source = await cloning.create("source", mount(fs_type), size=size)
+    target = await up(cloning, source.volume_id, fs_type)
+    taken: list[str] = []
+    for number in range(3):
+        churn(chance, Path(target))
+        taken.append((await snapshot(cloning, source.volume_id, f"s{number}")).snapshot_id)
+    await check(cloning, taken)
+    await down(cloning, source.volume_id)
+
+
+def churn(chance: random.Random, directory: Path) -> None:
+    for _ in range(12):
+        path = directory / str(chance.randrange(8))
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.seek(chance.randrange(MIB))
+            file.write(chance.randbytes(chance.randrange(1, 256 * KIB)))
+            if chance.random() < 0.3:
+                file.flush()
+                cut(file.fileno(), chance.randrange(256) * 4 * KIB, 64 * KIB)
+        if chance.random() < 0.2:
+            path.unlink()
+
+
+def cut(fd: int, offset: int, length: int) -> None:
+    """End a file early and lengthen it again: what it loses, the filesystem may give to another."""
+    size = os.fstat(fd).st_size
+    if offset < size:
+        os.ftruncate(fd, offset)
+        os.ftruncate(fd, max(size, offset + length))
+
+
+async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complete(
+    cloning: Bench,
+) -> None:
+    source = await cloning.create("source", block(), size=16 * MIB)
+    target = await up(cloning, source.volume_id, raw=True)
+    base = await snapshot(cloning, source.volume_id, "base")
+    wanted = set(range(0, 16 * MIB, 8 * KIB))
+    fd = os.open(target, os.O_RDWR)
+    for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
+        os.pwrite(fd, b"x" * 4 * KIB, offset)
+        if offset >= 16 * MIB - 64 * KIB:
+            os.fsync(fd)
+    os.close(fd)
+    new = await snapshot(cloning, source.volume_id, "new")
+    assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
+    assert covered(await blocks(cloning, new.snapshot_id)) == wanted
+    await drop(cloning, new.snapshot_id)
+    await down(cloning, source.volume_id)

@@ -1,0 +1,189 @@
+"""Groups on every kind of pool: all members of one point in time, raw devices in use too, or refused."""
+
+import asyncio
+import hashlib
+import itertools
+import os
+
+import pytest
+
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.services import group_controller
+from crust.blockdriver.snapshots import (
+    group_snapshot,
+    quiesce,
+    take_snapshot,
+)
+from crust.rpc.messages import limits
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import MIB, Bench, block, caller
+from tests.support.records.copies import (
+    digest,
+    down,
+    drop,
+    group,
+    is_frozen,
+    made_of,
+    raw_pair,
+    read_image,
+    stamp,
+    up,
+    write,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+
+async def test_group_snapshot_freezes_all_members_before_the_first_copy(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [await pool.create(name) for name in ("one", "two")]
+    targets = [await up(pool, each.volume_id) for each in made]
+    data = [os.urandom(MIB) for _ in made]
+    for target, content in zip(targets, data, strict=True):
+        write(target, "file", content)
+    backend = pool.driver.stores.provisioning
+    take, seen = backend.take_snapshot, []
+
+    def looking(image: protocol.Image) -> None:
+        seen.append([is_frozen(target) for target in targets])
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", looking)
+    taken = await group(pool, *(each.volume_id for each in made))
+    assert seen == [[True, True], [True, True]]
+    assert not any(is_frozen(target) for target in targets)
+    assert {each.group_snapshot_id for each in taken.snapshots} == {taken.group_snapshot_id}
+    assert await group(pool, *(each.volume_id for each in reversed(made))) == taken
+    by_source = {each.source_volume_id: each.snapshot_id for each in taken.snapshots}
+    for source, content in zip(made, data, strict=True):
+        member = by_source[source.volume_id]
+        restored = await made_of(pool, f"r-{member}", snapshot_id=member)
+        target = await up(pool, restored.volume_id)
+        assert digest(target, "file") == hashlib.sha256(content).hexdigest()
+        await down(pool, restored.volume_id)
+    for volume in made:
+        await down(pool, volume.volume_id)
+
+
+async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: Bench) -> None:
+    made = [await cloning.create(name) for name in ("one", "two", "three")]
+    ids = [each.volume_id for each in made]
+    taken = await group(cloning, *ids[:2])
+    members = [each.snapshot_id for each in taken.snapshots]
+    servicer = cloning.driver.group_controller
+    with pytest.raises(group_snapshot.GroupNameTaken):
+        await group(cloning, *ids)
+    with pytest.raises(volume_records.VolumeNotFound):
+        await group(cloning, ids[0], cloning.ids.volume_id("none"), name="h")
+    with pytest.raises(limits.MissingField):
+        await group(cloning, name="h")
+    with pytest.raises(group_controller.SameVolumeTwice):
+        await group(cloning, ids[0], ids[0], name="h")
+    with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
+        await drop(cloning, members[0])
+
+    async def get(*named: str) -> csi_pb2.VolumeGroupSnapshot:
+        request = csi_pb2.GetVolumeGroupSnapshotRequest(
+            group_snapshot_id=taken.group_snapshot_id, snapshot_ids=named
+        )
+        return (await servicer.GetVolumeGroupSnapshot(request, caller())).group_snapshot
+
+    async def delete(*named: str) -> None:
+        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+            group_snapshot_id=taken.group_snapshot_id, snapshot_ids=named
+        )
+        await servicer.DeleteVolumeGroupSnapshot(request, caller())
+
+    await asyncio.to_thread(cloning.restart)
+    servicer = cloning.driver.group_controller
+    assert await get(*members) == taken
+    for call in (get, delete):
+        with pytest.raises(group_snapshot.GroupMembersDiffer):
+            await call(members[0])
+    await delete(*members)
+    await delete(*members)
+    with pytest.raises(group_snapshot.GroupNotFound):
+        await get(*members)
+    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+
+
+async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is copied last, while the others are frozen."""
+    one, two = await cloning.create("one", block()), await cloning.create("two")
+    await up(cloning, one.volume_id, raw=True)
+    target = await up(cloning, two.volume_id)
+    backend = cloning.driver.stores.provisioning
+    take, seen = backend.take_snapshot, []
+
+    def looking(image: protocol.Image) -> None:
+        seen.append((image.volume_id, is_frozen(target)))
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", looking)
+    await group(cloning, one.volume_id, two.volume_id)
+    assert seen == [(two.volume_id, True), (one.volume_id, True)]
+    for volume in (one, two):
+        await down(cloning, volume.volume_id)
+
+
+async def test_group_of_raw_devices_is_copied_again_after_a_write(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, targets = await raw_pair(cloning)
+    backend = cloning.driver.stores.provisioning
+    take = backend.take_snapshot
+    taken: list[str] = []
+
+    def interrupted(image: protocol.Image) -> None:
+        if len(taken) == 1:  # between the two copies: the second would have what the first has not
+            stamp(targets[0], b"earlier")
+            stamp(targets[1], b"later")
+        taken.append(image.volume_id)
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", interrupted)
+    made = await group(cloning, *ids)
+    assert taken == [*ids, *ids]
+    by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
+    found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
+    assert found == [b"earlier", b"later\0\0"]
+    for volume_id in ids:
+        await down(cloning, volume_id)
+
+
+async def test_group_of_raw_devices_always_written_to_is_refused(
+    cloning: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, targets = await raw_pair(cloning)
+    backend = cloning.driver.stores.provisioning
+    take, number = backend.take_snapshot, itertools.count()
+
+    def interrupted(image: protocol.Image) -> None:
+        take(image)
+        stamp(targets[0], b"%d" % next(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "take_snapshot", interrupted)
+        with pytest.raises(take_snapshot.RawDevicesNeverIdle):
+            await group(cloning, *ids)
+    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+    await group(cloning, *ids)
+    for volume_id in ids:
+        await down(cloning, volume_id)
+
+
+async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(
+    copying: Bench,
+) -> None:
+    one, two = await copying.create("one", block()), await copying.create("two")
+    await up(copying, one.volume_id, raw=True)
+    with pytest.raises(quiesce.RawDeviceInUse):
+        await group(copying, one.volume_id, two.volume_id)
+    await down(copying, one.volume_id)
+    await group(copying, one.volume_id, two.volume_id)

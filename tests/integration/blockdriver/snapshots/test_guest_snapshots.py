@@ -1,0 +1,267 @@
+"""Snapshots, clones and groups of volumes that a guest writes, on every kind of pool, verified byte by byte."""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.snapshots import guest_freeze
+from crust.host.block import devices
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mountinfo
+from tests.support.drivers.block_driver import MIB, Bench, mount
+from tests.support.drivers.pools import bench_on
+from tests.support.records.copies import (
+    digest,
+    down,
+    group,
+    is_frozen,
+    made_of,
+    snapshot,
+    up,
+    write,
+)
+from tests.support.runtimes.mounting_guests import MountingGuests
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+FILESYSTEMS = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
+
+
+@dataclass
+class Scene:
+    """A driver, and guests that have its volumes."""
+
+    bench: Bench
+    guests: MountingGuests
+
+    async def hand_over(self, volume_id: str, fs_type: str = "ext4") -> str:
+        """Stage and publish with deferral; answers the target."""
+        target = self.bench.target(volume_id)
+        await self.bench.stage(volume_id, mount(fs_type))
+        await self.bench.publish(volume_id, target, mount(fs_type), deferred=True)
+        return target
+
+    async def up(self, volume_id: str, fs_type: str = "ext4") -> str:
+        """Have a guest mount the volume; answers where its files are."""
+        target = await self.hand_over(volume_id, fs_type)
+        self.start(volume_id, fs_type)
+        return self.guests.mounted[target]
+
+    def start(self, volume_id: str, fs_type: str = "ext4") -> None:
+        """A sandbox takes what was handed over."""
+        inside = str(self.bench.root / f"guest-{volume_id}")
+        self.guests.start(self.bench.target(volume_id), self.device(volume_id), inside, fs_type)
+
+    def device(self, volume_id: str) -> str:
+        attachment = self.bench.driver.stores.access.attached(volumes.VolumeId(volume_id))
+        assert attachment is not None
+        return attachment.host_device.path
+
+    async def down(self, volume_id: str) -> None:
+        target = self.bench.target(volume_id)
+        if target in self.guests.mounted:
+            self.guests.stop(target)
+        await down(self.bench, volume_id)
+
+    def left(self) -> list[str]:
+        """What a failed copy must not leave."""
+        folders = ("state/snapshots", "state/groups", "run/freezes")
+        found = [path.name for each in folders for path in (self.bench.root / each).iterdir()]
+        return found + [path.name for path in (self.bench.root / "state/images").glob("*.snap")]
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    guests = MountingGuests()
+    with bench_on(request.param, tmp_path, runtime_guests=guests) as bench:
+        yield Scene(bench, guests)
+
+
+@pytest.fixture
+def on_xfs(tmp_path: Path) -> Iterator[Scene]:
+    guests = MountingGuests()
+    with bench_on("xfs", tmp_path, runtime_guests=guests) as bench:
+        yield Scene(bench, guests)
+
+
+@pytest.mark.parametrize(("fs_type", "size"), FILESYSTEMS)
+async def test_snapshot_and_clone_contain_what_a_guest_wrote(
+    scene: Scene, fs_type: str, size: int
+) -> None:
+    bench = scene.bench
+    source = await bench.create("source", mount(fs_type), size=size)
+    inside = await scene.up(source.volume_id, fs_type)
+    data = os.urandom(8 * MIB)
+    write(inside, "kept", data)
+    taken = await snapshot(bench, source.volume_id)
+    write(inside, "later", b"later")
+    clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type=fs_type)
+    restored = await made_of(bench, "restored", snapshot_id=taken.snapshot_id, fs_type=fs_type)
+    assert not scene.guests.is_frozen(bench.target(source.volume_id))
+    found = []
+    for volume in (restored, clone):
+        target = await up(bench, volume.volume_id, fs_type)
+        assert digest(target, "kept") == hashlib.sha256(data).hexdigest()
+        found.append(os.path.exists(os.path.join(target, "later")))
+        await down(bench, volume.volume_id)
+    assert found == [False, True]
+    await scene.down(source.volume_id)
+
+
+async def test_copy_of_a_guests_ext4_needs_no_journal_replay(scene: Scene) -> None:
+    """Frozen, the journal is empty: the check of a copy finds nothing to do."""
+    source = await scene.bench.create("source")
+    inside = await scene.up(source.volume_id)
+    write(inside, "kept", b"kept" * 1000)
+    taken = await snapshot(scene.bench, source.volume_id)
+    image = scene.bench.root / "state" / "images" / f"{taken.snapshot_id}.snap"
+    assert "needs_recovery" not in said("dumpe2fs", "-h", str(image))
+    said("e2fsck", "-fn", str(image))
+    await scene.down(source.volume_id)
+
+
+async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = scene.bench
+    made = [await bench.create(name) for name in ("one", "two", "three")]
+    inside = [await scene.up(each.volume_id) for each in made[:2]]
+    mounted_at = [*inside, await up(bench, made[2].volume_id)]
+    for path in mounted_at:
+        write(path, "file", b"file")
+    backend = bench.driver.stores.provisioning
+    take, seen = backend.take_snapshot, []
+
+    def looking(image: protocol.Image) -> None:
+        seen.append([is_frozen(path) for path in mounted_at])
+        take(image)
+
+    monkeypatch.setattr(backend, "take_snapshot", looking)
+    taken = await group(bench, *(each.volume_id for each in made))
+    assert seen == [[True] * 3] * 3
+    assert not any(is_frozen(path) for path in mounted_at)
+    assert len(taken.snapshots) == 3
+    for volume in made:
+        await scene.down(volume.volume_id)
+
+
+def said(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def meanwhile(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
+) -> pytest.MonkeyPatch:
+    """Have `act` happen while an image is copied."""
+    backend = scene.bench.driver.stores.provisioning
+    take, clone = backend.take_snapshot, backend.clone
+
+    def taking(image: protocol.Image) -> None:
+        take(image)
+        act()
+
+    def cloning(volume_id: volumes.VolumeId, source: volumes.VolumeId, **sizes: int) -> None:
+        clone(volume_id, source, **sizes)
+        act()
+
+    monkeypatch.setattr(backend, "take_snapshot", taking)
+    monkeypatch.setattr(backend, "clone", cloning)
+    return monkeypatch
+
+
+async def test_copy_of_a_guest_that_thawed_early_is_discarded(
+    on_xfs: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = on_xfs.bench
+    source = await bench.create("source")
+    other = await bench.create("other")
+    inside = await on_xfs.up(source.volume_id)
+    with monkeypatch.context() as patched:
+        meanwhile(on_xfs, patched, lambda: fsfreeze.thaw(inside))
+        with pytest.raises(guest_freeze.ThawedEarly):
+            await snapshot(bench, source.volume_id)
+        with pytest.raises(guest_freeze.ThawedEarly):
+            await group(bench, source.volume_id, other.volume_id)
+        assert on_xfs.left() == []
+        with pytest.raises(guest_freeze.ThawedEarly):
+            await made_of(bench, "clone", volume_id=source.volume_id)
+    write(inside, "later", b"later")
+    await snapshot(bench, source.volume_id)
+    clone = await made_of(bench, "clone", volume_id=source.volume_id)
+    target = await up(bench, clone.volume_id)
+    assert Path(target, "later").read_bytes() == b"later"
+    await down(bench, clone.volume_id)
+    await on_xfs.down(source.volume_id)
+
+
+async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
+    on_xfs: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = on_xfs.bench
+    source = await bench.create("source")
+    await on_xfs.hand_over(source.volume_id)
+    device, seen = on_xfs.device(source.volume_id), []
+
+    def begin() -> None:
+        try:
+            os.close(devices.open_exclusive(device))
+        except devices.DeviceInUse as err:
+            seen.append(err)
+
+    meanwhile(on_xfs, monkeypatch, begin)
+    await snapshot(bench, source.volume_id)
+    assert len(seen) == 1
+    on_xfs.start(source.volume_id)
+    await on_xfs.down(source.volume_id)
+
+
+async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene) -> None:
+    """A sandbox that begins: it has taken the device and has not mounted it yet."""
+    bench = on_xfs.bench
+    source = await bench.create("source")
+    await on_xfs.hand_over(source.volume_id)
+    hold = devices.open_exclusive(on_xfs.device(source.volume_id))
+    with pytest.raises(guest_freeze.SandboxStarting):
+        await snapshot(bench, source.volume_id)
+    assert on_xfs.left() == []
+    os.close(hold)
+    await snapshot(bench, source.volume_id)
+    await on_xfs.down(source.volume_id)
+
+
+async def test_start_thaws_a_guest_left_frozen(
+    on_xfs: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = on_xfs.bench
+    source = await bench.create("source")
+    inside = await on_xfs.up(source.volume_id)
+
+    class Killed(BaseException):
+        """The end of a process that does nothing more."""
+
+    async def die(*_: object) -> None:
+        raise Killed
+
+    def kill() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        meanwhile(on_xfs, patched, kill)
+        patched.setattr(bench.driver.snapshots.guest_freezer, "_let_go", die)
+        with pytest.raises(Killed):
+            await snapshot(bench, source.volume_id)
+    assert is_frozen(inside)
+    bench.restart()
+    await bench.driver.snapshots.guest_freezer.recover()
+    assert not is_frozen(inside)
+    assert on_xfs.left() == []
+    await snapshot(bench, source.volume_id)
+    await on_xfs.down(source.volume_id)
+    assert mountinfo.below(str(bench.root / "pods")) == ()

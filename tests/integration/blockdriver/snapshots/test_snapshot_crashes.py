@@ -1,0 +1,198 @@
+"""kill -9, and a full disk, before every system call of a snapshot, a group, a restore and a clone.
+
+A freeze costs grace periods of the kernel, tenths of a second, so volumes that are mounted are cut short only while
+something is frozen or about to be; at all other points they are not mounted, and nothing is frozen.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors
+from crust.blockdriver.snapshots import host_freeze
+from crust.host.block import signatures
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import Bench, caller
+from tests.support.drivers.pools import bench_on
+from tests.support.faults.crashes import at_call, crash_points, failure_points
+from tests.support.records.copies import (
+    down,
+    drop,
+    group,
+    is_frozen,
+    made_of,
+    snapshot,
+    up,
+    write,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+DATA = b"every byte" * 1000
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """No sync: thousands are made here, and none has to survive a power cut."""
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def copying(in_memory: Path) -> Iterator[Bench]:
+    with bench_on("ext4", in_memory) as bench:
+        yield bench
+
+
+@pytest.fixture
+def cloning(in_memory: Path) -> Iterator[Bench]:
+    with bench_on("xfs", in_memory) as bench:
+        yield bench
+
+
+class Scene:
+    """Two volumes with data, mounted or not, and what may be left of copying them."""
+
+    def __init__(self, bench: Bench, *, mounted: bool) -> None:
+        self.bench = bench
+        self.mounted = mounted
+        self.volumes: list[str] = []
+        self.targets: list[str] = []
+
+    async def set(self) -> None:
+        """Bring the volumes up, and down again if they are not to be mounted."""
+        for name in ("one", "two"):
+            volume = await self.bench.create(name)
+            target = await up(self.bench, volume.volume_id)
+            write(target, "file", DATA)
+            self.volumes.append(volume.volume_id)
+            if self.mounted:
+                self.targets.append(target)
+            else:
+                await down(self.bench, volume.volume_id)
+
+    async def clear(self) -> None:
+        """Take the volumes down."""
+        for volume_id in self.volumes:
+            await down(self.bench, volume_id)
+
+    def window(self, act: Callable[["Scene"], Coroutine[Any, Any, None]]) -> range:
+        """The calls of `act` from before the first freeze to after the last thaw, when it runs undisturbed."""
+        self.bench.restart()
+        freezer = self.bench.driver.snapshots.freezer
+        frozen, marks = freezer.frozen, []
+
+        @contextmanager
+        def marked(members: Sequence[host_freeze.Freezable]) -> Iterator[None]:
+            marks.append(count())
+            with frozen(members):
+                yield
+            marks.append(count())
+
+        with at_call(-1, lambda _: None) as count, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(freezer, "frozen", marked)
+            asyncio.run(act(self))
+        assert marks[-1] - marks[0] > 5
+        return range(marks[0], marks[-1] + 1)
+
+    def points(self, act: Callable[["Scene"], Coroutine[Any, Any, None]]) -> range:
+        """Where to cut `act` short."""
+        return self.window(act) if self.mounted else range(1000)
+
+    async def take(self) -> None:
+        """A snapshot, restored and removed again."""
+        taken = await snapshot(self.bench, self.volumes[0])
+        restored = await made_of(self.bench, "restored", snapshot_id=taken.snapshot_id)
+        await self.look_into(restored.volume_id)
+        await self.bench.delete(restored.volume_id)
+        await drop(self.bench, taken.snapshot_id)
+
+    async def take_group(self) -> None:
+        """A group, removed again."""
+        taken = await group(self.bench, *self.volumes)
+        request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
+            group_snapshot_id=taken.group_snapshot_id,
+            snapshot_ids=[each.snapshot_id for each in taken.snapshots],
+        )
+        await self.bench.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
+
+    async def clone(self) -> None:
+        """A clone, removed again."""
+        clone = await made_of(self.bench, "clone", volume_id=self.volumes[1])
+        await self.look_into(clone.volume_id)
+        await self.bench.delete(clone.volume_id)
+
+    async def look_into(self, volume_id: str) -> None:
+        """By its superblock: mounting at every point would take minutes."""
+        image = self.bench.root / "state" / "images" / f"{volume_id}.img"
+        assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
+
+    def check(self) -> None:
+        """Nothing is left frozen, temporary or incomplete."""
+        assert not any(is_frozen(target) for target in self.targets)
+        left = {
+            path.name
+            for folder in ("images", "records", "content", "snapshots", "groups")
+            for path in (self.bench.root / "state" / folder).iterdir()
+        }
+        ours = {f"{each}{suffix}" for each in self.volumes for suffix in (".img", ".json")}
+        assert left == ours
+        assert list((self.bench.root / "run" / "freezes").iterdir()) == []
+
+
+ACTS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
+    "snapshot": Scene.take,
+    "group": Scene.take_group,
+    "clone": Scene.clone,
+}
+
+
+@pytest.fixture(params=[False, True], ids=["idle", "mounted"])
+def mounted(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_driver_killed_during_a_snapshot_leaves_nothing_frozen(
+    copying: Bench, act: str, *, mounted: bool
+) -> None:
+    scene, points = Scene(copying, mounted=mounted), 0
+    asyncio.run(scene.set())
+    within = scene.points(ACTS[act])
+    for _ in crash_points(
+        lambda _: copying.restart(), lambda _: asyncio.run(ACTS[act](scene)), within=within
+    ):
+        copying.restart()
+        assert not any(is_frozen(target) for target in scene.targets)
+        asyncio.run(ACTS[act](scene))
+        scene.check()
+        points += 1
+    copying.restart()
+    scene.check()
+    assert points > (5 if mounted else 20)
+    asyncio.run(scene.clear())
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_full_disk_during_a_snapshot_is_reported_and_leaves_nothing_frozen(
+    cloning: Bench, act: str, *, mounted: bool
+) -> None:
+    scene, points = Scene(cloning, mounted=mounted), 0
+    asyncio.run(scene.set())
+    within = scene.points(ACTS[act])
+    for _, error in failure_points(
+        lambda _: cloning.restart(), lambda _: asyncio.run(ACTS[act](scene)), within=within
+    ):
+        assert isinstance(error, errors.CrustError), error
+        assert not any(is_frozen(target) for target in scene.targets)
+        asyncio.run(ACTS[act](scene))
+        points += 1
+    cloning.restart()
+    scene.check()
+    assert points > (5 if mounted else 20)
+    asyncio.run(scene.clear())

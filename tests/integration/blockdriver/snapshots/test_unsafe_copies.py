@@ -1,0 +1,262 @@
+"""Copies of sources that are damaged, have changed, or are written to unseen: refused, or correct."""
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust import errors, operations, volumes
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
+from crust.blockdriver.records import volume_records
+from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
+from crust.host.block import devices
+from crust.host.files import file_copy
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mount_api
+from crust.host.process import boot
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.drivers.pools import bench_on
+from tests.support.records.copies import (
+    down,
+    drop,
+    group,
+    is_frozen,
+    made_of,
+    snapshot,
+    unmount_lazily,
+    up,
+    write,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
+    with bench_on("btrfs", tmp_path) as bench:
+        yield bench
+
+
+def image(bench: Bench, volume_id: str) -> Path:
+    return bench.root / "state" / "images" / f"{volume_id}.img"
+
+
+def device(bench: Bench, name: str) -> str:
+    attachment = bench.driver.stores.access.attached(bench.ids.volume_id(name))
+    assert attachment is not None
+    return attachment.host_device.path
+
+
+def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
+    """Freeze as a driver does that dies then; answers what it noted."""
+    identity = devices.identify(device(bench, "source"))
+    entry = bench.root / "run" / "freezes" / volume_id
+    entry.write_text(f"{boot.boot_id()} {identity}\n")
+    entry.chmod(0o600)
+    fsfreeze.freeze(target)
+    return entry
+
+
+def cover(target: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
+
+
+async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone that was recorded, and could not be filled."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.NotReady("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.driver.stores.provisioning, "clone", refuse)
+        with pytest.raises(errors.NotReady, match="not now"):
+            await made_of(bench, "clone", volume_id=source)
+
+
+async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
+    source = await pool.create("source")
+    os.truncate(image(pool, source.volume_id), 10 * MIB)
+    with pytest.raises(file_copy.SourceTooShort):
+        await snapshot(pool, source.volume_id)
+    with pytest.raises(file_copy.SourceTooShort):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    assert not image(pool, pool.ids.volume_id("clone")).exists()
+
+
+async def test_clone_retry_has_the_sources_present_size(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.grow(source.volume_id, 128 * MIB)
+    with pytest.raises(content_source.SmallerThanSource):
+        await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
+    clone = await made_of(pool, "clone", volume_id=source.volume_id)
+    assert clone.capacity_bytes == 128 * MIB
+    assert image(pool, clone.volume_id).stat().st_size == 128 * MIB
+
+
+async def test_clone_retry_has_the_sources_present_filesystem(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source", block(), size=320 * MIB)
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.stage(source.volume_id, mount("xfs"))
+    await pool.unstage(source.volume_id)
+    with pytest.raises(content_source.SourceFilesystemDiffers):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    await made_of(pool, "clone", volume_id=source.volume_id, fs_type="xfs")
+
+
+async def test_clone_retry_after_source_deletion_leaves_nothing(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    await begun(pool, source.volume_id, monkeypatch)
+    await pool.delete(source.volume_id)
+    with pytest.raises(volume_records.VolumeNotFound):
+        await made_of(pool, "clone", volume_id=source.volume_id)
+    assert pool.driver.stores.volume_records.ids() == ()
+
+
+async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    with open(os.path.join(target, "file"), "wb") as file:
+        file.write(b"x")
+        unmount_lazily(target)
+        with pytest.raises(quiesce.BusyAfterLazyUnmount):
+            await snapshot(pool, source.volume_id)
+        with pytest.raises(quiesce.BusyAfterLazyUnmount):
+            await made_of(pool, "clone", volume_id=source.volume_id)
+    await snapshot(pool, source.volume_id)
+    await down(pool, source.volume_id)
+
+
+async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> None:
+    """Its device is held exclusively, and nothing writes to it."""
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    write(target, "file", b"x")
+    await down(pool, source.volume_id)
+    await pool.stage(source.volume_id)
+    await pool.publish(source.volume_id, target, readonly=True)
+    await snapshot(pool, source.volume_id)
+    await pool.unpublish(source.volume_id, target)
+    await pool.publish(source.volume_id, target, readonly=True, deferred=True)
+    hold = devices.open_exclusive(device(pool, "source"))
+    await snapshot(pool, source.volume_id, "second")
+    os.close(hold)
+    await down(pool, source.volume_id)
+
+
+async def test_recovery_thaws_a_filesystem_covered_by_another_mount(
+    pool: Bench,
+) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    entry = left_frozen(pool, source.volume_id, target)
+    cover(target)
+    await asyncio.to_thread(pool.restart)
+    mount_api.unmount(target)
+    assert not is_frozen(target)
+    assert not entry.exists()
+    await down(pool, source.volume_id)
+
+
+async def test_recovery_thaws_even_if_the_driver_cannot_start(pool: Bench) -> None:
+    source = await pool.create("source")
+    target = await up(pool, source.volume_id)
+    left_frozen(pool, source.volume_id, target)
+    (pool.root / "run" / "freezes" / "unreadable").mkdir()
+    identity = pool.root / "state" / "pool.json"
+    kept = identity.read_bytes()
+    identity.write_bytes(b"{")
+    with pytest.raises(PoolIdentityUnreadable):
+        await asyncio.to_thread(pool.restart)
+    assert not is_frozen(target)
+    identity.write_bytes(kept)
+    await asyncio.to_thread(pool.restart)
+    await down(pool, source.volume_id)
+
+
+async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
+    on_btrfs: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others there are cloned at one moment, and all rules count on it. Old kernels refuse one without checksums."""
+    source = await on_btrfs.create("source", block())
+    await up(on_btrfs, source.volume_id, raw=True)
+    assert on_btrfs.driver.stores.provisioning.copies_at_once()
+    monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
+    with pytest.raises(file_copy.FileNotCloneable):
+        await snapshot(on_btrfs, source.volume_id)
+    with pytest.raises(file_copy.FileNotCloneable):
+        await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
+    images = on_btrfs.root / "state" / "images"
+    assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]
+    await down(on_btrfs, source.volume_id)
+
+
+async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
+    pool: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await pool.create("source")
+    taken = await snapshot(pool, source.volume_id)
+    backend, both = pool.driver.stores.provisioning, threading.Barrier(3, timeout=30)
+    restore = backend.restore
+
+    def together(volume_id: volumes.VolumeId, image: protocol.Image, size_bytes: int) -> None:
+        both.wait()
+        restore(volume_id, image, size_bytes)
+        both.wait()
+
+    monkeypatch.setattr(backend, "restore", together)
+    made = [
+        asyncio.create_task(made_of(pool, name, snapshot_id=taken.snapshot_id)) for name in "ab"
+    ]
+    await asyncio.to_thread(both.wait)
+    with pytest.raises(operations.OperationInProgress, match="CreateVolume"):
+        await drop(pool, taken.snapshot_id)
+    await asyncio.to_thread(both.wait)
+    for each in await asyncio.gather(*made):
+        assert image(pool, each.volume_id).stat().st_size == 64 * MIB
+    await drop(pool, taken.snapshot_id)
+    with pytest.raises(take_snapshot.SnapshotNotFound):
+        await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
+
+
+async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volume(
+    pool: Bench,
+) -> None:
+    """An intent that a full disk kept from being removed; no answer ever named it."""
+    one, other = await pool.create("one"), await pool.create("other")
+    volume_snapshots = pool.driver.snapshots.volume_snapshots
+    volume_id = volumes.VolumeId(one.volume_id)
+    volume_snapshots.snapshot_records.save(
+        volume_snapshots.plan(volume_id, pool.ids.snapshot_id("snap"), "snap")
+    )
+    taken = await snapshot(pool, other.volume_id)
+    assert taken.source_volume_id == other.volume_id
+    with pytest.raises(take_snapshot.SnapshotNameTaken):
+        await snapshot(pool, one.volume_id)
+
+
+async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool: Bench) -> None:
+    one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
+    begun_with = sorted(map(volumes.VolumeId, (one, two)))
+    pool.driver.snapshots.groups.save(group_snapshot.plan(pool.ids, "g", begun_with))
+    taken = await group(pool, one, other)
+    assert {each.source_volume_id for each in taken.snapshots} == {one, other}
+    with pytest.raises(group_snapshot.GroupNameTaken):
+        await group(pool, one, two)

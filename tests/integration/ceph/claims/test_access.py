@@ -1,0 +1,119 @@
+"""A node's side of an image in a real cluster: what a claim of its own host allows and refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.engines.protocol import Access, StillAttached
+from crust.blockdriver.engines.rbd.node.access import RbdAccess
+from crust.blockdriver.engines.rbd.node.own_user import OwnUser
+from crust.blockdriver.engines.rbd.place import Place
+from crust.ceph import claim_object, claims
+from crust.ceph.claims import Host
+from crust.ceph.connection import Connection
+from examples.cluster.ceph_cluster import POOL
+from tests.support.ceph.image_claims import IMAGE, Bench, attached
+
+VOLUME = volumes.VolumeId(IMAGE)
+Made = Callable[[str], RbdAccess]
+
+
+@pytest.fixture
+def access(
+    connection: Connection, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Made:
+    """The access of the host with the machine id "machine", by its node name."""
+    monkeypatch.setattr(Host, "this", lambda node: Host(node, "machine"))
+    place = Place(connection, POOL, namespace)
+    return lambda node: RbdAccess(OwnUser(place), str(tmp_path), node)
+
+
+@pytest.mark.spec("H-52")
+def test_detach_waits_for_the_client_of_a_claim_and_not_for_a_claim_that_was_never_given_back(
+    bench: Bench, access: Made
+) -> None:
+    """Its runtime was restarted when the virtual machine had ended, and has no key; the claim stays."""
+    here, client = access("node-a"), bench.node()
+    here.attach(VOLUME)
+    image, _ = attached(client, Host("node-a", "machine"))
+    with pytest.raises(StillAttached, match="sandbox-1 on node node-a"):
+        here.detach(VOLUME)
+    image.close()
+    client.images.clear()
+    here.detach(VOLUME)
+    assert here.attached_here() == ()
+    with pytest.raises(claims.ImageClaimed):
+        claims.take(client.ioctx, IMAGE, claim_object.Mode.WRITER, Host("b", "b"), "two", "vm-2")
+    here.attach(VOLUME)
+    attached(bench.node(), Host("node-a", "machine"), "sandbox-2")
+    [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
+    assert holder.sandbox == "sandbox-2"
+
+
+@pytest.mark.spec("H-51")
+def test_another_host_with_this_machine_id_is_another_host(bench: Bench, access: Made) -> None:
+    """Virtual machines that were copied from one disk; and a runtime that has another node name than its driver."""
+    here, client = access("node-b"), bench.node()
+    here.attach(VOLUME)
+    attached(client, Host("node-a", "machine"))
+    with pytest.raises(claims.ImageClaimed, match="node-a has this host's machine id"):
+        here.attach(VOLUME)
+    here.detach(VOLUME)
+    assert here.attached_here() == ()
+
+
+@pytest.mark.spec("H-51")
+def test_another_host_with_this_node_name_is_another_host(bench: Bench, access: Made) -> None:
+    here, client = access("node-a"), bench.node()
+    here.attach(VOLUME)
+    attached(client, Host("node-a", "another-machine"))
+    with pytest.raises(claims.ImageClaimed, match="on node node-a"):
+        here.attach(VOLUME)
+    here.detach(VOLUME)
+
+
+@pytest.mark.spec("H-51")
+def test_driver_that_cannot_read_its_machine_id_goes_by_the_node_name(
+    bench: Bench, access: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "this", lambda node: Host(node, ""))
+    here, elsewhere, client = access("node-a"), access("node-b"), bench.node()
+    attached(client, Host("node-a", "machine"))
+    here.attach(VOLUME)
+    with pytest.raises(StillAttached, match="on node node-a"):
+        here.detach(VOLUME)
+    with pytest.raises(claims.ImageClaimed):
+        elsewhere.attach(VOLUME)
+
+
+@pytest.mark.spec("H-51")
+@pytest.mark.parametrize(
+    ("has", "mode", "is_shared"),
+    [
+        (claim_object.Mode.READERS, volumes.AccessMode.MULTI_NODE_READER_ONLY, True),
+        (claim_object.Mode.READERS, volumes.AccessMode.SINGLE_NODE_READER_ONLY, False),
+        (claim_object.Mode.READERS, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER, False),
+        (claim_object.Mode.SHARED, volumes.AccessMode.MULTI_NODE_MULTI_WRITER, True),
+        (claim_object.Mode.SHARED, volumes.AccessMode.MULTI_NODE_READER_ONLY, False),
+        (claim_object.Mode.WRITER, volumes.AccessMode.MULTI_NODE_READER_ONLY, False),
+        (claim_object.Mode.WRITER, volumes.AccessMode.MULTI_NODE_MULTI_WRITER, False),
+    ],
+)
+def test_stage_beside_a_claim_of_another_host_is_by_the_access_mode(
+    bench: Bench,
+    access: Made,
+    has: claim_object.Mode,
+    mode: volumes.AccessMode,
+    *,
+    is_shared: bool,
+) -> None:
+    here, client = access("node-a"), bench.node()
+    claims.take(client.ioctx, IMAGE, has, Host("node-b", "b"), "sandbox-1", "vm-1")
+    if is_shared:
+        here.attach(VOLUME, Access(mode))
+    else:
+        with pytest.raises(claims.ImageClaimed, match="node-b"):
+            here.attach(VOLUME, Access(mode))
+    assert here.attached_here() == ((VOLUME,) if is_shared else ())

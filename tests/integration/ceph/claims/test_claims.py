@@ -1,0 +1,334 @@
+"""One writer of an image in a real cluster: claims by compare-and-swap, and fencing that lasts."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from crust.ceph import claim_object, claims, fencing, own_clients
+from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
+from tests.support.ceph.image_claims import (
+    IMAGE,
+    LONG_S,
+    A,
+    B,
+    Bench,
+    attached,
+    check_cut_off,
+    take,
+)
+
+
+@pytest.mark.spec("H-51")
+def test_image_that_another_node_has_is_refused_with_the_holders_name(bench: Bench) -> None:
+    attached(bench.node(), A)
+    with pytest.raises(claims.ImageClaimed, match="sandbox-1 on node node-a"):
+        take(bench.node(), B)
+
+
+@pytest.mark.spec("H-51")
+def test_of_two_takers_one_gets_the_image(bench: Bench) -> None:
+    clients = [bench.node() for _ in range(4)]
+    start = threading.Barrier(len(clients))
+    won: list[int] = []
+
+    def run(number: int) -> None:
+        host = Host(f"node-{number}", f"machine-{number}")
+        start.wait()
+        try:
+            take(clients[number], host)
+        except claims.ImageClaimed:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(clients))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(won) == 1
+    [holder] = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
+    assert holder.node == f"node-{won[0]}"
+
+
+@pytest.mark.spec("H-51")
+def test_image_that_an_unknown_client_has_open_is_refused_and_not_claimed(bench: Bench) -> None:
+    stranger, client = bench.node(), bench.node()
+    stranger.open()
+    with pytest.raises(claims.ImageWatched, match=stranger.address):
+        take(client, A, "sandbox")
+    assert claim_object.read(client.ioctx, IMAGE).cookie == ""
+
+
+@pytest.mark.spec("H-52")
+def test_address_of_the_client_that_opened_the_image_is_recorded(bench: Bench) -> None:
+    client = bench.node()
+    attached(client, A)
+    [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
+    assert (holder.address, holder.node, holder.machine) == (client.address, A.node, A.machine)
+
+
+@pytest.mark.spec("H-52")
+def test_nothing_is_recorded_if_nobody_has_opened_the_image(bench: Bench) -> None:
+    client = bench.node()
+    holder = take(client, A, "sandbox")
+    with pytest.raises(claims.ImageNotOpened, match="0 new clients"):
+        claims.record(client.ioctx, IMAGE, holder.id)
+
+
+def test_image_that_was_given_back_is_free_for_another_node(bench: Bench) -> None:
+    first, second = bench.node(), bench.node()
+    image, holder = attached(first, A)
+    image.close()
+    first.images.clear()
+    claims.give_back(first.ioctx, IMAGE, holder)
+    claims.give_back(first.ioctx, IMAGE, holder)
+    assert claim_object.read(first.ioctx, IMAGE).cookie == ""
+    attached(second, B)
+
+
+def test_virtual_machine_that_takes_its_image_again_keeps_it(bench: Bench) -> None:
+    """Its runtime was restarted: RBD's lock must not be broken, because the hypervisor has it."""
+    client, again = bench.node(), bench.node()
+    image, holder = attached(client, A)
+    image.write(b"x", 0)
+    image.flush()
+    same = take(again, A, vm=holder)
+    assert same.address == client.address
+    assert claims.record(again.ioctx, IMAGE, holder) == client.address
+    with claims.opened(again.ioctx, IMAGE, read_only=True) as there:
+        assert claims.lockers(there) == {client.address}
+
+
+def test_same_host_takes_over_what_its_ended_virtual_machine_left(bench: Bench) -> None:
+    first, second = bench.node(), bench.node()
+    image, _ = attached(first, A, "sandbox-1")
+    image.write(b"old" * 100, 0)  # it has RBD's lock now, and its watch stays for 30 s
+    after, _ = attached(second, A, "sandbox-2")
+    after.write(b"new" * 100, 0)
+    after.flush()
+    [holder] = claim_object.read(second.ioctx, IMAGE).claims.holders
+    assert (holder.sandbox, holder.address) == ("sandbox-2", second.address)
+
+
+def test_another_host_of_the_same_name_does_not_take_over(bench: Bench) -> None:
+    attached(bench.node(), A)
+    with pytest.raises(claims.ImageClaimed):
+        take(bench.node(), Host("node-a", "machine-z"))
+
+
+@pytest.mark.spec("H-51")
+def test_readers_share_an_image_and_refuse_a_writer(bench: Bench) -> None:
+    first, second = bench.node(), bench.node()
+    one = take(first, A, "sandbox-1", Mode.READERS)
+    first.open()
+    two = take(second, B, "sandbox-2", Mode.READERS)
+    with pytest.raises(claims.ImageClaimed):
+        take(second, B, "sandbox-3")
+    claims.give_back(first.ioctx, IMAGE, one.id)
+    assert [each.node for each in claim_object.read(first.ioctx, IMAGE).claims.holders] == [B.node]
+    claims.give_back(second.ioctx, IMAGE, two.id)
+
+
+@pytest.mark.spec("H-53")
+def test_writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced(bench: Bench) -> None:
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    image, _ = attached(first, A)
+    image.write(b"synced", 0)
+    image.flush()
+    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    assert cut == (first.address,)
+    after, _ = attached(second, B)
+    assert after.read(0, 6) == b"synced"
+    after.write(b"of B__", 0)
+    after.flush()
+    check_cut_off(image)
+    assert after.read(0, 6) == b"of B__"
+
+
+@pytest.mark.spec("H-53")
+def test_blocklist_does_not_end_while_a_process_may_live_also_after_its_lock_was_broken(
+    bench: Bench,
+) -> None:
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    image, _ = attached(first, A)
+    image.write(b"x", 0)
+    image.flush()
+    with claims.opened(controller.ioctx, IMAGE, read_only=True) as there:
+        assert claims.lockers(there) == {first.address}
+    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    after, _ = attached(second, B)
+    after.write(b"y", 0)
+    assert bench.blocklist()[first.address] > LONG_S
+
+
+@pytest.mark.spec("H-53")
+def test_connected_holder_is_not_fenced(bench: Bench) -> None:
+    first, controller = bench.node(), bench.controller()
+    image, _ = attached(first, A)
+    with pytest.raises(fencing.HolderConnected, match="node-a"):
+        fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    image.write(b"still mine", 0)
+    image.flush()
+    assert bench.blocklist().get(first.address) is None
+
+
+def test_fencing_of_a_node_that_has_no_claim_changes_nothing(bench: Bench) -> None:
+    first, controller = bench.node(), bench.controller()
+    attached(first, A)
+    assert fencing.fence(controller.cluster, controller.ioctx, IMAGE, B.node) == ()
+    assert len(claim_object.read(first.ioctx, IMAGE).claims.holders) == 1
+
+
+@pytest.mark.spec("H-52")
+def test_holder_fenced_before_it_recorded_its_client_gets_an_error(bench: Bench) -> None:
+    """Its runtime was frozen between the two steps: it must not give the disk to the guest."""
+    first, controller = bench.node(), bench.controller()
+    holder = take(first, A, "sandbox")
+    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    first.open()
+    with pytest.raises(claims.ImageClaimLost):
+        claims.record(first.ioctx, IMAGE, holder.id)
+
+
+@pytest.mark.spec("H-53")
+def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench) -> None:
+    first, stranger, controller = bench.node(), bench.node(), bench.controller()
+    attached(first, A)
+    stranger.open()
+    controller.open()
+    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    assert cut == (first.address,)
+
+
+@pytest.mark.spec("H-53")
+def test_unknown_client_is_cut_off_if_a_holders_was_not_recorded_but_none_of_crust(
+    bench: Bench,
+) -> None:
+    """The fencing client has the image open, and so has a controller that flattens it."""
+    first, other, controller = bench.node(), bench.controller(), bench.controller()
+    take(first, A)
+    first.open()
+    controller.open()
+    with own_clients.noted(other.ioctx, IMAGE, other.address):
+        other.open()
+        cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    assert cut == (first.address,)
+
+
+@pytest.mark.spec("H-52")
+def test_client_of_crust_is_no_stranger_to_a_holder(bench: Bench) -> None:
+    client, other = bench.node(), bench.controller()
+    with own_clients.noted(other.ioctx, IMAGE, other.address):
+        other.open()
+        attached(client, A)
+    [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
+    assert holder.address == client.address
+
+
+def test_note_of_a_client_of_crust_ends_with_its_use_of_the_image(bench: Bench) -> None:
+    other = bench.controller()
+    assert own_clients.addresses(other.ioctx, IMAGE) == set()
+    with own_clients.noted(other.ioctx, IMAGE, other.address):
+        assert own_clients.addresses(other.ioctx, IMAGE) == {other.address}
+        assert own_clients.addresses(other.ioctx, "another") == set()
+    assert own_clients.addresses(other.ioctx, IMAGE) == set()
+
+
+@pytest.mark.spec("H-53")
+@pytest.mark.parametrize("recorded", [True, False])
+def test_fencing_that_another_has_overtaken_does_not_cut_off_the_next_holder(
+    bench: Bench, *, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one, and the next holder's attach, come between its look at the claims and its blocklisting."""
+    first, second = bench.node(), bench.node()
+    late, other = bench.controller(), bench.controller()
+    if recorded:
+        attached(first, A)
+    else:
+        take(first, A)
+    looked = fencing._addresses
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(fencing, "_addresses", looked)
+        fencing.fence(other.cluster, other.ioctx, IMAGE, A.node, even_if_connected=True)
+        attached(second, A, "sandbox-2")
+        return looked(*arguments)
+
+    monkeypatch.setattr(fencing, "_addresses", overtaken)
+    fencing.fence(late.cluster, late.ioctx, IMAGE, A.node, even_if_connected=True)
+    assert second.address not in bench.blocklist()
+    [holder] = claim_object.read(late.ioctx, IMAGE).claims.holders
+    assert (holder.sandbox, holder.address) == ("sandbox-2", second.address)
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class KilledBeforeCall:
+    """Passes the calls of a connection or pool, and ends the process before the one with a number."""
+
+    STEPS = ("blocklist_add", "wait_for_latest_osdmap", "operate_write_op")
+
+    def __init__(self, inner: Any, count: list[int], dies_at: int) -> None:
+        self._inner, self._count, self._dies_at = inner, count, dies_at
+
+    def __getattr__(self, name: str) -> Any:
+        found: Callable[..., Any] = getattr(self._inner, name)
+        if name not in self.STEPS:
+            return found
+
+        def counted(*arguments: Any) -> Any:
+            self._count[0] += 1
+            if self._count[0] == self._dies_at:
+                raise Killed
+            return found(*arguments)
+
+        return counted
+
+
+@pytest.mark.spec("H-53")
+@pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
+def test_fencing_that_was_killed_gives_the_image_to_nobody_and_is_completed_by_the_next(
+    bench: Bench, dies_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark, the blocklist, the map, the removal: killed before each of them."""
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    image, _ = attached(first, A)
+    image.write(b"x", 0)
+    count = [0]
+    dying = KilledBeforeCall(controller.cluster, count, dies_at)
+    write = claim_object.swap
+
+    def swap(*arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == dies_at:
+            raise Killed
+        return write(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(claim_object, "swap", swap)
+        with pytest.raises(Killed):
+            fencing.fence(dying, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    with pytest.raises((claims.ImageClaimed, claims.ImageBeingFenced)):
+        take(second, B, "sandbox-2")
+    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    assert bench.blocklist()[first.address] > LONG_S
+    after, _ = attached(second, B)
+    after.write(b"y", 0)
+    after.flush()
+    check_cut_off(image)
+
+
+def test_claim_that_cannot_be_read_is_nobodys(bench: Bench) -> None:
+    client = bench.node()
+    op = client.ioctx.create_write_op()
+    client.ioctx.set_omap(op, ("cookie", "claims"), (b"x", b'{"schema": 2}'))
+    client.ioctx.operate_write_op(op, f"{claim_object.PREFIX}{IMAGE}")
+    client.ioctx.release_write_op(op)
+    with pytest.raises(claim_object.UnreadableImageClaim):
+        take(client, A, "sandbox")
+    assert list(claim_object.images(client.ioctx)) == [IMAGE]

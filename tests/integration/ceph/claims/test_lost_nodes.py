@@ -1,0 +1,235 @@
+"""Nodes that the cluster has declared gone lose their images in a real Ceph cluster; the living lose nothing."""
+
+import asyncio
+import contextlib
+import re
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rados
+import rbd
+
+from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
+from crust.ceph import claim_object, claims
+from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
+from crust.ceph.failures import CephMonitorsUnreachable
+from crust.ceph.user import CephUser
+from crust.kubernetes_api.out_of_service import TAINT
+from crust.rpc import channel
+from crust.volumes import VolumeId
+from crust.wire.csi.v1 import csi_pb2_grpc
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.integration.ceph.test_node import _created, _serving
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.image_claims import (
+    IMAGE,
+    LONG_S,
+    A,
+    B,
+    Bench,
+    Client,
+    attached,
+    take,
+)
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
+
+VOLUME = VolumeId(IMAGE)
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def fencing(bench: Bench) -> RbdFencing:
+    name = f"fencing-{bench.namespace}"
+    who = CephUser(bench.ceph.monitors, name, bench.ceph.controller(name, bench.namespace))
+    return RbdFencing(who, POOL, bench.namespace)
+
+
+def silent(client: Client, host: Host) -> None:
+    """Attach, and then be no watcher any more: the machine was switched off half a minute ago."""
+    image, _ = attached(client, host)
+    image.write(b"synced", 0)
+    image.flush()
+    image.close()
+    client.images.clear()
+
+
+def check_writes_nothing(client: Client) -> None:
+    with pytest.raises((rbd.Error, rados.Error)):
+        client.open().write(b"late__", 0)
+    client.images.clear()
+
+
+@pytest.mark.spec("H-53")
+def test_node_that_is_gone_is_cut_off_and_the_next_has_what_was_synced(
+    bench: Bench, fencing: RbdFencing
+) -> None:
+    first, second = bench.node(), bench.node()
+    silent(first, A)
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
+    assert bench.blocklist()[first.address] > LONG_S
+    after, _ = attached(second, B)
+    assert after.read(0, 6) == b"synced"
+    check_writes_nothing(first)
+
+
+@pytest.mark.spec("H-53")
+def test_connected_client_of_a_node_declared_gone_is_left_until_it_has_ended(
+    bench: Bench, fencing: RbdFencing
+) -> None:
+    first = bench.node()
+    image, _ = attached(first, A)
+    assert fencing.fence([VOLUME], frozenset({A.node})) == {A.node}
+    image.write(b"still mine", 0)
+    image.flush()
+    assert first.address not in bench.blocklist()
+    image.close()
+    first.images.clear()
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
+    assert claim_object.read(bench.controller().ioctx, IMAGE).cookie == ""
+
+
+@pytest.mark.spec("H-53")
+def test_node_that_is_not_declared_gone_keeps_its_claim_also_when_it_is_silent(
+    bench: Bench, fencing: RbdFencing
+) -> None:
+    first = bench.node()
+    silent(first, A)
+    assert fencing.fence([VOLUME], frozenset({B.node})) == frozenset()
+    assert first.address not in bench.blocklist()
+    [holder] = claim_object.read(first.ioctx, IMAGE).claims.holders
+    assert holder.node == A.node
+
+
+@pytest.mark.spec("H-53")
+def test_one_writer_of_a_shared_image_is_cut_off_and_the_others_stay(
+    bench: Bench, fencing: RbdFencing
+) -> None:
+    first, second = bench.node(), bench.node()
+    for client, host in ((first, A), (second, B)):
+        holder = take(client, host, "sandbox", Mode.SHARED)
+        client.open()
+        claims.record(client.ioctx, IMAGE, holder.id)
+    first.images.pop().close()
+    assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
+    [left] = claim_object.read(second.ioctx, IMAGE).claims.holders
+    assert left.node == B.node
+    second.images[0].write(b"of B", 0)
+    second.images[0].flush()
+
+
+def test_claim_that_cannot_be_read_stops_no_other(bench: Bench, fencing: RbdFencing) -> None:
+    client = bench.node()
+    silent(client, A)
+    op = client.ioctx.create_write_op()
+    client.ioctx.set_omap(op, ("cookie", "claims"), (b"x", b'{"schema": 2}'))
+    client.ioctx.operate_write_op(op, f"{claim_object.PREFIX}another")
+    client.ioctx.release_write_op(op)
+    assert fencing.fence([VolumeId("another"), VOLUME], frozenset({A.node})) == frozenset()
+    assert client.address in bench.blocklist()
+
+
+def test_cluster_that_does_not_answer_ends_the_pass(bench: Bench, fencing: RbdFencing) -> None:
+    silent(bench.node(), A)
+    with bench.ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
+        fencing.fence([VOLUME, VolumeId("another")], frozenset({A.node}))
+
+
+# the driver as a process, and the Kubernetes API
+
+
+@pytest.fixture
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster with a manager, without which no capacity is known."""
+    directory = tmp_path_factory.mktemp("ceph") / "m"
+    with ceph_cluster.running(directory, with_mgr=True) as cluster:
+        yield cluster
+
+
+def tainted(api: FakeKubernetes, name: str, *, ready: str) -> None:
+    api.add_object(
+        "nodes",
+        name,
+        spec={"taints": [{"key": TAINT, "effect": "NoExecute"}]},
+        status={"conditions": [{"type": "Ready", "status": ready}]},
+    )
+
+
+async def until_free(ioctx: Any, image: str) -> None:
+    async with asyncio.timeout(120):
+        while True:
+            found = await asyncio.to_thread(claim_object.read, ioctx, image)
+            if not found.claims.holders:
+                return
+            await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def controller(driver: RbdDriver) -> AsyncIterator[Any]:
+    """The process while the block runs; its stub."""
+    driver.start()
+    try:
+        async with channel.connect(str(driver.socket)) as connected:
+            await _serving(connected)
+            yield csi_pb2_grpc.ControllerStub(connected)
+    finally:
+        driver.kill()
+
+
+async def fenced_is_counted(driver: RbdDriver) -> None:
+    """The claim is free before it is counted."""
+    address = re.findall(r"metrics +address=(\S+)", driver.log.read_text())[-1]  # of its last start
+    async with asyncio.timeout(60):
+        while True:
+            if "crust_claims_fenced_total 1" in await asyncio.to_thread(metrics_at, address):
+                return
+            await asyncio.sleep(0.1)
+
+
+def metrics_at(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        found: str = answer.read().decode()
+        return found
+
+
+@pytest.mark.spec("H-53")
+async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_gone(
+    measured: CephCluster, tmp_path: Path
+) -> None:
+    namespace = measured.make_namespace()
+    user = f"controller-{namespace}"
+    api = FakeKubernetes()
+    with (
+        tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name,
+        fake_kubernetes.serving(api, tmp_path) as kubeconfig,
+        measured.ioctx(POOL, namespace) as ioctx,
+    ):
+        base = Path(name)
+        key = measured.controller(user, namespace)
+        config = rbd_driver.write_config(base, measured, user, key, namespace)
+        with config.open("a") as file:
+            file.write(f'[kubernetes]\nkubeconfig = "{kubeconfig}"\n')
+        text = config.read_text()
+        config.write_text(f'metrics_address = "127.0.0.1:0"\n{text}')
+        driver = RbdDriver(base, config)
+        driver.write()
+        ids = [{"name": "block.csi.crust.dev", "nodeID": A.node}]
+        api.add_object("csinodes", "node-of-kubernetes", spec={"drivers": ids})
+        async with controller(driver) as stub:
+            image = (await _created(stub)).volume.volume_id
+        claims.take(ioctx, image, Mode.WRITER, A, "sandbox-1", "vm-1")
+        with pytest.raises(claims.ImageClaimed):
+            claims.take(ioctx, image, Mode.WRITER, B, "sandbox-2", "vm-2")
+        tainted(api, "node-of-kubernetes", ready="Unknown")
+        async with controller(driver):
+            await until_free(ioctx, image)
+            await fenced_is_counted(driver)
+        assert "was cut off from an image" in driver.log.read_text()
+        claims.take(ioctx, image, Mode.WRITER, B, "sandbox-2", "vm-2")

@@ -1,0 +1,168 @@
+"""Writers of several nodes that share a raw image in a real cluster: each has a claim, each can be cut off alone."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from crust.ceph import claim_object, claims, fencing
+from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
+from tests.support.ceph.image_claims import (
+    IMAGE,
+    A,
+    B,
+    Bench,
+    Client,
+    check_cut_off,
+    take,
+)
+
+C = Host("node-c", "machine-c")
+
+
+def shared(client: Client, host: Host, sandbox: str = "sandbox") -> tuple[Any, str]:
+    """The steps of an attach; the open image and the holder's id."""
+    holder = take(client, host, sandbox, Mode.SHARED)
+    image = client.open()
+    assert claims.record(client.ioctx, IMAGE, holder.id) == client.address
+    return image, holder.id
+
+
+def nodes_of(client: Client) -> list[str]:
+    return sorted(each.node for each in claim_object.read(client.ioctx, IMAGE).claims.holders)
+
+
+@pytest.mark.spec("H-51")
+def test_writers_of_two_nodes_share_an_image_and_see_what_the_other_writes(bench: Bench) -> None:
+    first, second = bench.node(), bench.node()
+    of_a, holder = shared(first, A)
+    of_b, _ = shared(second, B)
+    of_a.write(b"of A", 0)
+    of_a.flush()
+    of_b.write(b"of B", 4096)
+    of_b.flush()
+    assert (of_b.read(0, 4), of_a.read(4096, 4)) == (b"of A", b"of B")
+    found = claim_object.read(first.ioctx, IMAGE).claims
+    assert found.mode is Mode.SHARED
+    assert {each.node: each.address for each in found.holders} == {
+        A.node: first.address,
+        B.node: second.address,
+    }
+    of_a.close()
+    first.images.clear()
+    claims.give_back(first.ioctx, IMAGE, holder)
+    assert nodes_of(second) == [B.node]
+
+
+@pytest.mark.spec("H-51")
+@pytest.mark.parametrize(
+    ("has", "wants"),
+    [
+        (Mode.SHARED, Mode.WRITER),
+        (Mode.SHARED, Mode.READERS),
+        (Mode.WRITER, Mode.SHARED),
+        (Mode.READERS, Mode.SHARED),
+        (Mode.WRITER, Mode.READERS),
+        (Mode.READERS, Mode.WRITER),
+        (Mode.WRITER, Mode.WRITER),
+    ],
+)
+def test_holders_of_another_mode_exclude_each_other(bench: Bench, has: Mode, wants: Mode) -> None:
+    first, second = bench.node(), bench.node()
+    take(first, A, "sandbox-1", has)
+    with pytest.raises(claims.ImageClaimed, match="sandbox-1 on node node-a"):
+        claims.check_claimable(second.ioctx, IMAGE, wants, B)
+    with pytest.raises(claims.ImageClaimed, match="sandbox-1 on node node-a"):
+        take(second, B, "sandbox-2", wants)
+    assert nodes_of(second) == [A.node]
+
+
+@pytest.mark.spec("H-52")
+def test_second_writer_waits_until_the_firsts_client_is_recorded(bench: Bench) -> None:
+    first, second = bench.node(), bench.node()
+    holder = take(first, A, "sandbox-1", Mode.SHARED)
+    with pytest.raises(claims.ImageBeingOpened, match="node-a"):
+        take(second, B, "sandbox-2", Mode.SHARED)
+    first.open()
+    claims.record(first.ioctx, IMAGE, holder.id)
+    shared(second, B)
+    assert nodes_of(first) == [A.node, B.node]
+
+
+@pytest.mark.spec("H-52")
+def test_concurrent_writers_that_are_admitted_have_addresses_of_their_own(bench: Bench) -> None:
+    clients = [bench.node() for _ in range(4)]
+    start = threading.Barrier(len(clients))
+    let_in: dict[str, str] = {}
+
+    def run(number: int) -> None:
+        host = Host(f"node-{number}", f"machine-{number}")
+        start.wait()
+        try:
+            shared(clients[number], host)
+        except (claims.ImageBeingOpened, claims.ImageWatched):
+            return
+        let_in[host.node] = clients[number].address
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(clients))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    found = claim_object.read(clients[0].ioctx, IMAGE).claims.holders
+    assert let_in
+    assert {each.node: each.address for each in found} == let_in
+
+
+@pytest.mark.spec("H-51")
+def test_host_takes_over_its_own_writer_and_leaves_the_others(bench: Bench) -> None:
+    """The virtual machine ended without closing the image; another one of its host has the volume now."""
+    first, second, again = bench.node(), bench.node(), bench.node()
+    shared(first, A, "sandbox-1")
+    of_b, _ = shared(second, B)
+    of_a, _ = shared(again, A, "sandbox-2")
+    found = {each.node: each for each in claim_object.read(second.ioctx, IMAGE).claims.holders}
+    assert (found[A.node].sandbox, found[A.node].address) == ("sandbox-2", again.address)
+    assert found[B.node].address == second.address
+    of_a.write(b"a", 0)
+    of_a.flush()
+    of_b.write(b"b", 0)
+    of_b.flush()
+
+
+@pytest.mark.spec("H-53")
+def test_fencing_of_one_writer_leaves_the_others(bench: Bench) -> None:
+    first, second, third = bench.node(), bench.node(), bench.node()
+    controller = bench.controller()
+    of_a, _ = shared(first, A)
+    of_b, _ = shared(second, B)
+    of_a.write(b"of A", 0)
+    of_a.flush()  # it has RBD's lock
+    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    assert cut == (first.address,)
+    assert nodes_of(second) == [B.node]
+    of_b.write(b"of B", 0)
+    of_b.flush()
+    check_cut_off(of_a)
+    assert of_b.read(0, 4) == b"of B"
+    of_c, _ = shared(third, C)
+    of_c.write(b"of C", 0)
+    of_c.flush()
+    assert second.address not in bench.blocklist()
+    with pytest.raises(claims.ImageClaimed):
+        take(third, C, "sandbox", Mode.WRITER)
+
+
+@pytest.mark.spec("H-53")
+def test_fencing_of_a_writer_that_had_not_opened_the_image_leaves_the_others(bench: Bench) -> None:
+    """Whoever has it open and is no recorded holder may be that writer's client."""
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    of_b, _ = shared(second, B)
+    take(first, A, "sandbox", Mode.SHARED)
+    first.open()
+    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    assert cut == (first.address,)
+    of_b.write(b"of B", 0)
+    of_b.flush()
+    assert nodes_of(second) == [B.node]

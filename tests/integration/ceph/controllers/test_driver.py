@@ -1,0 +1,456 @@
+"""The driver on a real Ceph pool: killed at every step, two controllers at once, a cluster that hangs or restarts."""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.controller.capacity import OutOfCapacity
+from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.controller.modify_volume import Change, Expansion
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines.pool_store import RecordChanged
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
+from crust.blockdriver.engines.rbd.provisioning.space import CephStatisticsMissing
+from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.health import Kind
+from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
+from crust.blockdriver.services.roles import Role
+from crust.blockdriver.snapshots.content_source import ContentSources, Wanted
+from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached
+from crust.ceph.user import Timeouts
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, create_request, created
+
+MIB = 1024**2
+PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
+"""On a busy machine a cluster that answers may take longer than `rbd_controllers.QUICK`."""
+
+
+class _Killed(BaseException):
+    """The process dies here."""
+
+
+@dataclass
+class Killing:
+    """Ends the work before the nth call to the cluster; none comes after it, no lock is given back."""
+
+    at: int
+    calls: int = 0
+
+    def step(self) -> None:
+        """Count one."""
+        self.calls += 1
+        if self.calls >= self.at:
+            raise _Killed
+
+
+@contextlib.contextmanager
+def killed_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[Killing]:
+    """Die before the nth call of librados or librbd inside the block."""
+    from crust.blockdriver.engines.rbd import omap, place
+    from crust.ceph import binding
+
+    killing = Killing(number)
+    operate, opened, images = omap._operate, place.Place.image, vars(binding.Binding)["images"].fget
+    assert images is not None
+
+    def counted_operate(*arguments: Any) -> None:
+        killing.step()
+        operate(*arguments)
+
+    @contextlib.contextmanager
+    def counted_image(self: Place, ioctx: Any, name: str, *, read_only: bool = True) -> Any:
+        killing.step()
+        with opened(self, ioctx, name, read_only=read_only) as image:
+            yield _Counted(image, killing)
+
+    with patch.context() as patching:
+        patching.setattr(omap, "_operate", counted_operate)
+        patching.setattr(place.Place, "image", counted_image)
+        patching.setattr(
+            binding.Binding, "images", property(lambda self: _Counted(images(self), killing))
+        )
+        yield killing
+
+
+class _Counted:
+    def __init__(self, real: Any, killing: Killing) -> None:
+        self._real = real
+        self._killing = killing
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._killing.step()
+            return found(*arguments, **named)
+
+        return call
+
+
+async def _prepared(driver: Driver) -> tuple[volumes.VolumeId, str]:
+    source = await created(driver, "source")
+    snapshot = await driver.snapshots.volume_snapshots.create("snapshot", source)
+    return source, snapshot.snapshot_id
+
+
+Work = Callable[[Driver, volumes.VolumeId, str], Awaitable[object]]
+
+_WORKS: dict[str, Work] = {
+    "create": lambda driver, *_: created(driver, "new"),
+    "clone": lambda driver, source, _: created(driver, "new", Wanted("volume", source)),
+    "restore": lambda driver, _, snapshot: created(driver, "new", Wanted("snapshot", snapshot)),
+    "snapshot": lambda driver, source, _: driver.snapshots.volume_snapshots.create("new", source),
+    "delete": lambda driver, source, _: driver.controller_rules.provisioner.delete(source),
+    "delete both": lambda driver, source, snapshot: _delete_both(driver, source, snapshot),
+    "expand": lambda driver, source, _: driver.controller_rules.modifier.apply(
+        source, Change(expansion=Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0)))
+    ),
+}
+
+
+async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) -> None:
+    """The image of the volume is kept for its snapshot, and goes with it."""
+    await driver.controller_rules.provisioner.delete(source)
+    driver.snapshots.volume_snapshots.delete(snapshot)
+
+
+@pytest.mark.timeout(900)  # only a hang reaches it
+@pytest.mark.parametrize("name", _WORKS)
+async def test_killed_before_any_call_the_next_controller_finishes_it(
+    name: str, ceph: CephCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, is_done = 0, False
+    while not is_done:
+        number += 1
+        controllers = Controllers(ceph, tmp_path, timeouts=PATIENT)
+        try:
+            driver = controllers.start()
+            driver.stores.engine.provisioning.background.stop()  # type: ignore[attr-defined]
+            source, snapshot = await _prepared(driver)
+            with killed_at(number, monkeypatch), contextlib.suppress(_Killed):
+                await _WORKS[name](driver, source, snapshot)
+                is_done = True
+            again = controllers.start()
+            again.stores.engine.provisioning.locks.patience_s = 0  # type: ignore[attr-defined]
+            await _WORKS[name](again, source, snapshot)
+            await _check_whole(again, name)
+        finally:
+            controllers.end()
+    assert number > 3, "it was killed somewhere"
+
+
+async def _check_whole(driver: Driver, name: str) -> None:
+    """Every volume on record is healthy, every image and snapshot has a record."""
+    health = driver.controller_rules.health_check
+    for volume_id in health.ids():
+        assert not health.examine(volume_id).findings, name
+    snapshots = driver.snapshots.volume_snapshots.snapshot_records.ready()
+    kept = driver.stores.provisioning.snapshot_ids()
+    assert kept == frozenset(each.snapshot_id for each in snapshots), name
+    assert driver.stores.volume_records.index.unfinished() == (), name
+    place = driver.stores.engine.provisioning.place  # type: ignore[attr-defined]
+    with place.ioctx("cannot list what is kept") as ioctx:
+        for each in place.names(ioctx):
+            if each.startswith(DELETED):
+                with place.image(ioctx, each) as image:
+                    assert user_snapshots(image), f"{name}: {each} is kept for nothing"
+
+
+async def test_two_controllers_make_one_volume_of_one_name(controllers: Controllers) -> None:
+    first, second = controllers.start(), controllers.start()
+    for number in range(8):
+        outcomes = await asyncio.gather(
+            *(created(each, f"one {number}") for each in (first, second)), return_exceptions=True
+        )
+        for each in outcomes:
+            assert isinstance(each, str | errors.OperationPending | errors.CrustError), each
+        ids = {await created(each, f"one {number}") for each in (first, second)}
+        assert len(ids) == 1, outcomes
+    for driver in (first, second):
+        driver.refresh()
+        assert len(driver.stores.volume_records.ids()) == 8
+    await _check_whole(first, "two controllers")
+
+
+async def test_a_controller_sees_what_another_one_has_done(controllers: Controllers) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await created(first, "a")
+    snapshot = await first.snapshots.volume_snapshots.create("a", volume_id)
+    assert await created(second, "a") == volume_id
+    assert second.snapshots.volume_snapshots.find(snapshot.snapshot_id) == snapshot
+    second.refresh()
+    assert second.stores.volume_records.ids() == (volume_id,)
+    await second.controller_rules.provisioner.delete(volume_id)
+    second.snapshots.volume_snapshots.delete(snapshot.snapshot_id)
+    first.refresh()
+    assert first.stores.volume_records.ids() == ()
+    with pytest.raises(errors.NotFound):
+        first.snapshots.volume_snapshots.find(snapshot.snapshot_id)
+
+
+async def test_stale_controller_does_not_overwrite_a_record(controllers: Controllers) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await created(first, "a")
+    old = first.stores.volume_records.load(volume_id)
+    new = second.stores.volume_records.load(volume_id)
+    second.stores.volume_records.save(new.but(capacity_bytes=2 * SIZE.required_bytes))
+    with pytest.raises(RecordChanged):
+        first.stores.volume_records.save(old.but(phase="deleting"))
+
+
+async def test_snapshot_that_lost_the_race_leaves_the_one_that_won(
+    controllers: Controllers,
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await created(first, "a")
+    taking, losing = first.snapshots.volume_snapshots, second.snapshots.volume_snapshots
+    plan = losing.plan(volume_id, losing.pool.ids.snapshot_id("s"), "s")
+    won = await taking.create("s", volume_id)
+    with pytest.raises(RecordChanged):
+        await losing.take([plan])
+    assert await losing.create("s", volume_id) == won
+    assert first.stores.provisioning.snapshot_ids() == {won.snapshot_id}
+
+
+async def test_group_that_lost_the_race_leaves_the_one_that_won(controllers: Controllers) -> None:
+    first, second = controllers.start(), controllers.start()
+    volume_id = await created(first, "a")
+    taking, losing = first.snapshots.group_snapshots, second.snapshots.group_snapshots
+    plan = losing._present_or_plan("g", [volume_id])
+    plans = losing._begin(plan)
+    won, members = await taking.create("g", [volume_id])  # after it has discarded the other's
+    with pytest.raises(RecordChanged):
+        await losing._volume_snapshots.take(plans)
+    losing._discard_own(plan, plans)
+    assert first.snapshots.group_snapshots.get(won.id, [each.id for each in members])
+    assert first.stores.provisioning.snapshot_ids() == {each.id for each in members}
+
+
+async def test_clean_up_of_a_failed_clone_leaves_the_volume_that_another_controller_answered(
+    controllers: Controllers,
+) -> None:
+    first, second = controllers.start(), controllers.start()
+    source = Wanted("volume", await created(first, "a"))
+
+    class Overtaken(ContentSources):
+        async def fill(self, record: VolumeRecord, source_: ContentSource) -> ContentRecord:
+            await created(first, "b", source)
+            raise errors.Exhausted("no space")
+
+    provisioner = second.controller_rules.provisioner
+    parts = {each.name: getattr(provisioner.sources, each.name) for each in fields(ContentSources)}
+    losing = replace(provisioner, sources=Overtaken(**parts))
+    with pytest.raises(RecordChanged):
+        await losing.create(create_request("b", source))
+    await _check_whole(first, "clone")
+    assert await created(second, "b", source) in first.stores.provisioning.image_ids()
+
+
+async def test_complete_image_with_data_is_taken_as_it_is(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    import rbd as librbd
+
+    driver = controllers.start()
+    volume_id, provisioning = await created(driver, "a"), driver.stores.provisioning
+    copy = await created(driver, "b", Wanted("volume", volume_id))
+    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
+        for each in (volume_id, copy):
+            with librbd.Image(ioctx, each) as image:
+                image.write(b"data", 0)
+    size_bytes = SIZE.required_bytes
+    provisioning.create(volume_id, size_bytes)
+    provisioning.clone(copy, volume_id, source_bytes=size_bytes, size_bytes=size_bytes)
+    with pytest.raises(ForeignImage):
+        provisioning.create(volume_id, 2 * size_bytes)
+    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
+        for each in (volume_id, copy):
+            with librbd.Image(ioctx, each, read_only=True) as image:
+                assert image.read(0, 4) == b"data"
+
+
+async def test_refused_delete_leaves_the_volume_ready(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    import rbd as librbd
+
+    driver = controllers.start()
+    volume_id = await created(driver, "a")
+    with (
+        ceph.ioctx(POOL, controllers.namespace) as ioctx,
+        librbd.Image(ioctx, volume_id),
+        pytest.raises(StillAttached),
+    ):
+        await driver.controller_rules.provisioner.delete(volume_id)
+    assert driver.stores.volume_records.load(volume_id).phase == "ready"
+    await driver.controller_rules.provisioner.delete(volume_id)
+
+
+async def test_start_and_node_leave_what_a_controller_is_taking_and_the_background_work(
+    controllers: Controllers,
+) -> None:
+    first = controllers.start()
+    taking = first.snapshots.volume_snapshots
+    volume_id = await created(first, "a")
+    record = taking.plan(volume_id, taking.pool.ids.snapshot_id("s"), "s")
+    taking.snapshot_records.save(record)
+    others = [controllers.start(), controllers.start(Role("node", is_shared=True))]
+    await others[0].collect_garbage()
+    await others[1].collect_garbage(grace_s=0)
+    assert others[1].stores.engine.provisioning.background._thread is None  # type: ignore[attr-defined]
+    found = controllers.start().snapshots.volume_snapshots.snapshot_records.find(record.id)
+    assert found == record
+    await first.collect_garbage(grace_s=0)
+    assert taking.snapshot_records.find(record.id) is None
+
+
+async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> None:
+    driver = controllers.start()
+    with driver.workers.used():
+        made = await asyncio.gather(*(created(driver, f"volume {each}") for each in range(64)))
+    assert len(set(made)) == 64
+    assert driver.stores.provisioning.image_ids() == frozenset(made)
+
+
+async def test_image_deleted_by_others_is_reported(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    import rbd as librbd
+
+    driver = controllers.start()
+    volume_id = await created(driver, "a")
+    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
+        librbd.RBD().remove(ioctx, volume_id)
+    (finding,) = driver.controller_rules.health_check.examine(volume_id).findings
+    assert (finding.kind, finding.reason) == (Kind.DATA_LOSS, "ImageMissing")
+    change = Change(expansion=Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0)))
+    outcome = await driver.controller_rules.modifier.apply(volume_id, change)
+    assert isinstance(outcome.expanded, ImageMissing)
+    await driver.controller_rules.provisioner.delete(volume_id)
+
+
+async def test_limits_are_the_images_and_a_copy_has_its_own(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    driver = controllers.start()
+    request = Create("a", SIZE, RAW, limits=(("write_iops", 100),))
+    source = (await driver.controller_rules.provisioner.create(request)).volume_id
+    copy = await created(driver, "b", Wanted("volume", source))
+    assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_write_iops_limit": "100"}
+    assert _configured(ceph, controllers.namespace, copy) == {}
+    change = Change(limits=(("write_iops", 0), ("read_bytes_per_second", 4096)))
+    outcome = await driver.controller_rules.modifier.apply(source, change)
+    assert outcome.unmodified is None
+    assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_read_bps_limit": "4096"}
+
+
+def _configured(ceph: CephCluster, namespace: str, name: str) -> dict[str, str]:
+    import rbd as librbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx, librbd.Image(ioctx, name, read_only=True) as image:
+        found = dict(image.metadata_list())
+    return {key[5:]: value for key, value in found.items() if key.startswith("conf_")}
+
+
+async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
+    ceph: CephCluster, tmp_path: Path
+) -> None:
+    import rbd as librbd
+
+    pool = f"small-{uuid.uuid4().hex[:6]}"
+    ceph.make_pool(pool)
+    ceph.command("osd pool set-quota", pool=pool, field="max_bytes", val=str(200 * MIB))
+    controllers = Controllers(ceph, tmp_path, pool)
+    try:
+        driver = controllers.start()
+        first = await _eventually(lambda: created(driver, "a"), CephStatisticsMissing)
+        space = driver.stores.provisioning.space()
+        assert space.size_bytes <= 200 * MIB
+        with pytest.raises(OutOfCapacity):
+            await driver.controller_rules.provisioner.create(
+                Create("large", volumes.CapacityRange(1024 * MIB, 0), RAW)
+            )
+        ceph.command("osd pool set-quota", pool=pool, field="max_bytes", val=str(MIB))
+        with (
+            ceph.ioctx(pool, controllers.namespace) as ioctx,
+            librbd.Image(ioctx, first) as image,
+        ):
+            image.write(bytes(4 * MIB), 0)
+            image.flush()
+        _wait_for_flag(ceph, pool)
+        with pytest.raises(CephQuotaReached):
+            driver.stores.provisioning.create(volumes.VolumeId("0123456789abcdef-" + "0" * 40), MIB)
+        await driver.controller_rules.provisioner.delete(first)
+        assert driver.stores.volume_records.ids() == ()
+    finally:
+        controllers.end()
+
+
+async def _eventually(
+    call: Callable[[], Awaitable[volumes.VolumeId]], unless: type[errors.CrustError]
+) -> volumes.VolumeId:
+    """The managers report a new pool some seconds later."""
+    while True:
+        try:
+            return await call()
+        except unless:
+            continue
+
+
+def _wait_for_flag(ceph: CephCluster, pool: str) -> None:
+    while True:
+        found = json.loads(ceph.command("osd dump", format="json"))["pools"]
+        (flags,) = [each["flags_names"] for each in found if each["pool_name"] == pool]
+        if "full_quota" in flags:
+            ceph.admin.wait_for_latest_osdmap()
+            return
+
+
+async def test_frozen_monitors_and_osds_are_unavailable_and_nothing_is_half_done(
+    controllers: Controllers, ceph: CephCluster
+) -> None:
+    driver = controllers.start()
+    await created(driver, "a")
+    driver.stores.provisioning.capacity._at_s = 0  # type: ignore[attr-defined]
+    with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
+        await created(driver, "b")
+    with ceph.osd.frozen(), pytest.raises((CephNotAnswering, CephMonitorsUnreachable)):
+        await created(driver, "b")
+    await created(driver, "b")
+    await _check_whole(driver, "frozen")
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """A cluster that keeps its data when it is restarted."""
+    directory = tmp_path_factory.mktemp("ceph") / "b"
+    with ceph_cluster.running(directory, store="bluestore", with_mgr=True) as cluster:
+        yield cluster
+
+
+async def test_restarted_cluster_is_served_again_without_a_restart_of_the_driver(
+    lasting: CephCluster, tmp_path: Path
+) -> None:
+    controllers = Controllers(lasting, tmp_path)
+    try:
+        driver = controllers.start()
+        first = await _eventually(lambda: created(driver, "a"), CephStatisticsMissing)
+        await asyncio.to_thread(lasting.restart)
+        lasting.start("mgr")
+        assert await created(driver, "a") == first
+        await _eventually(lambda: created(driver, "b"), CephStatisticsMissing)
+        await _check_whole(driver, "restart")
+    finally:
+        controllers.end()

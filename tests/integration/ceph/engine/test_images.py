@@ -1,0 +1,222 @@
+"""Images, snapshots and clones of the engine on a real cluster."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from crust.blockdriver.engines.protocol import (
+    ForeignImage,
+    ImageMissing,
+    StillAttached,
+)
+from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.ceph import claims
+from crust.ceph.claim_object import Mode
+from tests.support.ceph.rbd_images import (
+    OBJECT,
+    SIZE,
+    A,
+    B,
+    ceph_text,
+    id_of,
+    made_source,
+    names,
+    read,
+    trash,
+    volume,
+    write,
+)
+
+
+def test_create_is_idempotent_and_keeps_what_is_there(engine: RbdProvisioning) -> None:
+    engine.create(A, SIZE)
+    engine.create(A, SIZE)
+    assert (engine.exists(A), engine.image_bytes(A), engine.image_ids()) == (
+        True,
+        SIZE,
+        frozenset({A}),
+    )
+    assert engine.image_problem(A, SIZE) == ""
+    assert "should have" in engine.image_problem(A, SIZE + 1)
+    assert engine.image_problem(B, SIZE) != ""
+
+
+def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    write(guest, A, b"somebody's")
+    with pytest.raises(ForeignImage):
+        engine.create(A, SIZE)
+    with pytest.raises(ForeignImage):
+        engine.copies.clone(A, made_source(engine), source_bytes=SIZE, size_bytes=SIZE)
+    assert read(guest, A, 10) == b"somebody's"
+
+
+def test_image_without_a_header_is_recreated(engine: RbdProvisioning, guest: Any) -> None:
+    """A create that was killed inside librbd leaves the name alone."""
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    with rbd.Image(guest, A) as image:
+        header = f"rbd_header.{image.id()}"
+    guest.remove_object(header)
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+
+
+@pytest.mark.parametrize("is_deleted_again", [True, False])
+def test_name_whose_image_was_being_removed_is_created_again(
+    engine: RbdProvisioning, guest: Any, *, is_deleted_again: bool
+) -> None:
+    """librbd removes the object of the name before its entry in the directory, and was killed in between."""
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    guest.remove_object(f"rbd_id.{A}")
+    assert A in rbd.RBD().list(guest)
+    if is_deleted_again:
+        engine.delete(A)
+        assert A not in rbd.RBD().list(guest)
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+    assert A in rbd.RBD().list(guest)
+    engine.delete(A)
+    assert A not in rbd.RBD().list(guest)
+
+
+@pytest.mark.parametrize("has_entry", [False, True])
+def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
+    engine: RbdProvisioning, guest: Any, *, has_entry: bool
+) -> None:
+    """librbd notes an image in the trash as moving, takes its name away, and was killed before it noted the end."""
+    engine.create(A, SIZE)
+    write(guest, A, b"data")
+    engine.delete(A)
+    [image_id] = [each["id"] for each in engine.place.images.trash_list(guest)]
+    guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
+    if has_entry:
+        guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
+    engine.background.look()
+    assert (trash(engine), names(engine)) == ([], [])
+    assert not [each.key for each in guest.list_objects() if image_id in each.key]
+
+
+def test_image_that_another_moves_to_the_trash_is_not_touched(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    image_id = id_of(guest, A)
+    engine.delete(A)
+    guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
+    guest.write_full(f"rbd_id.{A}", ceph_text(image_id))  # its name is not taken away yet
+    guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
+    engine.background.look()
+    assert engine.image_bytes(A) == SIZE
+    engine.delete(A)
+    engine.background.look()
+    assert (trash(engine), names(engine)) == ([], [])
+
+
+def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
+    engine.create(A, SIZE)
+    engine.grow(A, 2 * SIZE)
+    engine.grow(A, SIZE)
+    assert engine.image_bytes(A) == 2 * SIZE
+    with pytest.raises(ImageMissing):
+        engine.grow(B, SIZE)
+
+
+def test_delete_goes_by_the_trash_which_is_emptied(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    write(guest, A, b"x" * OBJECT)
+    engine.delete(A)
+    engine.delete(A)
+    assert not engine.exists(A)
+    assert trash(engine)
+    engine.background.look()
+    assert not trash(engine)
+
+
+def test_image_that_the_controller_flattens_is_attached_and_deleted(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    with (
+        engine.place.ioctx("flatten") as ioctx,
+        engine.place.image(ioctx, A, read_only=False) as image,
+    ):
+        image.write(b"x", 0)  # it has RBD's lock
+        holder = claims.take(guest, A, Mode.WRITER, claims.Host("node", "machine"), "pod", "vm")
+        claims.give_back(guest, A, holder.id)
+        engine.delete(A)
+    assert not engine.exists(A)
+
+
+def test_image_that_a_client_has_open_is_not_deleted(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    with rbd.Image(guest, A), pytest.raises(StillAttached, match="127"):
+        engine.delete(A)
+    engine.delete(A)
+
+
+def test_image_that_a_sandbox_has_claimed_is_not_deleted(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    holder = claims.take(
+        guest, A, Mode.WRITER, claims.Host("node-1", "machine"), "sandbox-1", "vm-1"
+    )
+    with pytest.raises(StillAttached, match="sandbox-1"):
+        engine.delete(A)
+    claims.give_back(guest, A, holder.id)
+    engine.delete(A)
+    assert not engine.exists(A)
+
+
+def test_64_parallel_creates_make_64_images(engine: RbdProvisioning) -> None:
+    wanted = [volume(f"parallel {each}") for each in range(64)]
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(lambda each: engine.create(each, SIZE), wanted))
+    assert engine.image_ids() == frozenset(wanted)
+
+
+def test_creates_of_one_image_at_once_make_one(engine: RbdProvisioning) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(engine.create, A, SIZE) for _ in range(8)]
+        found = [each.exception() for each in made]
+    assert None in found
+    engine.create(A, SIZE)
+    assert engine.image_bytes(A) == SIZE
+
+
+def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
+    engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.create(A, SIZE)
+    engine.delete(A)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    first = engine.background
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundWork, "_remove", slow)
+        first.start()
+        left_behind = first._thread
+        assert reached.wait(60)
+        assert "from the trash" in first.stop(limit_s=0)
+    assert first.stop() == "", "it is idempotent"
+    provisioning(engine.place).background.look()
+    assert not trash(engine)
+    go_on.set()
+    assert left_behind is not None
+    left_behind.join(60)
+    assert not left_behind.is_alive()

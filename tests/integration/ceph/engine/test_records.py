@@ -1,0 +1,164 @@
+"""The pool's identity and records in a real cluster."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
+from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolNotEmpty, RbdPoolUnreadable
+from crust.blockdriver.engines.rbd.records import RbdRecords, object_name
+from crust.ceph.connection import Connection
+from crust.ceph.failures import CephNamespaceMissing
+from crust.ceph.user import CephUser
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.integration.ceph.conftest import QUICK
+from tests.support.records import record_store_contract
+
+
+@pytest.fixture
+def other(controller: CephUser) -> Iterator[Connection]:
+    """Another controller's connection."""
+    made = Connection(controller, QUICK)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place(connection: Connection, namespace: str) -> Place:
+    """The namespace, without a pool."""
+    return Place(connection, POOL, namespace)
+
+
+@pytest.fixture
+def pool(place: Place) -> RbdPool:
+    """A new pool in the namespace."""
+    made = RbdPool(place, create=True)
+    made.open()
+    return made
+
+
+@pytest.mark.parametrize("check", record_store_contract.CHECKS, ids=lambda each: each.__name__)
+def test_records_keep_to_the_contract_of_stores(
+    check: Callable[[record_store_contract.Maker], None],
+    pool: RbdPool,
+    connection: Connection,
+    other: Connection,
+    namespace: str,
+) -> None:
+    """Each store is another controller's."""
+    both = iter([connection, other] * 8)
+    check(lambda: RbdRecords(Place(next(both), POOL, namespace), RecordKind.VOLUMES))
+
+
+def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -> None:
+    """librados compares the omap values of the binding as text, and counts characters."""
+    records = RbdRecords(place, RecordKind.VOLUMES)
+    first, second = "é\0€".encode(), b"\xff\x00" * 100
+    records.save("a", first, previous=None)
+    records.save("a", second, previous=first)
+    assert records.load("a") == second
+
+
+def test_more_records_than_fit_a_page_are_listed(
+    pool: RbdPool, place: Place, connection: Connection, namespace: str
+) -> None:
+    name, count = object_name(RecordKind.VOLUMES), 2345
+    with place.ioctx("cannot write") as ioctx:
+        omap.put(ioctx, name, {f"v.{each:05}": b"x" for each in range(count)})
+    assert RbdRecords(place, RecordKind.VOLUMES).ids() == tuple(f"{n:05}" for n in range(count))
+
+
+def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place) -> None:
+    records = RbdRecords(place, RecordKind.VOLUMES)
+    with place.ioctx("cannot remove") as ioctx:
+        ioctx.remove_object(object_name(RecordKind.VOLUMES))
+    for act in (
+        records.open,
+        records.ids,
+        lambda: records.save("a", b"1", previous=None),
+        lambda: records.remove("a"),
+    ):
+        with pytest.raises(PoolAbsent):
+            act()
+    with place.ioctx("cannot look") as ioctx, pytest.raises(Exception, match="stat"):
+        ioctx.stat(object_name(RecordKind.VOLUMES))
+
+
+def test_empty_namespace_becomes_a_pool_only_on_request(place: Place) -> None:
+    with pytest.raises(PoolAbsent):
+        RbdPool(place).find()
+    made = RbdPool(place, create=True)
+    made.open()
+    again = RbdPool(place)
+    again.open()
+    assert again.ids == made.ids
+    again.check_in_place()
+
+
+def test_of_controllers_that_start_at_once_one_makes_the_pool(
+    controller: CephUser, namespace: str
+) -> None:
+    ready = threading.Barrier(8, timeout=60)
+
+    def start() -> str:
+        connection = Connection(controller, QUICK)
+        try:
+            pool = RbdPool(Place(connection, POOL, namespace), create=True)
+            pool.find()
+            ready.wait()
+            pool.open()
+            return pool.ids.pool_id
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(8) as threads:
+        started = [threads.submit(start) for _ in range(8)]
+        assert len({each.result() for each in started}) == 1
+
+
+def test_namespace_with_images_is_not_treated_as_empty(
+    ceph: CephCluster, place: Place, namespace: str
+) -> None:
+    import rbd
+
+    with ceph.ioctx(POOL, namespace) as ioctx:
+        rbd.RBD().create(ioctx, "somebodys", 1 << 20)
+    with pytest.raises(RbdPoolNotEmpty, match="somebodys"):
+        RbdPool(place, create=True).open()
+
+
+def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> None:
+    with place.ioctx("cannot remove") as ioctx:
+        ioctx.remove_object(OBJECT)
+    with pytest.raises(PoolAbsent):
+        pool.check_in_place()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b'{"schema": 2, "pool_id": "0123456789abcdef", "created": "", "fsid": ""}'],
+)
+def test_identity_that_cannot_be_read_is_named(pool: RbdPool, place: Place, text: bytes) -> None:
+    with place.ioctx("cannot write") as ioctx:
+        omap.put(ioctx, OBJECT, {"identity": text})
+    with pytest.raises(RbdPoolUnreadable):
+        pool.open()
+
+
+def test_pool_of_another_cluster_is_not_served(pool: RbdPool, place: Place) -> None:
+    text = b'{"schema": 1, "pool_id": "0123456789abcdef", "created": "", "fsid": "another"}'
+    with place.ioctx("cannot write") as ioctx:
+        omap.put(ioctx, OBJECT, {"identity": text})
+    with pytest.raises(RbdPoolUnreadable, match="another"):
+        RbdPool(place).open()
+
+
+def test_namespace_that_is_missing_is_named(ceph: CephCluster) -> None:
+    connection = Connection(CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK)
+    with pytest.raises(CephNamespaceMissing):
+        RbdPool(Place(connection, POOL, "no-such-namespace"), create=True).find()
+    connection.close()

@@ -1,0 +1,221 @@
+"""Clients that have an image open and do not answer: no change breaks their lock, on a real cluster."""
+
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from crust import errors, volumes
+from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.rbd.provisioning import background, copies, image_change, image_use
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
+from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
+from crust.ceph import own_clients
+from crust.ceph.connection import EXPIRY_S
+from crust.ceph.failures import CephImageBusy
+from examples.cluster.ceph_cluster import CephCluster
+from tests.support.ceph import rbd_writer as writer
+from tests.support.ceph.rbd_images import (
+    SIZE,
+    A,
+    B,
+    C,
+    D,
+    lock_owners,
+    snapshot_of,
+    wait_until_forgotten,
+)
+
+
+def test_silent_client_is_not_cut_off_by_a_change(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librbd would treat it as dead after 30 s, break its lock and blocklist it."""
+    engine.create(A, SIZE)
+    snapshot = snapshot_of(A, "while it is paused")
+    with writer.running(ceph, namespace, A) as client:
+        with client.frozen():
+            changes: tuple[Callable[[], None], ...] = (
+                lambda: engine.take_snapshot(snapshot),
+                lambda: engine.grow(A, 2 * SIZE),
+                lambda: engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE),
+                lambda: RbdLimits(engine.place).set_limits(A, volumes.IoLimits(write_iops=100)),
+                lambda: engine.background._flatten(A, b""),
+            )
+            monkeypatch.setattr(copies.RbdCopies, "depth", lambda *_: copies.SOFT_DEPTH + 1)
+            for change in changes:
+                with pytest.raises(RbdClientSilent, match="127"):
+                    change()
+        engine.take_snapshot(snapshot)
+        client.write(b"it goes on")
+    assert engine.snapshot_ids() == frozenset({snapshot.snapshot_id})
+
+
+def _until_not_busy(change: Callable[[], None]) -> None:
+    """Repeat what is UNAVAILABLE, as a CO does: the client hears a little later of what was undone meanwhile."""
+    for _ in range(100):
+        with contextlib.suppress(CephImageBusy):
+            return change()
+    return change()
+
+
+def _answered_before(patch: pytest.MonkeyPatch, questions: int = 1) -> None:
+    """The frozen clients have answered so many questions, and fall silent after them."""
+    first, real = iter([True] * questions), image_use.answer
+    patch.setattr(image_use, "answer", lambda *asked: next(first, False) or real(*asked))
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
+    engine: RbdProvisioning,
+    ceph: CephCluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_forgotten: bool,
+) -> None:
+    """librbd would break its lock after 30 s; a client without its lock is blocklisted, or hangs when it wakes up."""
+    engine.create(A, SIZE)
+    snapshot = snapshot_of(A, "while it is paused")
+    with writer.running(ceph, namespace, A) as client:
+        owners, address = lock_owners(engine, A), engine.place.connection.address()
+        with client.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch)
+            with pytest.raises(RbdClientSilent):
+                engine.take_snapshot(snapshot)
+            if is_forgotten:
+                wait_until_forgotten(engine, A)
+            assert lock_owners(engine, A) == owners
+        client.write(b"it goes on")
+        _until_not_busy(lambda: engine.take_snapshot(snapshot))
+        engine.restore(B, snapshot, SIZE)
+        client.write(b"later")
+        assert lock_owners(engine, A) == owners
+    with engine.place.ioctx("cannot read") as ioctx, engine.place.image(ioctx, B) as image:
+        assert image.read(0, 10) == b"it goes on"
+    # an administrator finds in the log which entries of the blocklist were the controller's own
+    named = [vars(each).get("client") for each in caplog.records if "is ended" in each.message]
+    assert named == [address]
+    assert address in ceph.command("osd blocklist ls").decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "questions"),
+    [
+        (lambda engine: engine.grow(B, 2 * SIZE), 1),
+        (lambda engine: engine.clone(C, B, source_bytes=SIZE, size_bytes=SIZE), 2),
+        (lambda engine: engine.delete_snapshot(snapshot_of(B, "first")), 1),
+        (lambda engine: RbdLimits(engine.place).set_limits(B, volumes.IoLimits(write_iops=100)), 1),
+        (lambda engine: engine.background._flatten(B, b""), 1),
+        (lambda engine: engine.delete(D), 1),
+    ],
+    ids=["growth", "clone", "removal", "limits", "flattening", "clearing"],
+)
+def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was_asked(
+    engine: RbdProvisioning,
+    ceph: CephCluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[RbdProvisioning], None],
+    questions: int,
+) -> None:
+    engine.create(A, SIZE)
+    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.take_snapshot(snapshot_of(B, "first"))
+    _leave_clone_begun(engine, B, D)
+    monkeypatch.setattr(background, "SOFT_DEPTH", 0)
+    with writer.running(ceph, namespace, B) as client:
+        owners = lock_owners(engine, B)
+        with client.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch, questions)
+            with pytest.raises(RbdClientSilent):
+                change(engine)
+            assert lock_owners(engine, B) == owners
+        client.write(b"it goes on")
+
+
+def _leave_clone_begun(engine: RbdProvisioning, source: str, target: volumes.VolumeId) -> None:
+    """What a controller leaves that is killed before it has cloned its temporary snapshot."""
+    with engine.place.ioctx("cannot note") as ioctx:
+        omap.put(ioctx, copies.WORK, {f"clone.{target}": source.encode()})
+        engine.copies._snapshot(ioctx, source, f"clone-{target}", SIZE)
+
+
+def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librbd needs the monitors, too: it blocklists before it breaks."""
+    engine.create(A, SIZE)
+    with writer.running(ceph, namespace, A) as client:
+        owners = lock_owners(engine, A)
+        with client.frozen(), ceph.mon.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch)
+            with pytest.raises(errors.CrustError):
+                engine.take_snapshot(snapshot_of(A, "while it is paused"))
+        assert lock_owners(engine, A) == owners
+        client.write(b"it goes on")
+
+
+def test_change_during_which_this_process_was_paused_is_not_treated_as_done(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile a client may have fallen silent, and librbd may break its lock before it is asked again."""
+    engine.create(A, SIZE)
+    real = image_use.now_s
+    with writer.running(ceph, namespace, A), engine.place.ioctx("cannot change") as ioctx:
+        with image_change.changing(engine.place, ioctx, A):
+            pass
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(RbdClientSilent),
+            image_change.changing(engine.place, ioctx, A),
+        ):
+            patch.setattr(image_use, "now_s", lambda: real() + image_change.KEPT_S)
+
+
+def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_blocklisting_for_years(
+    engine: RbdProvisioning, ceph: CephCluster, guest: Any
+) -> None:
+    """librbd blocklists whose lock it breaks, and for an hour: who sleeps for longer would write again after that."""
+    import rbd
+
+    engine.create(A, SIZE)
+    with (
+        contextlib.suppress(rbd.Error),
+        rbd.Image(guest, A) as image,
+    ):  # it cannot be closed any more
+        image.write(b"it has the lock", 0)
+        (address,) = lock_owners(engine, A)
+        with engine.place.connection.cluster("cannot cut it off") as cluster:
+            cluster.blocklist_add(address, EXPIRY_S)
+        wait_until_forgotten(engine, A)
+        engine.grow(A, 2 * SIZE)
+    assert engine.image_bytes(A) == 2 * SIZE
+    entries = (each.split() for each in ceph.command("osd blocklist ls").decode().splitlines())
+    [ends] = [datetime.fromisoformat(text) for name, text in entries if name == address]
+    assert ends - datetime.now(UTC) > timedelta(seconds=EXPIRY_S / 2)
+
+
+def test_error_distinguishes_a_controller_from_a_guest_that_does_not_answer(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str
+) -> None:
+    engine.create(A, SIZE)
+    with writer.running(ceph, namespace, A) as client:
+        with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, A) as image:
+            (address,) = image_use.watchers(image)
+        with client.frozen():
+            with pytest.raises(RbdClientSilent, match=f"{address} of a virtual machine") as guest:
+                engine.grow(A, 2 * SIZE)
+            with (
+                engine.place.ioctx("cannot note") as ioctx,
+                own_clients.noted(ioctx, A, address),
+                pytest.raises(RbdClientSilent, match=f"{address} of a controller") as controller,
+            ):
+                engine.grow(A, 2 * SIZE)
+    assert "crust ceph fence" in (guest.value.hint or "")
+    assert "crust ceph fence" not in (controller.value.hint or "")
+    assert "killed" in (controller.value.hint or "")

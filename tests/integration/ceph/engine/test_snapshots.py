@@ -1,0 +1,194 @@
+"""Snapshots and groups of the engine on a real cluster, and the blocks between two of them."""
+
+from typing import Any
+
+import pytest
+
+from crust.blockdriver.engines.protocol import Image, NoChangeTracking, Region, SnapshotMissing
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.blockdriver.engines.rbd.provisioning.snapshots import GroupNeverIdle
+from tests.support.ceph.rbd_images import (
+    OBJECT,
+    SIZE,
+    A,
+    B,
+    C,
+    ceph_text,
+    id_of,
+    names,
+    read,
+    snapshot_of,
+    trash,
+    write,
+)
+
+
+def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    write(guest, A, b"before")
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    write(guest, A, b"later!")
+    engine.restore(B, first, 2 * SIZE)
+    engine.restore(B, first, 2 * SIZE)  # a retry replaces it
+    assert (read(guest, B, 6), read(guest, A, 6)) == (b"before", b"later!")
+    assert engine.image_bytes(B) == 2 * SIZE
+    assert read(guest, B, 6, SIZE) == bytes(6)
+    assert engine.snapshot_ids() == {first.snapshot_id}
+
+
+def test_snapshot_outlives_its_volume_and_the_name_is_free(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    write(guest, A, b"first")
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    engine.delete(A)
+    assert (engine.exists(A), engine.image_ids()) == (False, frozenset())
+    engine.create(A, SIZE)
+    write(guest, A, b"again")
+    second = snapshot_of(A, "second")
+    engine.take_snapshot(second)
+    engine.delete(A)
+    engine.restore(B, first, SIZE)
+    engine.restore(C, second, SIZE)
+    assert (read(guest, B, 5), read(guest, C, 5)) == (b"first", b"again")
+    with pytest.raises(NoChangeTracking):
+        engine.changed(first, second)
+    for each in (first, second, second):
+        engine.delete_snapshot(each)
+    with pytest.raises(SnapshotMissing):
+        engine.restore(A, first, SIZE)
+    engine.background.look()
+    assert len(trash(engine)) == 2, "their clones read from them"
+    assert read(guest, B, 5) == b"first"
+    engine.delete(B)
+    engine.delete(C)
+    engine.background.look()
+    engine.background.look()
+    assert trash(engine) == []
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
+    engine: RbdProvisioning, guest: Any, *, is_renamed: bool
+) -> None:
+    """librbd makes the object of the new name, renames the entry in its directory, removes the object of the old."""
+    engine.create(A, SIZE)
+    write(guest, A, b"first")
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    image_id = id_of(guest, A)
+    if is_renamed:
+        engine.delete(A)
+        guest.write_full(f"rbd_id.{A}", ceph_text(image_id))
+    else:
+        guest.write_full(f"rbd_id.deleted.{A}.{image_id}", ceph_text(image_id))
+    engine.delete(A)
+    assert (engine.exists(A), names(engine)) == (False, [f"deleted.{A}.{image_id}"])
+    engine.create(A, SIZE)
+    engine.restore(B, first, SIZE)
+    assert (read(guest, A, 5), read(guest, B, 5)) == (bytes(5), b"first")
+
+
+def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    write(guest, A, b"later")
+    engine.take_snapshot(first)
+    engine.restore(B, first, SIZE)
+    assert read(guest, B, 5) == b"later"
+
+
+def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    """librbd hides a snapshot first, and was killed before it removed what the snapshot holds."""
+    import rbd
+
+    engine.create(A, SIZE)
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        [snapshot] = image.list_snaps()
+    header = f"rbd_header.{id_of(guest, A)}"
+    guest.execute(header, "rbd", "snapshot_trash_add", snapshot["id"].to_bytes(8, "little"))
+    assert engine.snapshot_ids() == frozenset(), "it is hidden"
+    engine.delete_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        assert list(image.list_snaps()) == []
+
+
+def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    write(guest, A, b"first")
+    first = snapshot_of(A, "first")
+    engine.take_snapshot(first)
+    engine.restore(B, first, SIZE)
+    engine.delete_snapshot(first)
+    engine.delete_snapshot(first)
+    assert read(guest, B, 5) == b"first"
+    with rbd.Image(guest, A) as image:
+        assert len(list(image.list_snaps())) == 1
+
+
+def test_changed_and_allocated_blocks_are_whole_objects(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    engine.create(A, SIZE)
+    write(guest, A, b"x", OBJECT + 5)
+    first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
+    engine.take_snapshot(first)
+    write(guest, A, b"y", 3 * OBJECT)
+    engine.take_snapshot(second)
+    write(guest, A, b"z", 0)
+    assert engine.allocated(first) == (Region(OBJECT, OBJECT),)
+    assert [each.offset for each in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
+    assert engine.changed(first, second) == (Region(3 * OBJECT, OBJECT),)
+    with pytest.raises(NoChangeTracking):
+        engine.changed(second, first)
+
+
+def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    engine.create(A, SIZE)
+    write(guest, A, b"x" * OBJECT)
+    first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
+    engine.take_snapshot(first)
+    with rbd.Image(guest, A) as image:
+        image.discard(0, OBJECT)
+    engine.take_snapshot(second)
+    assert engine.changed(first, second) == (Region(0, OBJECT),)
+
+
+def test_group_is_point_in_time(engine: RbdProvisioning, guest: Any) -> None:
+    for each in (A, B):
+        engine.create(each, SIZE)
+        write(guest, each, b"both")
+    images = [snapshot_of(A, "member a"), snapshot_of(B, "member b")]
+    assert engine.take_group(images)
+    engine.restore(C, images[0], SIZE)
+    assert read(guest, C, 4) == b"both"
+
+
+def test_group_that_is_written_to_during_every_try_is_refused(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (A, B):
+        engine.create(each, SIZE)
+    from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+
+    original = RbdSnapshots.take
+
+    def with_a_write(self: RbdSnapshots, snapshot: Image) -> None:
+        original(self, snapshot)
+        write(guest, snapshot.volume_id, b"never idle")
+
+    monkeypatch.setattr(RbdSnapshots, "take", with_a_write)
+    with pytest.raises(GroupNeverIdle, match=A):
+        engine.take_group([snapshot_of(A, "member a"), snapshot_of(B, "member b")])

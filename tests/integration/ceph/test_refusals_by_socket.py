@@ -1,0 +1,252 @@
+"""What an administrator has set wrongly, used up or removed: each call's code, error and remedy, by the socket.
+
+And afterwards nothing is half-done: what was refused stands nowhere, and the same call succeeds once its reason is
+gone.
+"""
+
+import json
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import rbd
+
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.integration.ceph.test_node import SIZE, Cluster, ceph, cluster
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.faults.refusals import refused
+
+__all__ = ["ceph", "cluster"]
+
+pytestmark = pytest.mark.timeout(240)
+
+Code = grpc.StatusCode
+
+
+@asynccontextmanager
+async def controller(
+    ceph: CephCluster, *changes: tuple[str, str], key: str = ""
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A controller whose settings are changed."""
+    namespace = ceph.make_namespace()
+    user = f"controller-{namespace}"
+    right = ceph.controller(user, namespace)
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        base = Path(name)
+        config = rbd_driver.write_config(base, ceph, user, key or right, namespace)
+        text = config.read_text()
+        for before, after in changes:
+            before = before.format(namespace=namespace, user=user)
+            assert before in text
+            text = text.replace(before, after)
+        config.write_text(text)
+        driver = RbdDriver(base, config)
+        driver.write()
+        driver.start()
+        try:
+            async with channel.connect(str(driver.socket)) as connected:
+                await connected.channel_ready()
+                yield connected
+        finally:
+            driver.kill()
+
+
+async def probe(connected: grpc.aio.Channel) -> Any:
+    return await csi_pb2_grpc.IdentityStub(connected).Probe(csi_pb2.ProbeRequest(), timeout=60)
+
+
+async def delete(connected: grpc.aio.Channel) -> Any:
+    request = csi_pb2.DeleteVolumeRequest(volume_id=f"{'0' * 16}-{'1' * 40}")
+    return await csi_pb2_grpc.ControllerStub(connected).DeleteVolume(request, timeout=60)
+
+
+async def create(connected: grpc.aio.Channel) -> Any:
+    request = csi_pb2.CreateVolumeRequest(
+        name="one",
+        volume_capabilities=[Cluster.capability()],
+        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
+    )
+    return await csi_pb2_grpc.ControllerStub(connected).CreateVolume(request, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_key", "words"),
+    [
+        ([(f'pool = "{POOL}"', 'pool = "nope"')], True, ("no pool 'nope'", "ceph osd pool create")),
+        ([('namespace = "{namespace}"', 'namespace = "nope"')], True, ("may not", "ceph auth get")),
+        (
+            [('user = "{user}"', 'user = "nobody"')],
+            True,
+            ("refuses client.nobody", "ceph auth get"),
+        ),
+        ([], False, ("its key is another one", "ceph auth get-key client.controller-")),
+    ],
+    ids=["pool", "namespace", "user", "key"],
+)
+async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
+    ceph: CephCluster, changes: list[tuple[str, str]], words: tuple[str, ...], *, has_key: bool
+) -> None:
+    """Its process does not end: an administrator may make what is missing."""
+    key = "" if has_key else ceph.controller(f"other-{uuid.uuid4().hex[:6]}", ceph.make_namespace())
+    async with controller(ceph, *changes, key=key) as connected:
+        assert not (await probe(connected)).ready.value
+        for call in (create, delete):
+            await refused(call(connected), Code.UNAVAILABLE, "[PoolNotOpened]", *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (
+            (f'pool = "{POOL}"', 'pool = "nope"'),
+            Code.FAILED_PRECONDITION,
+            ("[CephPoolMissing]", "no pool 'nope'", "ceph osd pool create"),
+        ),
+        (
+            ('namespace = "{namespace}"', 'namespace = "nope"'),
+            Code.PERMISSION_DENIED,
+            ("[CephNotPermitted]", "ceph auth get"),
+        ),
+        (
+            ('monitors = "{monitors}"', 'monitors = "v2:127.0.0.1:1"'),
+            Code.UNAVAILABLE,
+            ("[CephMonitorsUnreachable]", "127.0.0.1:1"),
+        ),
+    ],
+    ids=["pool", "namespace", "monitors"],
+)
+async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is(
+    cluster: Cluster, change: tuple[str, str], code: grpc.StatusCode, words: tuple[str, ...]
+) -> None:
+    before, after = change
+    before = before.format(namespace=cluster.namespace, monitors=cluster.ceph.monitors)
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        base = Path(name)
+        config = rbd_driver.write_config_without_key(base, cluster.ceph, cluster.namespace)
+        text = config.read_text()
+        assert before in text
+        config.write_text(text.replace(before, after))
+        driver = RbdDriver(base, config, mode="node")
+        driver.write()
+        driver.start()
+        try:
+            async with channel.connect(str(driver.socket)) as connected:
+                await connected.channel_ready()
+                there = replace(
+                    cluster,
+                    node=csi_pb2_grpc.NodeStub(connected),
+                    staging=base / "staging",
+                    target=base / "target",
+                )
+                await refused(there.stage(), code, *words)
+                await there.leave()
+        finally:
+            driver.kill()
+
+
+async def test_image_that_was_deleted_behind_our_back_stops_its_own_volume_alone(
+    cluster: Cluster,
+) -> None:
+    volume_id = cluster.volume.volume_id
+    other = (await cluster.create("other")).volume.volume_id
+    await cluster.stage()
+    await cluster.publish()
+    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        rbd.RBD().remove(ioctx, volume_id)
+    missing = (Code.DATA_LOSS, "[ImageMissing]", volume_id, "restore the image")
+    size = csi_pb2.CapacityRange(required_bytes=2 * SIZE)
+    expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id, capacity_range=size)
+    grow = csi_pb2.NodeExpandVolumeRequest(
+        volume_id=volume_id, volume_path=str(cluster.target), capacity_range=size
+    )
+    snapshot = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snapshot")
+    clone = csi_pb2.CreateVolumeRequest(
+        name="clone", volume_capabilities=[Cluster.capability()], capacity_range=size
+    )
+    clone.volume_content_source.volume.volume_id = volume_id
+    for call in (
+        cluster.stage,
+        cluster.publish,
+        lambda: cluster.controller.ControllerExpandVolume(expand, timeout=60),
+        lambda: cluster.node.NodeExpandVolume(grow, timeout=60),
+        lambda: cluster.controller.CreateSnapshot(snapshot, timeout=60),
+        lambda: cluster.controller.CreateVolume(clone, timeout=60),
+    ):
+        await refused(call(), *missing)
+    listed = await cluster.controller.ListVolumes(csi_pb2.ListVolumesRequest(), timeout=60)
+    abnormal = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
+    assert set(abnormal) == {volume_id, other}
+    assert {each for each, found in abnormal.items() if found.abnormal} == {volume_id}
+    snapshots = await cluster.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), timeout=60)
+    assert list(snapshots.entries) == []
+    assert cluster.images() == [other]
+    await cluster.leave()  # the pod ends, and its claim is deleted
+    await cluster.delete(other)
+    assert cluster.images() == []
+
+
+@pytest.fixture
+def small(cluster: Cluster) -> Iterator[Cluster]:
+    """The pool is over its quota while the test runs, and the manager has told."""
+    ceph = cluster.ceph
+
+    def quota(size: int) -> None:
+        ceph.command("osd pool set-quota", pool=POOL, field="max_bytes", val=str(size))
+
+    with ceph.ioctx(POOL, cluster.namespace) as ioctx:
+        ioctx.write("ballast", bytes(4 << 20))
+    try:
+        quota(1 << 20)
+        _wait_for_flag(ceph, is_full=True)
+        yield cluster
+    finally:
+        quota(0)
+        _wait_for_flag(ceph, is_full=False)
+
+
+def _wait_for_flag(ceph: CephCluster, *, is_full: bool) -> None:
+    while True:
+        found = json.loads(ceph.command("osd dump", format="json"))["pools"]
+        (flags,) = [each["flags_names"] for each in found if each["pool_name"] == POOL]
+        if ("full_quota" in flags) is is_full:
+            ceph.admin.wait_for_latest_osdmap()
+            return
+
+
+async def test_pool_over_its_quota_takes_nothing_new_and_what_is_there_is_used_and_deleted(
+    small: Cluster,
+) -> None:
+    volume_id, full = small.volume.volume_id, Code.RESOURCE_EXHAUSTED
+    remedy = ("delete a volume or a snapshot", "enlarge the pool")
+    expand = csi_pb2.ControllerExpandVolumeRequest(
+        volume_id=volume_id, capacity_range=csi_pb2.CapacityRange(required_bytes=2 * SIZE)
+    )
+    await refused(small.create("new"), full, "[OutOfCapacity]", *remedy)
+    await refused(
+        small.controller.ControllerExpandVolume(expand, timeout=60), full, "[OutOfCapacity]"
+    )
+    assert small.images() == [volume_id]
+    taken = await small.controller.CreateSnapshot(
+        csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snapshot"), timeout=60
+    )
+    await small.stage()
+    await small.publish()
+    # its image would have to be kept for the snapshot, under another name
+    await refused(
+        small.delete(volume_id), full, "[CephQuotaReached]", "delete volumes or snapshots"
+    )
+    assert small.images() == [volume_id]
+    snapshot = csi_pb2.DeleteSnapshotRequest(snapshot_id=taken.snapshot.snapshot_id)
+    await small.controller.DeleteSnapshot(snapshot, timeout=60)
+    await small.leave()
+    assert small.images() == []

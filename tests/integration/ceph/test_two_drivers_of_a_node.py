@@ -1,0 +1,350 @@
+"""`crust node` with local volumes and with images of a real Ceph pool: one proxy and one runtime for both."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import volumes
+from crust.handoff import store
+from crust.host.block import loop_devices
+from crust.host.mounts import mountinfo
+from crust.node import process
+from crust.node.settings import NodeSettings
+from crust.rpc import channel
+from crust.rpc.messages import csi
+from crust.settings import loading
+from crust.settings.driver import OWN_DRIVER
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.drivers.block_driver import mount
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Co, Places
+from tests.support.runtimes.fake_handler import FakeHandler
+from tests.support.runtimes.fake_handler import running as registered
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+SHARED = "rbd.csi.crust.dev"
+SIZE = 64 << 20
+TENANT = "rbd-b.csi.crust.dev"
+PROCESS = """
+node_name = "node-1"
+take_over = true
+
+[proxy]
+run_dir = "{root}/run"
+volumes_root = "{root}/run/volumes"
+target_roots = ["{root}/kubelet"]
+check_propagation = false
+"""
+SERVED = """
+[[proxy.drivers]]
+name = "{name}"
+socket = "{root}/{name}.sock"
+"""
+LOCAL = """
+[[driver]]
+state_dir = "{root}/pool"
+target_roots = ["{root}/kubelet"]
+create_pool = true
+check_propagation = false
+"""
+OF_CEPH = """
+[[driver]]
+mode = "node"
+engine = "rbd"
+driver_name = "{name}"
+run_dir = "{root}/run/{name}"
+target_roots = ["{root}/kubelet"]
+check_propagation = false
+
+[driver.rbd]
+monitors = "{monitors}"
+pool = "{pool}"
+namespace = "{namespace}"
+"""
+
+
+@dataclass
+class TwoDrivers:
+    """The node's settings, its callers' connections, and the controllers and users of shared pools, by driver."""
+
+    places: Places
+    settings: NodeSettings
+    controllers: dict[str, Any]
+    secrets: dict[str, dict[str, str]]
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def call(self, driver: str) -> Co:
+        """A kubelet's connection."""
+        connected = channel.connect(f"{self.places.root}/{driver}.sock")
+        return Co(await self.stack.enter_async_context(connected))
+
+    async def create(self, driver: str, name: str) -> csi_pb2.Volume:
+        """CreateVolume, where the sidecars of the driver call."""
+        request = csi_pb2.CreateVolumeRequest(
+            name=name,
+            volume_capabilities=[csi.capability_to_wire(mount())],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
+        )
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    answer = await (await self._controller(driver)).CreateVolume(
+                        request, timeout=60
+                    )
+                except grpc.aio.AioRpcError as err:
+                    if "CephStatisticsMissing" not in (err.details() or ""):
+                        raise  # the manager takes some seconds
+                    await asyncio.sleep(0.5)
+                    continue
+                volume: csi_pb2.Volume = answer.volume
+                return volume
+
+    async def stage(self, driver: str, volume: csi_pb2.Volume, *, of: str = "") -> None:
+        """NodeStageVolume, with the Secret that the class of the shared pool names."""
+        os.makedirs(self.staging(volume), exist_ok=True)
+        await (await self.call(driver)).node.NodeStageVolume(
+            csi_pb2.NodeStageVolumeRequest(
+                volume_id=volume.volume_id,
+                staging_target_path=self.staging(volume),
+                volume_capability=csi.capability_to_wire(mount()),
+                volume_context=volume.volume_context,
+                secrets=self.secrets.get(of or driver, {}),
+            ),
+            timeout=60,
+        )
+
+    async def publish(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
+        """NodePublishVolume, deferred."""
+        await (await self.call(driver)).publish(
+            volume.volume_id,
+            target,
+            staging_target_path=self.staging(volume),
+            volume_context=nodes.NAMED,
+            secrets=self.secrets.get(driver, {}),
+        )
+
+    async def leave(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
+        """Unpublish, unstage, delete."""
+        co = await self.call(driver)
+        await co.unpublish(volume.volume_id, target)
+        await co.node.NodeUnstageVolume(
+            csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=volume.volume_id, staging_target_path=self.staging(volume)
+            ),
+            timeout=60,
+        )
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
+        await (await self._controller(driver)).DeleteVolume(request, timeout=60)
+
+    async def _controller(self, driver: str) -> Any:
+        if driver in self.controllers:
+            return self.controllers[driver]
+        return csi_pb2_grpc.ControllerStub((await self.call(driver)).channel)
+
+    def staging(self, volume: csi_pb2.Volume) -> str:
+        return f"{self.places.kubelet}/{volume.volume_id}"
+
+    def record(self, target: str) -> Any:
+        """What the runtime finds."""
+        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
+        assert entry is not None
+        return entry.require()
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """With a manager, without which no capacity is known."""
+    directory = tmp_path_factory.mktemp("ceph") / "c"
+    with ceph_cluster.running(directory, with_mgr=True) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _controlled(base: Path, ceph: CephCluster, namespace: str) -> AsyncIterator[Any]:
+    base.mkdir(mode=0o700)
+    user = f"controller-{namespace}"
+    key = ceph.controller(user, namespace)
+    driver = RbdDriver(base, rbd_driver.write_config(base, ceph, user, key, namespace))
+    driver.write()
+    driver.start()
+    try:
+        async with channel.connect(str(driver.socket)) as connected:
+            await connected.channel_ready()
+            yield csi_pb2_grpc.ControllerStub(connected)
+    finally:
+        driver.kill()
+
+
+@asynccontextmanager
+async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
+    """A node with these drivers, running, and one runtime. Those of Ceph have a namespace each."""
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as root:
+        places = Places.make(root)
+        async with AsyncExitStack() as stack:
+            controllers, secrets = {}, {}
+            toml = PROCESS.format(root=root)
+            toml += "".join(SERVED.format(root=root, name=each) for each in drivers)
+            for number, name in enumerate(drivers):
+                if name == OWN_DRIVER:
+                    toml += LOCAL.format(root=root)
+                    continue
+                namespace = ceph.make_namespace()
+                where = {"monitors": ceph.monitors, "pool": POOL, "namespace": namespace}
+                toml += OF_CEPH.format(root=root, name=name, **where)
+                controlled = _controlled(Path(root) / f"c{number}", ceph, namespace)
+                controllers[name] = await stack.enter_async_context(controlled)
+                guest = f"guest-{namespace}"
+                secrets[name] = {"userID": guest, "userKey": ceph.node(guest, namespace)}
+            settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})
+            first = settings.model_copy(update={"take_over": False})
+            await stack.enter_async_context(process.running(first))
+            handlers = registered(
+                FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
+            )
+            await stack.enter_async_context(handlers)
+            yield TwoDrivers(places, settings, controllers, secrets, stack)
+
+
+@pytest.fixture
+async def both(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
+    """Local volumes and Ceph."""
+    async with _node(ceph, OWN_DRIVER, SHARED) as running:
+        yield running
+
+
+@pytest.fixture
+async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
+    """A driver for each tenant of a Ceph pool."""
+    async with _node(ceph, SHARED, TENANT) as running:
+        yield running
+
+
+async def test_one_runtime_finds_local_and_shared_volumes_in_one_directory(
+    both: TwoDrivers,
+) -> None:
+    async with channel.connect(both.places.sockets.inspect) as connected:
+        inspect = inspect_pb2_grpc.InspectStub(connected)
+        served = await inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=30)
+    assert {each.name for each in served.drivers} == {OWN_DRIVER, SHARED}
+    published = {}
+    for driver in (OWN_DRIVER, SHARED):
+        volume = await both.create(driver, "data")
+        await both.stage(driver, volume)
+        published[driver] = volume, both.places.target(driver)
+        await both.publish(driver, *published[driver])
+    for driver, (volume, target) in published.items():
+        record = both.record(target)
+        assert (record.key.driver, record.key.volume_id) == (driver, volume.volume_id)
+    assert both.record(published[OWN_DRIVER][1]).device
+    assert both.record(published[SHARED][1]).image.pool == POOL
+    for driver, (volume, target) in published.items():
+        await both.leave(driver, volume, target)
+    assert both.places.entries() == []
+    assert [
+        each for each in loop_devices.list_all() if each.backing.startswith(both.places.root)
+    ] == []
+    assert mountinfo.below(both.places.kubelet) == ()
+
+
+async def test_next_version_takes_over_both_drivers(both: TwoDrivers) -> None:
+    published = {}
+    for driver in (OWN_DRIVER, SHARED):
+        volume = await both.create(driver, "data")
+        await both.stage(driver, volume)
+        published[driver] = volume, both.places.target(driver)
+        await both.publish(driver, *published[driver])
+    async with process.running(both.settings):
+        for driver, (volume, target) in published.items():
+            await both.publish(driver, volume, target)  # as a restarted kubelet does
+            await both.leave(driver, volume, target)
+    assert both.places.entries() == []
+    assert mountinfo.below(both.places.kubelet) == ()
+
+
+async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: TwoDrivers) -> None:
+    volume = await both.create(SHARED, "data")
+    pool = Path(both.places.root) / "pool"
+    away = pool.rename(pool.with_name("away"))
+    try:
+        local = csi_pb2_grpc.IdentityStub((await both.call(OWN_DRIVER)).channel)
+        async with asyncio.timeout(60):
+            while (await local.Probe(csi_pb2.ProbeRequest(), timeout=30)).ready.value:
+                """It looks every second."""
+        await refused(both.create(OWN_DRIVER, "data"), grpc.StatusCode.UNAVAILABLE, "PoolAbsent")
+        await both.stage(SHARED, volume)
+        target = both.places.target("shared")
+        await both.publish(SHARED, volume, target)
+        await both.leave(SHARED, volume, target)
+    finally:
+        if pool.exists():
+            shutil.rmtree(pool)
+        away.rename(pool)
+
+
+async def test_cluster_that_stops_answering_leaves_local_volumes_alone(
+    both: TwoDrivers, ceph: CephCluster
+) -> None:
+    """More calls than the driver of Ceph has threads wait for it meanwhile."""
+    volume = await both.create(SHARED, "data")
+    await both.stage(SHARED, volume)
+    pool = volume.volume_id.partition("-")[0]
+    others = [csi_pb2.Volume(volume_id=f"{pool}-{each:040x}") for each in range(160)]
+    target, local_target = both.places.target("shared"), both.places.target("local")
+    with ceph.osd.frozen():
+        waiting = [asyncio.create_task(both.stage(SHARED, each)) for each in others]
+        waiting.append(asyncio.create_task(both.publish(SHARED, volume, target)))
+        local = await both.create(OWN_DRIVER, "data")
+        await both.stage(OWN_DRIVER, local)
+        await both.publish(OWN_DRIVER, local, local_target)
+        assert [each for each in waiting if each.done() and each.exception() is None] == []
+        await both.leave(OWN_DRIVER, local, local_target)
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    codes = {each.code() for each in answers if isinstance(each, grpc.aio.AioRpcError)}
+    assert codes == {grpc.StatusCode.UNAVAILABLE}
+    assert len(answers) == len([each for each in answers if isinstance(each, grpc.aio.AioRpcError)])
+    await both.publish(SHARED, volume, target)  # no thread is left behind
+    await both.leave(SHARED, volume, target)
+
+
+async def test_tenants_have_a_namespace_and_a_secret_each_and_reach_no_volume_of_the_other(
+    tenants: TwoDrivers,
+) -> None:
+    """Nothing is set up for a volume: the class of each tenant's driver names the tenant's Secret."""
+    published = {}
+    for driver in (SHARED, TENANT):
+        volume = await tenants.create(driver, "data")
+        await tenants.stage(driver, volume)
+        published[driver] = volume, tenants.places.target(driver)
+        await tenants.publish(driver, *published[driver])
+    images = {each: tenants.record(target).image for each, (_, target) in published.items()}
+    assert images[SHARED].namespace != images[TENANT].namespace
+    assert images[SHARED].user != images[TENANT].user
+    mine, _ = published[SHARED]
+    more = await tenants.create(SHARED, "more")
+    await refused(
+        tenants.stage(SHARED, more, of=TENANT),
+        grpc.StatusCode.PERMISSION_DENIED,
+        "CephNotPermitted",
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # the other driver, with its own Secret
+        await tenants.stage(TENANT, mine)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    for driver, (volume, target) in published.items():
+        await tenants.leave(driver, volume, target)

@@ -1,0 +1,122 @@
+"""Clients that claim and open one image of a Ceph pool, as runtimes and the controller do."""
+
+import datetime
+import json
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import rados
+import rbd
+
+from crust.ceph import claim_object, claims
+from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
+from examples.cluster.ceph_cluster import POOL, CephCluster
+
+A, B = Host("node-a", "machine-a"), Host("node-b", "machine-b")
+IMAGE = "vol-1"
+SIZE = 8 << 20
+LONG_S = 9 * 365 * 86400
+"""A blocklist's expiry that no process outlives."""
+
+
+@dataclass
+class Client:
+    """A connection of its own, with a node's or the controller's user; its open images are a hypervisor's."""
+
+    cluster: Any
+    ioctx: Any
+    images: list[Any] = field(default_factory=list)
+
+    def open(self) -> Any:
+        """Open the image as a hypervisor does."""
+        image = rbd.Image(self.ioctx, IMAGE)
+        self.images.append(image)
+        return image
+
+    @property
+    def address(self) -> str:
+        """As the blocklist has it."""
+        found: str = self.cluster.get_addrs()
+        return found
+
+
+@dataclass
+class Bench:
+    """Makes clients of one namespace."""
+
+    ceph: CephCluster
+    namespace: str
+    held: ExitStack
+
+    def client(self, user: str, key: str) -> Client:
+        """A connected client."""
+        options = {
+            "mon_host": self.ceph.monitors, "key": key, "keyring": "", "client_mount_timeout": "10",
+            "rados_osd_op_timeout": "10", "rados_mon_op_timeout": "10", "admin_socket": "",
+            "log_to_stderr": "false", "rbd_blocklist_on_break_lock": "false",
+        }  # fmt: skip
+        cluster = rados.Rados(rados_id=user, conf=options)
+        cluster.connect()
+        ioctx = cluster.open_ioctx(POOL)
+        ioctx.set_namespace(self.namespace)
+        client = Client(cluster, ioctx)
+        self.held.callback(self._close, client)
+        return client
+
+    @staticmethod
+    def _close(client: Client) -> None:
+        for each in client.images:
+            each.close()
+        client.ioctx.close()
+        client.cluster.shutdown()
+
+    def node(self) -> Client:
+        """A client with a node's rights."""
+        name = f"node-{uuid.uuid4().hex[:8]}"
+        return self.client(name, self.ceph.node(name, self.namespace))
+
+    def controller(self) -> Client:
+        """A client with the controller's rights."""
+        name = f"controller-{uuid.uuid4().hex[:8]}"
+        found = self.client(name, self.ceph.controller(name, self.namespace))
+        found.cluster.conf_set("rbd_blocklist_on_break_lock", "true")
+        return found
+
+    def blocklist(self) -> dict[str, float]:
+        """The blocklisted addresses, and for how many seconds more."""
+        text = self.ceph.command("osd dump", format="json").decode()
+        now = datetime.datetime.now(datetime.UTC)
+        found = json.loads(text)["blocklist"]
+        return {
+            address: (datetime.datetime.fromisoformat(until) - now).total_seconds()
+            for address, until in found.items()
+        }
+
+
+def take(
+    client: Client, host: Host, sandbox: str = "sandbox", mode: Mode = Mode.WRITER, vm: str = ""
+) -> claim_object.Holder:
+    """Take the image, for a virtual machine of its own if it is not named."""
+    return claims.take(client.ioctx, IMAGE, mode, host, sandbox, vm or uuid.uuid4().hex)
+
+
+def attached(client: Client, host: Host, sandbox: str = "sandbox-1") -> tuple[Any, str]:
+    """The steps of an attach; the open image and the holder's id."""
+    holder = take(client, host, sandbox)
+    image = client.open()
+    assert claims.record(client.ioctx, IMAGE, holder.id) == client.address
+    return image, holder.id
+
+
+def check_cut_off(image: Any) -> None:
+    """Neither a write nor the flush of one reaches the cluster."""
+    try:
+        image.write(b"late__", 0)
+    except rbd.Error:
+        return
+    with pytest.raises(rbd.Error):
+        image.flush()

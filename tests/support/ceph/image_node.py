@@ -1,0 +1,193 @@
+"""A node whose volumes are images of a real Ceph cluster: proxy, shim, a driver's answers, and the example runtime.
+
+Proxy, shim and runtime are the real ones, over their sockets, in this process; the guests are QEMU. The driver
+answers what a driver of Ceph volumes would: the image and the key of a node's user.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import rbd
+
+from crust import volumes
+from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import inspect_pb2
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.kata.runtime import daemon, messages
+from examples.kata.runtime.client import Client, Finished
+from examples.kata.runtime.sandbox import Sandbox
+from examples.kata.runtime.sandboxes import Sandboxes
+from examples.kata.vm.machine import Machine
+from tests.support.nodes import node as nodes
+
+CACHE = Path(__file__).parents[3] / ".cache" / "guest"
+_EVERY = inspect_pb2.ListHandlersRequest()
+IMAGE = "vol-1"
+SIZE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An image in a namespace of its own, and who may use it."""
+
+    ceph: CephCluster
+    namespace: str
+    user: str
+    key: str
+
+    @classmethod
+    def make(cls, ceph: CephCluster, *, size: int = SIZE) -> "Storage":
+        """Make the namespace, the image and a node's user."""
+        namespace = ceph.make_namespace()
+        user = f"node-of-{namespace}"
+        with ceph.ioctx(POOL, namespace) as ioctx:
+            rbd.RBD().create(ioctx, IMAGE, size, old_format=False, features=61)
+        return cls(ceph, namespace, user, ceph.node(user, namespace))
+
+    @property
+    def image(self) -> volumes.NetworkImage:
+        """The image, as a driver names it."""
+        ceph = self.ceph
+        return volumes.NetworkImage(
+            ceph.fsid, POOL, self.namespace, IMAGE, (ceph.monitors,), self.user
+        )
+
+    def answer(self, answer: csi_pb2.DeferredMount) -> None:
+        """Make a driver's answer name the image."""
+        mount = volumes.DeferredMount(
+            self.image, answer.fs_type, capacity_bytes=self.size(), secrets={"userKey": self.key}
+        )
+        wire = csi.deferred_mount_to_wire(mount)
+        answer.network_image.CopyFrom(wire.network_image)
+        answer.capacity_bytes = wire.capacity_bytes
+        answer.secrets.update(wire.secrets)
+
+    def size(self) -> int:
+        """The image's size."""
+        with (
+            self.ceph.ioctx(POOL, self.namespace) as ioctx,
+            rbd.Image(ioctx, IMAGE, read_only=True) as image,
+        ):
+            found: int = image.size()
+            return found
+
+    def grow(self, size: int) -> None:
+        """What a controller does in an expansion."""
+        with self.ceph.ioctx(POOL, self.namespace) as ioctx, rbd.Image(ioctx, IMAGE) as image:
+            image.resize(size)
+
+
+@dataclass
+class ImageNode:
+    """One node, by its name."""
+
+    name: str
+    node: nodes.Node
+    runtime: Client
+    options: daemon.Options
+    _running: AsyncExitStack
+    """The runtime's daemon, which can be ended before the node."""
+    _sandboxes: Sandboxes | None = None
+
+    @property
+    def kata_run(self) -> Path:
+        """The runtime's directory."""
+        return self.options.run_dir
+
+    async def start_runtime(self) -> None:
+        """Start the runtime's daemon; it serves, and is registered, at the end."""
+        self._sandboxes = await self._running.enter_async_context(daemon.running(self.options))
+        async with asyncio.timeout(120):
+            while not (await self.node.inspect.ListHandlers(_EVERY)).handlers:
+                """It registers when it serves."""
+
+    async def sandbox(self, name: str) -> Sandbox:
+        """A sandbox as the daemon has it now; it must run."""
+        assert self._sandboxes is not None
+        return await self._sandboxes.get(volumes.SandboxId(name))
+
+    async def status(self, sandbox: str) -> str:
+        """What QEMU answers to query-status, in the loop that also serves the disks."""
+        vm = (await self.sandbox(sandbox)).vm
+        assert isinstance(vm, Machine)
+        answer = await vm._control.execute("query-status")
+        assert isinstance(answer, dict)
+        return str(answer["status"])
+
+    async def end_runtime(self) -> None:
+        """End the daemon; virtual machines stay."""
+        await self._running.aclose()
+
+    async def publish(self, *, readonly: bool = False, options: tuple[str, ...] = ()) -> str:
+        """Publish the volume for a pod; its target path."""
+        target = self.node.places.target(f"pod-{os.urandom(3).hex()}")
+        await self.republish(target, readonly=readonly, options=options)
+        return target
+
+    async def republish(
+        self, target: str, *, readonly: bool = False, options: tuple[str, ...] = ()
+    ) -> None:
+        """The publish of a target, again."""
+        await self.node.co.publish(
+            IMAGE,
+            target,
+            readonly=readonly,
+            volume_context=nodes.NAMED,
+            mount={"fs_type": "ext4", "mount_flags": options},
+        )
+
+    async def run(self, sandbox: str, target: str, script: str) -> Finished:
+        """Run a shell script in a sandbox that is kept, with the volume at /data."""
+        return await self.runtime.run(self.request(sandbox, target, script))
+
+    @staticmethod
+    def request(sandbox: str, target: str, script: str) -> messages.Run:
+        """The request of `run`."""
+        mount = messages.Mount(source=target, destination="/data")
+        return messages.Run(
+            sandbox=sandbox, argv=("/bin/sh", "-ec", script), mounts=(mount,), keep=True
+        )
+
+    async def output(self, sandbox: str, target: str, script: str) -> str:
+        """The output of a script that must succeed."""
+        ended = await self.run(sandbox, target, script)
+        assert ended.code == 0, ended
+        return ended.stdout.decode().strip()
+
+    async def qemu(self, sandbox: str) -> int:
+        """QEMU's pid."""
+        found = await self.runtime.list()
+        return next(int(each["pid"]) for each in found if each["sandbox"] == sandbox)
+
+
+@asynccontextmanager
+async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
+    """The node, while the block runs; its sandboxes are stopped at the end."""
+    with tempfile.TemporaryDirectory(prefix="crust-i-", dir="/tmp") as root:
+        async with nodes.running(nodes.Places.make(root), grace_s=20) as node:
+            node.driver.alter = storage.answer
+            node.driver.format = volumes.GuestFormat()
+            kata_run = Path(root) / "kata"
+            options = daemon.Options(
+                run_dir=kata_run,
+                handlers_socket=node.places.sockets.handlers,
+                name=volumes.HandlerName("kata"),
+                volumes_root=node.places.volumes,
+                cache=CACHE,
+                node=name,
+            )
+            async with AsyncExitStack() as running:
+                runtime = Client(str(kata_run / "control.sock"))
+                made = ImageNode(name, node, runtime, options, running)
+                await made.start_runtime()
+                try:
+                    yield made
+                finally:
+                    for each in await runtime.list():
+                        await runtime.stop(each["sandbox"])

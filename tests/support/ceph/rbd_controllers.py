@@ -1,0 +1,73 @@
+"""Controllers of one Ceph pool in this process, each with a connection of its own."""
+
+import uuid
+from pathlib import Path
+
+from crust import volumes
+from crust.blockdriver.app import build
+from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.engines import rbd
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.services.roles import Role
+from crust.blockdriver.snapshots.content_source import Wanted
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser, Timeouts
+from examples.cluster.ceph_cluster import POOL, CephCluster
+
+CONTROLLER = Role("controller", is_shared=True)
+SIZE = volumes.CapacityRange(64 << 20, 0)
+RAW = (volumes.VolumeCapability(volumes.BlockAccess(), volumes.AccessMode.SINGLE_NODE_WRITER),)
+QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
+
+
+class Controllers:
+    """Controllers of one pool, each with a connection of its own."""
+
+    def __init__(
+        self, ceph: CephCluster, base: Path, pool: str = POOL, timeouts: Timeouts = QUICK
+    ) -> None:
+        self._ceph = ceph
+        self._base = base
+        self._pool = pool
+        self._timeouts = timeouts
+        self.namespace = ceph.make_namespace(pool=pool)
+        self._user = f"controller-{self.namespace}"
+        self._key = ceph.controller(self._user, self.namespace, pool=pool)
+        self._made: list[Driver] = []
+
+    def start(self, role: Role = CONTROLLER) -> Driver:
+        """A new one, which has read the pool."""
+        connection = Connection(
+            CephUser(self._ceph.monitors, self._user, self._key), self._timeouts
+        )
+        run_dir = str(self._base / uuid.uuid4().hex)
+        engine = rbd.engine(
+            Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True
+        )
+        driver = build(
+            engine=engine,
+            run_dir=run_dir,
+            node_id="controller",
+            role=role,
+        )
+        self._made.append(driver)
+        driver.stores.pool.home.find()
+        driver.open()
+        return driver
+
+    def end(self) -> None:
+        """End all."""
+        for each in self._made:
+            each.stores.pool.home.let_go()
+
+
+def create_request(name: str, source: Wanted | None = None) -> Create:
+    """A raw volume."""
+    return Create(name, SIZE, RAW, source=source)
+
+
+async def created(driver: Driver, name: str, source: Wanted | None = None) -> volumes.VolumeId:
+    """Create a raw volume; its id."""
+    create = create_request(name, source)
+    return (await driver.controller_rules.provisioner.create(create)).volume_id

@@ -1,0 +1,89 @@
+"""Images of the Ceph engine, as a test names, writes and reads them."""
+
+import hashlib
+from typing import Any
+
+from crust import volumes
+from crust.blockdriver.engines.protocol import Image
+from crust.blockdriver.engines.rbd.provisioning import image_use
+from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+
+MIB = 1024**2
+OBJECT = 4 * MIB
+SIZE = 16 * MIB
+
+
+def volume(name: str) -> volumes.VolumeId:
+    """The id of a volume of a pool."""
+    return volumes.VolumeId(f"0123456789abcdef-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
+
+
+def snapshot_of(volume_id: volumes.VolumeId, name: str, size: int = SIZE) -> Image:
+    """A snapshot of a volume."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:40]
+    return Image(f"0123456789abcdef-snap-{digest}", volume_id, size)
+
+
+A, B, C, D = volume("a"), volume("b"), volume("c"), volume("d")
+
+
+def write(ioctx: Any, name: str, data: bytes, offset: int = 0) -> None:
+    """Write as a client."""
+    import rbd
+
+    with rbd.Image(ioctx, name) as image:
+        image.write(data, offset)
+        image.flush()
+
+
+def read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
+    """Read as a client."""
+    import rbd
+
+    with rbd.Image(ioctx, name, read_only=True) as image:
+        found: bytes = image.read(offset, length)
+        return found
+
+
+def made_source(engine: RbdProvisioning) -> volumes.VolumeId:
+    """A new volume to copy from."""
+    engine.create(B, SIZE)
+    return B
+
+
+def id_of(ioctx: Any, name: str) -> str:
+    """librbd's id of an image."""
+    import rbd
+
+    with rbd.Image(ioctx, name, read_only=True) as image:
+        return str(image.id())
+
+
+def ceph_text(text: str) -> bytes:
+    """As Ceph writes it."""
+    return len(text).to_bytes(4, "little") + text.encode()
+
+
+def trash(engine: RbdProvisioning) -> list[str]:
+    """The names in the trash."""
+    with engine.place.ioctx("cannot list") as ioctx:
+        return [each["name"] for each in engine.place.images.trash_list(ioctx)]
+
+
+def names(engine: RbdProvisioning) -> list[str]:
+    """The names of all images."""
+    with engine.place.ioctx("cannot list") as ioctx:
+        return engine.place.names(ioctx)
+
+
+def lock_owners(engine: RbdProvisioning, name: str) -> tuple[str, ...]:
+    """The clients that have RBD's lock."""
+    with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
+        return image_use.lock_owners(image)
+
+
+def wait_until_forgotten(engine: RbdProvisioning, name: str) -> None:
+    """Until the OSD treats the frozen clients as dead, and librbd may break their locks."""
+    with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
+        while image_use.watchers(image):
+            pass

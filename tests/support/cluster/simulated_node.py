@@ -1,0 +1,265 @@
+"""A node whose processes come and go: driver, shim, proxy, runtime handler; and a simulated kubelet that calls it.
+
+Proxy and shim are processes of their own, ended by SIGKILL. The driver keeps its state and loses its server. Each
+answer is compared with what exists at that moment, on the disk and in the driver; each turn with "one writer".
+"""
+
+import asyncio
+import os
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from crust import volumes
+from crust.handoff import store
+from crust.rpc import channel
+from crust.runtime_handler import registration, service
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.cluster.attaching_controller import AttachingController
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import Gate
+from tests.support.drivers.mounting_driver import MountingDriver
+from tests.support.kubelet.csi import Answer
+from tests.support.kubelet.kubelet import Kubelet
+from tests.support.kubelet.mount_points import FakeMountPoints
+from tests.support.kubelet.pods import Sandboxes
+from tests.support.nodes import proxy_process
+from tests.support.nodes.fake_targets import GUARD, MOUNTED
+from tests.support.nodes.node import DRIVER, Places
+from tests.support.nodes.proxy_process import NEVER, Killable
+from tests.support.runtimes import fake_handler
+
+SETTLES_WITHIN_S = 20
+TIMEOUT_S = 10.0
+TIMEOUT_WHILE_HUNG_S = 0.15
+"""A kubelet waits two minutes: as many times longer as its clock is slower than a simulated one."""
+
+
+@dataclass
+class Figures:
+    """What a run did, and what it found. The last six must be empty."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    final_with_residue: list[str] = field(default_factory=list)
+    expansions_given_up: list[str] = field(default_factory=list)
+    two_writers: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    unattached: list[str] = field(default_factory=list)
+    detached_in_use: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that must not be."""
+        return [
+            *self.final_with_residue, *self.expansions_given_up, *self.two_writers, *self.leaks,
+            *self.unattached, *self.detached_in_use,
+        ]  # fmt: skip
+
+
+class SimulatedNode:
+    """One node. Start and stop its parts in any order. `attaches`: its driver's volumes have to be attached first."""
+
+    def __init__(self, places: Places, *, attaches: bool = False) -> None:
+        self.places = places
+        self.figures = Figures()
+        self.driver = MountingDriver(places.sizes)
+        self.sandboxes = Sandboxes(places.volumes)
+        self._parts: dict[str, AsyncExitStack] = {}
+        self._proxy: Killable | None = None
+        self._session: registration.Registration | None = None
+        self._shim: Killable | None = None
+        self._handler = fake_handler.FakeHandler()
+        self.controller = AttachingController(self._check_detach)
+        self.driver.needs_attachment = attaches
+        self._mount_points = FakeMountPoints(_is_mount_point)
+        self.kubelet = Kubelet(
+            root=places.kubelet,
+            driver=DRIVER,
+            socket=places.csi,
+            mount_points=self._mount_points,
+            runtime=self.sandboxes,
+            on_answer=self._check_answer,
+            timeout_s=TIMEOUT_S,
+            controller=self.controller if attaches else None,
+        )
+        self.sandboxes.disk = self.kubelet.disk
+        os.mkdir(places.run, 0o700)
+
+    def is_up(self, part: str) -> bool:
+        """Whether a part runs. A proxy may have died by itself."""
+        if part == "proxy" and self._proxy is not None and not self._proxy.is_alive:
+            return False
+        return part in self._parts
+
+    def has_died(self, part: str) -> bool:
+        """Whether a part that was started ended by itself."""
+        return part in self._parts and not self.is_up(part)
+
+    def lose_answer(self, method: str) -> None:
+        """The driver's next answer to the method is lost, after its work."""
+        lost = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "lost")
+        self.driver.failures_after[method] = lost
+
+    async def start(self, part: str, *, die_at: int = NEVER, no_space_at: int = NEVER) -> None:
+        """Start a part that is not up."""
+        await self.stop(part)
+        stack = AsyncExitStack()
+        enter = stack.enter_async_context
+        if part == "proxy":
+            self._proxy = await enter(
+                proxy_process.running(
+                    self.places, die_at=die_at, no_space_at=no_space_at, grace_s=0.05
+                )
+            )
+        elif part == "shim":
+            self._shim = await enter(proxy_process.running_shim(self.places))
+        elif part == "driver":
+            await enter(fake_driver.serving(self.driver, self.places.driver))
+        else:
+            await enter(service.serving(self.places.handler, self._handler))
+            request = registration.RegisterRequest(
+                volumes.HandlerName("kata"), "1", self.places.handler, fake_handler.FILESYSTEMS,
+                fake_handler.ALL_FEATURES,
+            )  # fmt: skip
+            self._session = await enter(
+                registration.registered(self.places.sockets.handlers, request)
+            )
+        self._parts[part] = stack
+
+    async def stop(self, part: str) -> None:
+        """End a part at once, if it is there."""
+        stack = self._parts.pop(part, None)
+        if stack is not None:
+            await stack.aclose()
+        if part == "proxy":
+            self._proxy = None
+        if part == "shim":
+            self._shim = None
+
+    def hang(self, part: str) -> None:
+        """Let the driver, the shim or the handler accept calls and not answer them, until `unhang`."""
+        self.kubelet.csi.timeout_s = TIMEOUT_WHILE_HUNG_S
+        if part == "driver":
+            self.driver.hangs = asyncio.Event()
+        elif part == "handler":
+            self._handler.gate = Gate()
+        elif self._shim is not None:
+            self._shim.suspend()
+
+    def unhang(self) -> None:
+        """Everybody answers again, those calls too that wait."""
+        self.kubelet.csi.timeout_s = TIMEOUT_S
+        if self.driver.hangs is not None:
+            self.driver.hangs.set()
+            self.driver.hangs = None
+        if self._handler.gate is not None:
+            self._handler.gate.opened.set()
+            self._handler.gate = None
+        if self._shim is not None:
+            self._shim.resume()
+
+    async def stop_all(self) -> None:
+        """End every part, and every sandbox."""
+        self.unhang()
+        for pod in list(self.sandboxes.live):
+            self.sandboxes.stop(pod)
+        for part in list(self._parts):
+            await self.stop(part)
+
+    async def answers(self) -> None:
+        """Return when a call passes the chain and the handler is registered, or the proxy has died; in real time."""
+        async with asyncio.timeout(SETTLES_WITHIN_S), channel.connect(self.places.csi) as to_proxy:
+            stub = csi_pb2_grpc.NodeStub(to_proxy)
+            # other processes start: there is no event to wait for
+            while self.is_up("proxy") and not await self._answers(stub):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def _answers(self, stub: "csi_pb2_grpc.NodeAsyncStub") -> bool:
+        try:
+            await stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=2, wait_for_ready=True)
+        except grpc.aio.AioRpcError:
+            return False
+        return self._session is not None and self._session.registered.is_set()
+
+    async def unpublish_lost(self) -> int:
+        """What an operator does with raw volumes that the kubelet lost: unpublish them, and remove what it left.
+
+        A target that the driver holds for unpublished counts too while it exists: its answer was lost half-way.
+        """
+        block = self.kubelet.disk.block
+        lost = [
+            each for each in block.lost if each in self.driver.published or os.path.exists(each)
+        ]
+        self.driver.failures_after.clear()  # the operator would repeat the command
+        for target in lost:
+            handle = block.saved_handle(os.path.basename(os.path.dirname(target)))
+            assert handle is not None, f"no vol_data.json of {target}"
+            await self.kubelet.csi.unpublish(handle, target)
+        for target in block.lost:
+            name, pod_uid = target.split("/")[-2:]
+            block.unmap(pod_uid, name)
+        block.lost.clear()
+        return len(lost)
+
+    def check_writers(self) -> None:
+        """One writer per volume: sandboxes that hold a claim, and entries."""
+        for kind, held in (("sandboxes", self._claims()), ("entries", self._entries())):
+            for handle, number in held.items():
+                if number > 1:
+                    self.figures.two_writers.append(f"{number} {kind} of {handle}")
+
+    def check_clean(self) -> None:
+        """Nothing of any volume is left on the node."""
+        self.figures.unattached.extend(self.driver.unattached)
+        leaks = self.figures.leaks
+        leaks.extend(f"bind {target}" for target in self._mount_points.binds)
+        leaks.extend(f"loop device on {path}" for path in self.kubelet.disk.block.loops)
+        leaks.extend(f"raw target {target}" for target in self.kubelet.disk.block.targets())
+        if self.kubelet.attachments is not None:
+            leaks.extend(f"attachment of {name}" for name in self.kubelet.attachments.all)
+        leaks.extend(f"entry {name}" for name in self.places.entries())
+        leaks.extend(f"published {target}" for target in self.driver.published)
+        found = (each.target for each in self.kubelet.disk.find_all())
+        leaks.extend(f"target {target}" for target in found if os.path.lexists(target))
+        for directory, _, files in os.walk(self.places.kubelet):
+            leaks.extend(f"{name} in {directory}" for name in {GUARD, MOUNTED} & set(files))
+
+    def _check_answer(self, answer: Answer) -> None:
+        self.figures.counts[f"{answer.method} {answer.code.name}"] += 1
+        code = answer.code
+        if answer.method == "NodePublishVolume" and answer.is_final:
+            left = self._residue(answer.path)
+            if left:
+                self.figures.final_with_residue.append(f"{code.name} with {left}: {answer.details}")
+        if answer.method == "NodeExpandVolume" and code is grpc.StatusCode.FAILED_PRECONDITION:
+            self.figures.expansions_given_up.append(answer.details)
+
+    def _residue(self, target: str) -> list[str]:
+        """What exists of a publish at a target."""
+        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
+        found = {
+            "an entry": entry is not None,
+            "a guard": os.path.exists(f"{target}/{GUARD}"),
+            "a host mount": os.path.exists(f"{target}/{MOUNTED}"),
+            "the driver's publish": target in self.driver.published,
+        }
+        return [name for name, exists in found.items() if exists]
+
+    def _entries(self) -> Counter[str]:
+        scanned = store.Store(self.places.volumes).scan()
+        return Counter(each.require().key.volume_id for each in scanned)
+
+    def _claims(self) -> Counter[str]:
+        pods = (self.sandboxes.pods[uid] for uid in self.sandboxes.live)
+        return Counter(volume.handle for pod in pods for volume in pod.volumes if not volume.block)
+
+    def _check_detach(self, handle: str) -> None:
+        if self._claims()[handle]:
+            self.figures.detached_in_use.append(f"{handle} was detached under its sandbox")
+
+
+def _is_mount_point(path: str) -> bool:
+    return os.path.exists(f"{path}/{GUARD}") or os.path.exists(f"{path}/{MOUNTED}")

@@ -1,0 +1,89 @@
+"""A block driver's state on a directory of its own and a backend in memory: the rules without a server."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from crust import errors, volumes
+from crust.blockdriver import app
+from crust.blockdriver.controller import topology
+from crust.blockdriver.controller.create_volume import Create
+from crust.blockdriver.controller.modify_volume import (
+    Change,
+    Expanded,
+    Expansion,
+    Outcome,
+)
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.node import guests
+from crust.host.cgroups import throttling
+from tests.support.drivers import memory_backend
+from tests.support.drivers.block_driver import mount
+from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.nodes.fake_throttle import FakeThrottle
+
+NODE = "node-1"
+
+
+def opened(
+    root: Path,
+    *,
+    backend: MemoryBackend | None = None,
+    overcommit: float = 1.0,
+    max_volumes: int = 0,
+    runtime_guests: guests.Guests | None = None,
+    throttle: throttling.Throttle | None = None,
+) -> Driver:
+    """A driver as after a start; called again on the same directory, as after a restart."""
+    (root / "state").mkdir(exist_ok=True)
+    made = app.build(
+        state_dir=f"{root}/state",
+        run_dir=f"{root}/run",
+        node_id=NODE,
+        target_roots=("/",),
+        engine=memory_backend.engine(f"{root}/state", backend or MemoryBackend()),
+        overcommit=overcommit,
+        max_volumes=max_volumes,
+        runtime_guests=runtime_guests,
+        throttle=throttle or FakeThrottle(obstacle="nothing here limits devices"),
+    )
+    made.open()
+    return made
+
+
+def create(
+    name: str = "pvc-1",
+    *,
+    required: int = 0,
+    capability: volumes.VolumeCapability | None = None,
+    sent: Mapping[str, str] | None = None,
+    place: topology.Requirement = topology.ANYWHERE,
+) -> Create:
+    """A CreateVolume."""
+    return Create(
+        name,
+        volumes.CapacityRange(required, 0),
+        (capability or mount(),),
+        tuple(sorted((sent or {}).items())),
+        place,
+    )
+
+
+async def change(state: Driver, volume_id: volumes.VolumeId, what: Change) -> Outcome:
+    """Apply a change."""
+    return await state.controller_rules.modifier.apply(volume_id, what)
+
+
+async def expand(
+    state: Driver,
+    volume_id: volumes.VolumeId,
+    wanted: volumes.CapacityRange,
+    capability: volumes.VolumeCapability | None = None,
+) -> Expanded:
+    """ControllerExpandVolume; raises the reason if it was not expanded."""
+    expanded = (
+        await change(state, volume_id, Change(expansion=Expansion(wanted, capability)))
+    ).expanded
+    if isinstance(expanded, errors.CrustError):
+        raise expanded
+    assert expanded is not None
+    return expanded

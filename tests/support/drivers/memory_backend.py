@@ -1,0 +1,242 @@
+"""A backend whose images are numbers, for rules that need no bytes. It raises the errors of the engine for files.
+
+Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from crust import errors, volumes
+from crust.blockdriver.engines import files
+from crust.blockdriver.engines.protocol import (
+    READ_WRITE,
+    Access,
+    Attachment,
+    Engine,
+    Image,
+    ImageMissing,
+    NoChangeTracking,
+    PoolSpace,
+    Region,
+    SnapshotMissing,
+    StillAttached,
+)
+
+POOL_BYTES = 10 * 1024**3
+SPARE_BYTES = POOL_BYTES // 99
+"""One percent of both."""
+
+
+class MemoryBackend:
+    """Images by id, and which of them are attached."""
+
+    modes = frozenset({
+        volumes.AccessMode.SINGLE_NODE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_READER_ONLY,
+        volumes.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+        volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    })  # fmt: skip
+    raw_modes = modes
+
+    def __init__(self, *, has_devices: bool = True) -> None:
+        self._has_devices = has_devices
+        self.images: dict[volumes.VolumeId, int] = {}
+        self.snapshots: dict[str, int] = {}
+        self._attached: set[volumes.VolumeId] = set()
+        self.takes_groups = False
+        self.groups: list[tuple[volumes.VolumeId, ...]] = []
+        self.foreign = 0
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def check(self) -> None:
+        """Always usable."""
+
+    def exists(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an image."""
+        return volume_id in self.images
+
+    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Make an image, if there is capacity."""
+        self._check_free(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images.get(volume_id, 0))
+
+    def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+        """Grow an image, if there is capacity."""
+        if volume_id not in self.images:
+            raise ImageMissing(volume_id)
+        self._check_free(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images[volume_id])
+
+    def check_unused(self, volume_id: volumes.VolumeId) -> None:
+        """By what is attached."""
+        if volume_id in self._attached:
+            raise StillAttached(volume_id, "memory")
+
+    def delete(self, volume_id: volumes.VolumeId) -> None:
+        """Remove an image that is not attached."""
+        self.check_unused(volume_id)
+        self.images.pop(volume_id, None)
+
+    def maximum_bytes(self) -> int:
+        """Larger than the pool, as with files."""
+        return 1 << 44
+
+    def space(self) -> PoolSpace:
+        """Written data takes no space here."""
+        return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0, SPARE_BYTES)
+
+    def image_ids(self) -> frozenset[volumes.VolumeId]:
+        """All of them."""
+        return frozenset(self.images)
+
+    def snapshot_ids(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self.snapshots)
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Nothing is asked for them."""
+
+    def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
+        """Mark as attached."""
+        if volume_id not in self.images:
+            raise ImageMissing(volume_id)
+        self._attached.add(volume_id)
+        return self._attachment(volume_id)
+
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
+        """The marks."""
+        return tuple(self._attached)
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The mark."""
+        return self._attachment(volume_id) if volume_id in self._attached else None
+
+    def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The mark, too."""
+        return self.attached(volume_id)
+
+    def orphans(self) -> tuple[Attachment, ...]:
+        """Numbers leave no orphans."""
+        return ()
+
+    def drop(self, orphan: Attachment) -> None:
+        """There is none."""
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """The mark, with the present size."""
+        return self.attached(volume_id)
+
+    def is_empty(self, volume_id: volumes.VolumeId) -> bool:
+        """Numbers have no bytes."""
+        return True
+
+    def detach(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the mark."""
+        self._attached.discard(volume_id)
+
+    def attach_limit(self, foreign: int) -> int:
+        """No limit."""
+        return 0
+
+    def foreign_attachments(self) -> int:
+        """As many as a test says."""
+        return self.foreign
+
+    def foreign_at_most(self) -> int:
+        """The same."""
+        return self.foreign
+
+    def image_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The image's number."""
+        return self.images.get(volume_id, 0)
+
+    def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
+        """An image that is smaller than it should be."""
+        return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"
+
+    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
+        """One process has it."""
+        return nullcontext()
+
+    def copies_at_once(self) -> bool:
+        """As on xfs."""
+        return True
+
+    def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """Numbers take no space."""
+        return 0
+
+    def take_snapshot(self, image: Image) -> None:
+        """Remember the size."""
+        if image.volume_id not in self.images:
+            raise ImageMissing(image.volume_id)
+        self.snapshots[image.snapshot_id] = self.images[image.volume_id]
+
+    def take_group(self, images: Sequence[Image]) -> bool:
+        """Each alone, as files, unless the test says otherwise."""
+        if not self.takes_groups:
+            return False
+        for each in images:
+            self.take_snapshot(each)
+        self.groups.append(tuple(each.volume_id for each in images))
+        return True
+
+    def moved_on(self, image: Image) -> bool:
+        """Copies of numbers take no time."""
+        return False
+
+    def delete_snapshot(self, image: Image) -> None:
+        """Forget the size."""
+        self.snapshots.pop(image.snapshot_id, None)
+
+    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
+        """An image at least as large as the snapshot."""
+        if image.snapshot_id not in self.snapshots:
+            raise SnapshotMissing(image.snapshot_id)
+        self._check_free(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.snapshots[image.snapshot_id])
+
+    def clone(
+        self,
+        volume_id: volumes.VolumeId,
+        source: volumes.VolumeId,
+        *,
+        source_bytes: int,
+        size_bytes: int,
+    ) -> None:
+        """An image at least as large as the source."""
+        if source not in self.images:
+            raise ImageMissing(source)
+        if self.images[source] < source_bytes:
+            raise errors.Corrupt(f"{source} is cut short")
+        self._check_free(size_bytes)
+        self.images[volume_id] = max(size_bytes, self.images[source])
+
+    def allocated(self, image: Image) -> tuple[Region, ...]:
+        """All of it."""
+        if image.snapshot_id not in self.snapshots:
+            raise SnapshotMissing(image.snapshot_id)
+        return (Region(0, self.snapshots[image.snapshot_id]),)
+
+    def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
+        """Numbers have no blocks."""
+        raise NoChangeTracking("the images are numbers")
+
+    def _check_free(self, size_bytes: int) -> None:
+        if size_bytes > POOL_BYTES:
+            raise errors.Exhausted(f"no capacity for {size_bytes} bytes")
+
+    def _attachment(self, volume_id: volumes.VolumeId) -> Attachment:
+        identity = volumes.DeviceIdentity(0, 0, 1)
+        device = volumes.BlockSource("/memory", identity)
+        image = volumes.NetworkImage("fsid", "rbd", "", volume_id, ("192.0.2.1:6789",), "csi")
+        return Attachment(device if self._has_devices else image, self.images[volume_id])
+
+
+def engine(state_dir: str, backend: MemoryBackend, *, create: bool = True) -> Engine:
+    """An engine with its records in the files of `state_dir` and its images in memory."""
+    made = files.engine(state_dir, create=create)
+    return dataclasses.replace(made, provisioning=backend, access=backend)

@@ -1,0 +1,205 @@
+"""crust's driver: alone, behind shim and proxy, in one process with them, wrapped as a driver that does not defer, or
+as a central controller and one node that meet in etcd.
+
+A shell command kills it: the suite's `--restart-command`, with kill -9, and a shell starts it again. The driver is
+therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with all its
+threads: on a busy machine that takes longer than starting Python, and until then it has the pool's lock.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from examples.cluster import etcd as members
+from tests.support.cluster import central_ready
+from tests.support.faults import killing
+
+Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped", "central"]
+NAME = "block.csi.crust.dev"
+NODE_ID = "conformance-node"
+TIMEOUT_S = 60.0
+POOL_BYTES = 64 << 30
+MAX_VOLUMES = 24
+"""Few enough that the suite tests the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDriver:
+    """What the suite needs to know of it."""
+
+    socket: Path
+    target_root: Path
+    log: Path
+    restart_command: str
+    controller_socket: str = ""
+    """Where the controller part is a process of its own; `socket` is then the node part's."""
+
+
+@contextmanager
+def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
+    """The processes, while the block runs; killed at its end."""
+    root = base / "kubelet"
+    root.mkdir()
+    frontend = base / "front" / "csi.sock"
+    frontend.parent.mkdir()
+    with ExitStack() as stack:
+        if way == "central":
+            _cluster_settings(base, stack)
+        commands = _commands(base, root, frontend, profile, way)
+        stack.enter_context(_reflinking_pool(base))
+        for name, arguments in commands.items():
+            start = _started(base, name, arguments)
+            stack.callback(killing.kill, base / f"{name}.pid")
+            subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
+        restart = base / "restart.sh"
+        restart.write_text("".join(_restart(base, way)))
+        command = f"sh {shlex.quote(str(restart))}"
+        controller = str(base / "controller.sock") if way == "central" else ""
+        if way == "central":
+            central_ready.wait(controller)
+        yield OwnDriver(frontend, root, base / "log", command, controller)
+
+
+def _restart(base: Path, way: Way) -> Iterator[str]:
+    """Kill what has state, and start it again; a cluster's parts meet again before the command returns."""
+    killed = {"node": ("node",), "central": ("driver", "controller")}.get(way, ("driver",))
+    for each in killed:
+        kill = shlex.join([sys.executable, killing.__file__, str(base / f"{each}.pid")])
+        yield f"{kill} || exit 1\n"
+    for each in killed:
+        yield f". {base}/{each}.sh\n"
+    if way == "central":
+        ready = [sys.executable, "-m", central_ready.__name__, str(base / "controller.sock")]
+        yield f"exec {shlex.join(ready)}\n"
+
+
+def _cluster_settings(base: Path, stack: ExitStack) -> None:
+    """An etcd with TLS and access by role, and the settings of both parts."""
+    (base / "etcd").mkdir()
+    etcd = stack.enter_context(members.running(base / "etcd", nodes=(NODE_ID,)))
+    for user, settings in ((NODE_ID, "driver.toml"), ("controller", "controller.toml")):
+        files = etcd.files(user)
+        (base / settings).write_text(
+            f'[cluster]\nendpoints = ["{etcd.members[0].address}"]\nlease_s = 3\nsettle_s = 3\n'
+            f'ca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
+        )
+
+
+@contextmanager
+def _reflinking_pool(base: Path) -> Iterator[None]:
+    """An xfs of our own, so that the pool's features do not depend on the machine's filesystem."""
+    image, pool = base / "pool.img", base / "pool"
+    with image.open("wb") as file:
+        file.truncate(POOL_BYTES)
+    pool.mkdir()
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", str(image)], check=True, timeout=TIMEOUT_S)
+    subprocess.run(["mount", "-o", "loop", str(image), str(pool)], check=True, timeout=TIMEOUT_S)
+    try:
+        yield
+    finally:
+        # the processes are dead with all their threads (`killing.kill`), so nothing has a file open there
+        subprocess.run(["umount", str(pool)], check=True, timeout=TIMEOUT_S)
+
+
+def _commands(
+    base: Path, root: Path, frontend: Path, profile: str, way: Way
+) -> dict[str, list[str]]:
+    if way == "node":
+        config = base / "node.toml"
+        config.write_text(_node_toml(base, root, frontend, profile))
+        return {"node": ["crust", "node", f"--config={config}"]}
+    behind_proxy = way not in ("alone", "node-deployment", "central")
+    driver_socket = base / "driver.sock"
+    shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
+    alone = {
+        "driver": [
+            *("crust", "driver"),
+            f"--socket={driver_socket if behind_proxy else frontend}",
+            f"--state-dir={base / 'pool' / 'state'}",
+            "--create-pool",
+            f"--run-dir={base / 'driver-run'}",
+            f"--node-id={NODE_ID}",
+            f"--max-volumes={MAX_VOLUMES}",
+            f"--csi-profile={profile}",
+            f"--target-root={root}",
+            "--no-check-propagation",
+        ]
+    }
+    if way == "node-deployment":
+        alone["driver"].append("--node-deployment")
+    if way == "central":
+        alone["driver"] += ["--mode=node", f"--config={base / 'driver.toml'}"]
+        alone["controller"] = [
+            *("crust", "driver", "--mode=controller"),
+            f"--config={base / 'controller.toml'}",
+            f"--socket={base / 'controller.sock'}",
+            f"--run-dir={base / 'controller-run'}",
+            f"--csi-profile={profile}",
+        ]
+    if not behind_proxy:
+        return alone
+    run = base / "run"
+    alone["driver"].append(f"--runtime-socket={run / 'runtime.sock'}")
+    older = ["tests.support.drivers.without_deferral", str(driver_socket), str(shown_socket)]
+    return (
+        alone
+        | ({"older": older} if way == "wrapped" else {})
+        | {
+            "shim": [
+                *("crust", "shim"),
+                f"--socket={base / 'shim.sock'}",
+                f"--driver-socket={shown_socket}",
+                f"--runtime-socket={run / 'runtime.sock'}",
+                f"--kubelet-root={root}",
+                "--no-check-propagation",
+                f"--csi-profile={profile}",
+            ],
+            "proxy": [
+                *("crust", "proxy"),
+                f"--run-dir={run}",
+                f"--volumes-root={run / 'volumes'}",
+                f"--driver={NAME},{frontend},{base / 'shim.sock'}",
+                f"--target-root={root}",
+                "--no-check-propagation",
+            ],
+        }
+    )
+
+
+def _node_toml(base: Path, root: Path, frontend: Path, profile: str) -> str:
+    return f"""
+[proxy]
+run_dir = "{base}/run"
+volumes_root = "{base}/run/volumes"
+target_roots = ["{root}"]
+check_propagation = false
+[[proxy.drivers]]
+name = "{NAME}"
+socket = "{frontend}"
+backend = "{base}/run/shim/csi.sock"
+[shim]
+kubelet_root = "{root}"
+check_propagation = false
+csi_profile = "{profile}"
+[driver]
+state_dir = "{base}/pool/state"
+create_pool = true
+node_id = "conformance-node"
+max_volumes = {MAX_VOLUMES}
+csi_profile = "{profile}"
+target_roots = ["{root}"]
+check_propagation = false
+"""
+
+
+def _started(base: Path, name: str, arguments: list[str]) -> Path:
+    """A script that starts one process and notes its pid."""
+    command = shlex.join([sys.executable, "-m", *arguments])
+    script = base / f"{name}.sh"
+    script.write_text(f"{command} >>{base}/log 2>&1 &\necho $! >{base}/{name}.pid\n")
+    return script

@@ -1,0 +1,56 @@
+"""A filesystem of its own for a pool of volumes, in a file that is mounted by loop."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from crust.blockdriver.node import guests
+from crust.host.block import loop, loop_devices
+from crust.host.mounts import mount_api, mountinfo
+from tests.support.drivers.block_driver import MIB, Bench
+
+_MKFS = {
+    "xfs": ("mkfs.xfs", "-q", "-K", "-m", "reflink=1"),
+    "btrfs": ("mkfs.btrfs", "-q"),
+    "ext4": ("mkfs.ext4", "-q"),
+}
+
+
+@contextmanager
+def mounted(fs_type: str, base: Path, home: Path, *, size: int) -> Iterator[None]:
+    """A new filesystem in a file below `base`, mounted at `home`; unmounted and removed when the block is left."""
+    backing = base / "pool.backing"
+    with backing.open("wb") as file:
+        file.truncate(size)
+    subprocess.run([*_MKFS[fs_type], str(backing)], check=True, capture_output=True)
+    device = loop.attach_once(str(backing))
+    home.mkdir()
+    try:
+        mount_api.mount_device(device.path, str(home), fs_type)
+        try:
+            yield
+        finally:
+            mount_api.unmount(str(home))
+    finally:
+        loop.detach(device)
+        backing.unlink()
+
+
+@contextmanager
+def bench_on(
+    fs_type: str, root: Path, *, size: int = 3072 * MIB, runtime_guests: guests.Guests | None = None
+) -> Iterator[Bench]:
+    """A driver whose pool is on a new filesystem. Everything is removed afterwards."""
+    home = root / "home"
+    with mounted(fs_type, root, home, size=size):
+        bench = Bench(home, runtime_guests=runtime_guests)
+        try:
+            yield bench
+        finally:
+            bench.let_go()
+            for mount in sorted(mountinfo.below(str(home)), key=lambda each: -len(each.target)):
+                mount_api.unmount(mount.target)
+            for each in loop_devices.list_all():
+                if each.backing.startswith(f"{home}/"):
+                    loop.detach(each)

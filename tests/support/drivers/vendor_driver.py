@@ -1,0 +1,150 @@
+"""A driver of examples/drivers in a process, as a test sees it: started, killed, told to misbehave, read."""
+
+import base64
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from crust.wire.csi.v1 import csi_pb2
+from examples.drivers import disks
+
+NODE = "node-1"
+START_S = 60.0
+
+
+@dataclass
+class VendorDriver:
+    """One driver, `cloud`, `minimal` or `stateful`."""
+
+    kind: str
+    socket: str
+    state_dir: str
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _hanging: int = field(default=-1, init=False)
+    _released: int = field(default=-1, init=False)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", f"examples.drivers.{self.kind}"]
+        arguments = [
+            f"--socket={self.socket}",
+            f"--state-dir={self.state_dir}",
+            f"--node-id={NODE}",
+        ]
+        root = Path(__file__).parents[3]
+        self.process = subprocess.Popen([*command, *arguments], cwd=root)
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=START_S)
+
+    def kill(self) -> None:
+        """kill -9, and wait."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wait(self) -> None:
+        """Wait until it has died by itself."""
+        assert self.process is not None
+        self.process.wait(timeout=START_S)
+        self.process = None
+
+    def misbehave(self, **switches: str) -> None:
+        """What it does wrong from now on, by method; nothing if there are none."""
+        path = f"{self.state_dir}/switches.json"
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(switches, file)
+        os.rename(f"{path}.new", path)
+
+    def wait_hanging(self) -> None:
+        """Wait until a call hangs."""
+        ready, _, _ = select.select([self._hanging], [], [], START_S)
+        assert ready, "no call hangs"
+        os.read(self._hanging, 1)
+
+    def release(self) -> None:
+        """Let the calls that hang go on, and those that will."""
+        if self._released < 0:
+            self._released = os.open(f"{self.state_dir}/release", os.O_RDWR)
+
+    def make_fifos(self) -> None:
+        """What a call that hangs opens."""
+        for each in ("hanging", "release"):
+            os.mkfifo(f"{self.state_dir}/{each}")
+        self._hanging = os.open(f"{self.state_dir}/hanging", os.O_RDWR | os.O_NONBLOCK)
+
+    def close_fifos(self) -> None:
+        """At the end of the test."""
+        for each in (self._hanging, self._released):
+            if each >= 0:
+                os.close(each)
+
+    def calls(self, *methods: str) -> list[Any]:
+        """The requests that it got, of these methods or of all, as messages."""
+        try:
+            lines = Path(self.state_dir, "calls.jsonl").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        found = [json.loads(line) for line in lines]
+        return [
+            getattr(csi_pb2, f"{each['method']}Request").FromString(
+                base64.b64decode(each["request"])
+            )
+            for each in found
+            if not methods or each["method"] in methods
+        ]
+
+    def names(self, *, node_only: bool = True) -> list[str]:
+        """The names of the methods that were called, without those that ask what it is."""
+        kinds = [type(each).__name__.removesuffix("Request") for each in self.calls()]
+        return [
+            each
+            for each in kinds
+            if not each.startswith(("Get", "Probe")) and not each.endswith("Capabilities")
+            if not node_only or each.startswith("Node")
+        ]
+
+    def raw(self) -> list[tuple[str, bytes]]:
+        """Every call of a node's volume, as the bytes that arrived."""
+        path = Path(self.state_dir, "calls.jsonl")
+        if not path.exists():
+            return []
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            (each["method"], base64.b64decode(each["request"]))
+            for each in found
+            if each["method"].startswith("Node") and "Volume" in each["method"]
+        ]
+
+    def images(self) -> list[str]:
+        """The files of its volumes."""
+        return [str(path) for path in Path(self.state_dir, "disks").glob("*.img")]
+
+    def attached(self) -> list[str]:
+        """The loop devices of its volumes."""
+        return [device for device in map(disks.device_of, self.images()) if device]
+
+
+@contextmanager
+def running(kind: str, base: str) -> Iterator[VendorDriver]:
+    """A driver that serves on `driver.sock` below `base`; at the end it is dead and its devices are detached."""
+    state_dir = f"{base}/{kind}-state"
+    os.makedirs(state_dir, exist_ok=True)
+    driver = VendorDriver(kind, f"{base}/driver.sock", state_dir)
+    driver.make_fifos()
+    driver.start()
+    try:
+        yield driver
+    finally:
+        driver.kill()
+        driver.close_fifos()
+        disks.detach_below(state_dir)

@@ -1,0 +1,308 @@
+"""A node: proxy, shim and driver over real sockets in one process, and a CO's view of it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from crust import volumes
+from crust.csi_shim import process
+from crust.csi_shim.wrap import frontend
+from crust.handoff import store
+from crust.handoff.record import Record
+from crust.host.process.workers import Workers
+from crust.proxy import app
+from crust.proxy.deferrals.devices import Devices
+from crust.proxy.deferrals.targets import Targets
+from crust.rpc import channel
+from crust.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
+from tests.support.drivers import fake_driver
+from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
+from tests.support.runtimes import fake_handler
+
+DRIVER = "csi.example.com"
+MODE = csi_pb2.VolumeCapability.AccessMode
+NAMED = {"crust.dev/runtime-handler": "kata"}
+"""Context of a publish that names its handler: right after a start, one without a name waits for the grace's end."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The paths of a node, below one short directory (sun_path has 107 bytes)."""
+
+    root: str
+
+    @classmethod
+    def make(cls, root: str) -> "Places":
+        places = cls(root)
+        os.mkdir(places.kubelet)
+        return places
+
+    @property
+    def kubelet(self) -> str:
+        return f"{self.root}/kubelet"
+
+    @property
+    def run(self) -> str:
+        return f"{self.root}/run"
+
+    @property
+    def volumes(self) -> str:
+        return f"{self.root}/run/volumes"
+
+    @property
+    def csi(self) -> str:
+        return f"{self.root}/csi.sock"
+
+    @property
+    def shim(self) -> str:
+        return f"{self.root}/shim.sock"
+
+    @property
+    def driver(self) -> str:
+        return f"{self.root}/driver.sock"
+
+    @property
+    def handler(self) -> str:
+        return f"{self.root}/handler.sock"
+
+    @property
+    def sizes(self) -> str:
+        """Sizes of fake devices, for a proxy in another process."""
+        return f"{self.root}/sizes.json"
+
+    @property
+    def sockets(self) -> app.Sockets:
+        return app.Sockets.below(self.run)
+
+    def target(self, name: str) -> str:
+        """A target path; its parent exists, as the CO creates it."""
+        os.makedirs(f"{self.kubelet}/pods/{name}", exist_ok=True)
+        return f"{self.kubelet}/pods/{name}/mount"
+
+    def entries(self) -> list[str]:
+        """Every name in the handoff directory but its lock: entries, and what is half-done."""
+        return sorted(set(os.listdir(self.volumes)) - {".writer.lock"})
+
+    def settings(
+        self,
+        *,
+        grace_s: float = 0,
+        backend: str = "",
+        driver: str = DRIVER,
+        defer: str = "",
+        kubernetes: KubernetesSettings | None = None,
+    ) -> ProxySettings:
+        served = ServedDriver.model_validate(
+            {
+                "name": driver,
+                "socket": self.csi,
+                "backend": backend or self.shim,
+                "defer": defer,
+            }
+        )
+        return ProxySettings(
+            run_dir=self.run,
+            volumes_root=self.volumes,
+            target_roots=(self.kubelet,),
+            drivers=(served,),
+            handler_grace_s=grace_s,
+            kubernetes=kubernetes,
+        )
+
+
+class Co:
+    """The container orchestrator's side of a CSI socket. A call has `answer_s`."""
+
+    def __init__(self, connected: grpc.aio.Channel, answer_s: float = 60) -> None:
+        self.channel = connected
+        self._answer_s = answer_s
+        self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+
+    async def publish(
+        self, volume_id: str, target: str, *, timeout_s: float | None = None, **fields: Any
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume, deferred by the CO's flag."""
+        request = publish_request(volume_id, target, **fields)
+        return await self.node.NodePublishVolume(request, timeout=timeout_s or self._answer_s)
+
+    async def unpublish(
+        self, volume_id: str, target: str, *, timeout_s: float | None = None, flag: bool = False
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume, without the flag: the record says that it is deferred."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume_id, target_path=target, defer_fs_ops=flag
+        )
+        return await self.node.NodeUnpublishVolume(request, timeout=timeout_s or self._answer_s)
+
+    async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """NodeGetVolumeStats."""
+        request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
+        return await self.node.NodeGetVolumeStats(request, timeout=self._answer_s)
+
+    async def expand(
+        self, volume_id: str, path: str, required: int, limit: int = 0
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume_id,
+            volume_path=path,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+        )
+        return await self.node.NodeExpandVolume(request, timeout=self._answer_s)
+
+
+def publish_request(
+    volume_id: str,
+    target: str,
+    *,
+    defer: bool = True,
+    mode: int = MODE.SINGLE_NODE_WRITER,
+    mount: dict[str, Any] | None = None,
+    **fields: Any,
+) -> csi_pb2.NodePublishVolumeRequest:
+    """A publish of a filesystem volume."""
+    capability = csi_pb2.VolumeCapability(
+        mount=csi_pb2.VolumeCapability.MountVolume(**(mount or {"fs_type": "ext4"})),
+        access_mode=MODE(mode=MODE.Mode.ValueType(mode)),
+    )
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id,
+        target_path=target,
+        volume_capability=capability,
+        defer_fs_ops=defer,
+        **fields,
+    )
+
+
+@dataclass
+class Node:
+    """A running node."""
+
+    places: Places
+    driver: fake_driver.FakeDriver
+    targets: Any
+    devices: Any
+    co: Co
+    proxy_channels: dict[str, grpc.aio.Channel]
+
+    @property
+    def runtime(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
+        """The Runtime API."""
+        return runtime_pb2_grpc.RuntimeStub(self.proxy_channels["runtime"])
+
+    @property
+    def inspect(self) -> "inspect_pb2_grpc.InspectAsyncStub":
+        """The Inspect API."""
+        return inspect_pb2_grpc.InspectStub(self.proxy_channels["inspect"])
+
+    def entry(self, target: str) -> store.Entry | None:
+        """The entry of a target."""
+        return store.Store(self.places.volumes).read(volumes.TargetPath(target))
+
+    def record(self, target: str) -> Record:
+        """The record of a target, which has one."""
+        entry = self.entry(target)
+        assert entry is not None
+        return entry.require()
+
+    def check_untouched(self, target: str) -> None:
+        """Check that there is no entry, hidden or not, no target directory, and nothing published by the driver."""
+        assert self.entry(target) is None
+        assert self.places.entries() == []
+        assert not os.path.lexists(target)
+        assert target not in self.driver.published
+
+    def check_published(self, volume_id: str, target: str) -> None:
+        """Check that entry, guard mount and the driver's state exist."""
+        entry = self.entry(target)
+        assert entry is not None
+        assert entry.require().key.volume_id == volume_id
+        assert self.targets.has_guard(volumes.TargetPath(target))
+        assert self.driver.published[target].volume_id == volume_id
+
+    def handler(self, **options: Any) -> Any:
+        """A registered handler, as a context manager."""
+        fake = options.pop("fake", None) or fake_handler.FakeHandler()
+        options.setdefault("endpoint", self.places.handler)
+        return fake_handler.running(fake, proxy_socket=self.places.sockets.handlers, **options)
+
+    @asynccontextmanager
+    async def gated_handler(
+        self, target: str
+    ) -> AsyncIterator[tuple[fake_handler.FakeHandler, fake_driver.Gate]]:
+        """A registered handler, and the gate at which it waits in each call; "vol-1" is published at the target."""
+        gate = fake_driver.Gate()
+        fake = fake_handler.FakeHandler(gate=gate)
+        async with self.handler(fake=fake):
+            await self.co.publish("vol-1", target)
+            yield fake, gate
+
+    def sandbox(self, target: str, **options: Any) -> Any:
+        """A sandbox that has the volume, as a context manager."""
+        return fake_handler.sandbox(self.places.volumes, target, **options)
+
+
+@asynccontextmanager
+async def running(
+    places: Places,
+    *,
+    driver: fake_driver.FakeDriver | None = None,
+    grace_s: float = 0,
+    targets: Targets | None = None,
+    devices: Devices | None = None,
+    threads: Workers | None = None,
+    **settings_: Any,
+) -> AsyncIterator[Node]:
+    """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
+    driver = driver or fake_driver.FakeDriver()
+    targets, devices = (
+        targets or FakeTargets(places.kubelet),
+        devices or FakeDevices(identities=driver.identities),
+    )
+    async with (
+        fake_driver.serving(driver, places.driver),
+        app.running(
+            places.settings(grace_s=grace_s, **settings_),
+            targets=targets,
+            devices=devices,
+            threads=threads,
+        ),
+        shim(places),
+        channel.connect(places.csi) as co,
+        channel.connect(places.sockets.runtime) as runtime,
+        channel.connect(places.sockets.inspect) as inspect,
+    ):
+        sockets = {"runtime": runtime, "inspect": inspect}
+        yield Node(places, driver, targets, devices, Co(co), sockets)
+
+
+def shim(
+    places: Places,
+    *,
+    take_over: bool = False,
+    wrapping: frontend.Wrapping | None = None,
+    threads: Workers | None = None,
+) -> Any:
+    """The shim as a process would serve it."""
+    return process.serving(
+        socket_path=places.shim,
+        driver_socket=places.driver,
+        runtime_socket=places.sockets.runtime,
+        report_condition=True,
+        wrapping=wrapping,
+        take_over=take_over,
+        threads=threads,
+    )
+
+
+async def until(event: asyncio.Event) -> None:
+    """Wait for an event, at most as long as a hung test may take."""
+    async with asyncio.timeout(60):
+        await event.wait()

@@ -1,0 +1,141 @@
+"""docs/commands.md: what the commands for operators print, on a node that is made up. `make docs-output` writes it.
+
+.venv/bin/python -m tests.support.pages.cli_output > docs/commands.md
+"""
+
+import datetime
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+from crust.cli import output
+from crust.cli.doctor import run as doctor
+from crust.cli.doctor.finding import Finding, Level
+from crust.cli.gc import run as gc
+from crust.cli.gc.orphans import Orphan
+from crust.cli.gc.proof import Witness
+from crust.cli.inspecting import show, views
+from crust.volumes import HandlerFeature
+
+_AWAY = (
+    "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "
+    "there is no such socket; start crust-shim, or correct `backend`"
+)
+NOW = datetime.datetime(2026, 1, 2, 12, 0, tzinfo=datetime.UTC)
+_POD = "1d0bd0f6-2b50-4b0e-8b43-6d1f3a2a9c11"
+_KUBELET = "/var/lib/kubelet"
+_RAW = f"{_KUBELET}/plugins/kubernetes.io/csi/volumeDevices"
+
+
+def page() -> str:
+    """The whole page; ages are counted to NOW."""
+    with mock.patch.object(views, "now", return_value=NOW):
+        return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "# What the commands print\n"
+    yield "Made by `make docs-output` from a node that is made up; a test compares it with the code.\n"
+    for command, text in _outputs().items():
+        yield f"## {command}\n"
+        yield f"```\n$ {command}\n{text}\n```\n"
+
+
+def _outputs() -> dict[str, str]:
+    volumes = (_volume("mounted", "web-0"), _volume("published", ""))
+    ready = (_driver(),)
+    away = (_driver(_AWAY),)
+    return {
+        "crust status": _plain(show.of_node((), ready, _handlers(), volumes)),
+        "crust status  # the shim is away": _plain(show.of_node((), away, (), ())),
+        "crust drivers -o wide": output.table(views.DRIVERS, ready, wide=True).plain,
+        "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,
+        "crust describe pvc-1": show.described(volumes[0], "/run/crust").plain,
+        "crust doctor": _plain(doctor.shown(_findings())),
+        "crust gc --dry-run": _plain(gc.shown((_orphan(),), _KUBELET)),
+    }
+
+
+def _plain(shown: show.Shown) -> str:
+    return shown.rendered("table").plain
+
+
+def _driver(message: str = "") -> views.Driver:
+    return views.Driver(
+        name="csi.example.com",
+        socket=f"{_KUBELET}/plugins/csi.example.com/csi.sock",
+        backend="/run/crust/shim/csi.sock",
+        state="not-ready" if message else "ready",
+        version="1.0",
+        registration="registered",
+        deferred_volumes=0 if message else 2,
+        message=message,
+        shim_version="" if message else "0.1.0",
+    )
+
+
+def _handlers() -> tuple[views.Handler, ...]:
+    since = NOW - datetime.timedelta(hours=3)
+    offered = (HandlerFeature.GROUP, HandlerFeature.ONLINE_EXPAND, HandlerFeature.STATS)
+    features = tuple(each.name for each in offered)
+    return (views.Handler("kata", "0.1.0", "/run/h.sock", ("ext4", "xfs"), features, 0, since),)
+
+
+def _volume(state: str, sandbox: str) -> views.Volume:
+    name = "pvc-1" if sandbox else "pvc-2"
+    return views.Volume(
+        volume_id=name,
+        driver="csi.example.com",
+        target_path=f"{_KUBELET}/pods/{_POD}/volumes/kubernetes.io~csi/{name}/mount",
+        pod_uid=_POD,
+        pv=name,
+        handler="kata",
+        device="/dev/loop3" if sandbox else "/dev/loop6",
+        fs_type="ext4",
+        readonly=False,
+        capacity_bytes=10 << 30,
+        state=state,
+        sandbox_id=sandbox,
+        claimed_by_pid=4711 if sandbox else 0,
+        claimed_at=NOW - datetime.timedelta(minutes=119) if sandbox else None,
+        published_at=NOW - datetime.timedelta(hours=2),
+        decided_by="the volume context, crust.dev/defer=always",
+        entry="3f" * 32,
+        message="",
+        request_id="5ff31c2a9d07" if sandbox else "a41b09f2c6de",
+    )
+
+
+def _findings() -> tuple[Finding, ...]:
+    return (
+        Finding(Level.OK, "Linux 6.12.9", check="kernel"),
+        Finding(
+            Level.WARNING,
+            "udev has no rule 59-crust.rules",
+            "it reads what pods write on their volumes, and LVM or md may take a volume",
+            "crust install --systemd, or deploy/host/59-crust.rules in /etc/udev/rules.d; udevadm control --reload",
+            "udev",
+        ),
+    )
+
+
+def _orphan() -> gc.Result:
+    target, mapped = f"{_RAW}/publish/pvc-3/{_POD}", f"{_RAW}/pvc-3/dev/{_POD}"
+    orphan = Orphan(
+        "raw volume", "csi.example.com", "vol-3", _POD, f"{_KUBELET}/pods", target, mapped
+    )
+    seen = (
+        Witness("pod-directory", proven=True, text=f"{orphan.pod_directory} does not exist"),
+        Witness("device", proven=True, text="nobody has /dev/loop4, /dev/loop5 open, mounted or built upon"),
+    )  # fmt: skip
+    steps = (
+        "detach the kubelet's loop device /dev/loop5",
+        f"unmount the kubelet's bind {mapped}",
+        f"NodeUnpublishVolume vol-3 {target}",
+        f"NodeUnstageVolume vol-3 {_RAW}/staging/pvc-3",
+    )
+    return gc.Result(orphan, seen, steps, "proven", "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

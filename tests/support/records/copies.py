@@ -1,0 +1,156 @@
+"""Snapshots, groups, restores and clones as tests of the driver make them, and how their bytes are compared."""
+
+import hashlib
+import os
+import subprocess
+
+from crust import errors
+from crust.host.filesystems import fsfreeze
+from crust.host.mounts import mountinfo
+from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+
+KIB = 1024
+
+
+async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
+    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)
+    return (await bench.driver.controller.CreateSnapshot(request, caller())).snapshot
+
+
+async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
+    request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
+    answer = await bench.driver.group_controller.CreateVolumeGroupSnapshot(request, caller())
+    return answer.group_snapshot
+
+
+async def drop(bench: Bench, snapshot_id: str) -> None:
+    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
+    await bench.driver.controller.DeleteSnapshot(request, caller())
+
+
+async def made_of(
+    bench: Bench,
+    name: str,
+    *,
+    snapshot_id: str = "",
+    volume_id: str = "",
+    size: int = 0,
+    fs_type: str = "ext4",
+    raw: bool = False,
+) -> csi_pb2.Volume:
+    request = csi_pb2.CreateVolumeRequest(
+        name=name,
+        volume_capabilities=[csi.capability_to_wire(block() if raw else mount(fs_type))],
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+    )
+    if snapshot_id:
+        request.volume_content_source.snapshot.snapshot_id = snapshot_id
+    else:
+        request.volume_content_source.volume.volume_id = volume_id
+    return (await bench.driver.controller.CreateVolume(request, caller())).volume
+
+
+async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool = False) -> str:
+    capability = block() if raw else mount(fs_type)
+    target = bench.target(volume_id)
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, target, capability)
+    return target
+
+
+async def down(bench: Bench, volume_id: str) -> None:
+    await bench.unpublish(volume_id, bench.target(volume_id))
+    await bench.unstage(volume_id)
+
+
+async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:
+    made = [await bench.create(name, block()) for name in ("one", "two")]
+    ids = sorted(each.volume_id for each in made)
+    return ids, [await up(bench, each, raw=True) for each in ids]
+
+
+def records(bench: Bench) -> set[str]:
+    """The volumes that are on record, whatever their phase."""
+    return {path.stem for path in (bench.root / "state" / "records").iterdir()}
+
+
+def pool_type(bench: Bench) -> str:
+    """The filesystem of the pool."""
+    mount = mountinfo.at(str(bench.root))
+    assert mount is not None
+    return mount.fs_type
+
+
+def write(directory: str, name: str, data: bytes) -> None:
+    """Without a sync: a snapshot must not need one."""
+    with open(os.path.join(directory, name), "wb") as file:
+        file.write(data)
+
+
+def digest(directory: str, name: str) -> str:
+    with open(os.path.join(directory, name), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def stamp(target: str, text: bytes) -> None:
+    fd = os.open(target, os.O_WRONLY)
+    os.pwrite(fd, text, MIB)
+    os.close(fd)
+
+
+def unmount_lazily(target: str) -> None:
+    subprocess.run(["umount", "--lazy", target], check=True)
+
+
+def is_frozen(target: str) -> bool:
+    try:
+        fsfreeze.freeze(target)
+    except errors.NotReady:
+        return True
+    fsfreeze.thaw(target)
+    return False
+
+
+async def blocks(
+    bench: Bench, target: str, base: str = "", *, start: int = 0, count: int = 0
+) -> list[list[tuple[int, int]]]:
+    servicer = bench.driver.snapshot_metadata
+    if base:
+        delta = csi_pb2.GetMetadataDeltaRequest(
+            base_snapshot_id=base,
+            target_snapshot_id=target,
+            starting_offset=start,
+            max_results=count,
+        )
+        return [
+            [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+            async for message in servicer.GetMetadataDelta(delta, caller())
+        ]
+    request = csi_pb2.GetMetadataAllocatedRequest(
+        snapshot_id=target, starting_offset=start, max_results=count
+    )
+    return [
+        [(each.byte_offset, each.size_bytes) for each in message.block_metadata]
+        async for message in servicer.GetMetadataAllocated(request, caller())
+    ]
+
+
+def read_image(bench: Bench, snapshot_id: str) -> bytes:
+    return (bench.root / "state" / "images" / f"{snapshot_id}.snap").read_bytes()
+
+
+def differing_blocks(old: bytes, new: bytes) -> set[int]:
+    step = 4 * KIB
+    return {n for n in range(0, len(new), step) if old[n : n + step] != new[n : n + step]}
+
+
+def covered(pieces: list[list[tuple[int, int]]]) -> set[int]:
+    step = 4 * KIB
+    return {
+        n
+        for piece in pieces
+        for offset, size in piece
+        for n in range(offset - offset % step, offset + size, step)
+    }

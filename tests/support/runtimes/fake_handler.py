@@ -1,0 +1,109 @@
+"""A runtime handler over real sockets: registered by the SDK, claiming as the SDK does, its guest is only numbers."""
+
+import asyncio
+import datetime
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from crust import errors, volumes
+from crust.handoff import claims, layout
+from crust.runtime_handler import registration, service
+from tests.support.drivers.fake_driver import Gate
+
+ALL_FEATURES = frozenset(registration.Feature)
+FILESYSTEMS = frozenset({"ext4", "xfs"})
+HEALTHY = volumes.VolumeCondition(abnormal=False, message="")
+USAGE = (
+    volumes.VolumeUsage(volumes.UsageUnit.BYTES, 1000, 400, 500),
+    volumes.VolumeUsage(volumes.UsageUnit.INODES, 100, 10, 90),
+)
+
+
+@dataclass
+class FakeHandler:
+    """`service.Handler`, with answers that a test sets."""
+
+    stats: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))
+    condition: volumes.VolumeCondition = HEALTHY
+    error: errors.CrustError | None = None
+    filled_bytes: int | None = None
+    gate: Gate | None = None
+    expansions: list[tuple[str, volumes.CapacityRange]] = field(default_factory=list)
+    frozen: dict[str, int] = field(default_factory=dict)
+    """The frozen targets, and for how many seconds; a test acts as the guest's watchdog by removing one."""
+    limits: dict[str, volumes.IoLimits] = field(default_factory=dict)
+
+    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
+        await self._pass()
+        return self.stats
+
+    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
+        await self._pass()
+        self.expansions.append((target.text, capacity))
+        return self.filled_bytes if self.filled_bytes is not None else capacity.required_bytes
+
+    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
+        await self._pass()
+        return self.condition
+
+    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
+        await self._pass()
+        self.frozen[target.text] = thaw_after_s
+
+    async def thaw(self, target: volumes.TargetPath) -> bool:
+        await self._pass()
+        return self.frozen.pop(target.text, None) is not None
+
+    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        await self._pass()
+        self.limits[target.text] = limits
+
+    async def _pass(self) -> None:
+        if self.gate is not None:
+            self.gate.entered.set()
+            await self.gate.opened.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@asynccontextmanager
+async def running(
+    handler: FakeHandler,
+    *,
+    proxy_socket: str,
+    endpoint: str,
+    name: str = "kata",
+    filesystems: frozenset[str] = FILESYSTEMS,
+    features: frozenset[registration.Feature] = ALL_FEATURES,
+    max_volumes: int = 0,
+) -> AsyncIterator[registration.Registration]:
+    """The handler, served and registered, while the block runs."""
+    request = registration.RegisterRequest(
+        volumes.HandlerName(name), "1.0", endpoint, filesystems, features, max_volumes
+    )
+    async with (
+        service.serving(endpoint, handler),
+        registration.registered(proxy_socket, request) as session,
+    ):
+        async with asyncio.timeout(60):
+            await session.registered.wait()
+        yield session
+
+
+@contextmanager
+def sandbox(
+    volumes_root: str, target: str, *, name: str = "sandbox-1", handler: str = "kata"
+) -> Iterator[None]:
+    """A sandbox that has the volume: the lock held, and its name written, while the block runs."""
+    parsed = volumes.TargetPath.parse(target)
+    paths = layout.Layout(volumes_root).entry(parsed)
+    with claims.ClaimLock.acquire(paths, parsed):
+        claim = claims.Claim(
+            sandbox_id=name, handler=handler, state=claims.State.MOUNTED, error="", pid=os.getpid(),
+            claimed_at=datetime.datetime.now(datetime.UTC), live=True,
+        )  # fmt: skip
+        claims.write(paths, claim)
+        yield
+        claims.remove(paths)

@@ -1,0 +1,173 @@
+"""The kernel's client of RBD, by a directory that behaves like its sysfs."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust import errors
+from crust.host.block import device_nodes, holders, krbd
+from crust.host.block.krbd import ImageName, KernelRbd, Login
+from crust.host.process import kernel_keys, network_namespace
+from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
+
+IMAGE = ImageName(FSID, "rbd", "space", "volume-1")
+KEY = "QVFCa2V5"
+LOGIN = Login(["192.0.2.1:3300", "192.0.2.2:3300"], "prefer-crc", "node", KEY)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> FakeSysfs:
+    made = FakeSysfs(tmp_path / "rbd")
+    made.load()
+    return made
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes]]:
+    """The keys that the kernel was given."""
+    given: list[tuple[str, str, bytes]] = []
+
+    @contextlib.contextmanager
+    def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
+        given.append((kind, description, payload))
+        yield
+
+    monkeypatch.setattr(kernel_keys, "thread_key", thread_key)
+    return given
+
+
+@pytest.fixture
+def kernel(sysfs: FakeSysfs, keys: object) -> KernelRbd:
+    return KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
+
+
+def test_kernel_without_the_driver_is_asked_to_load_it_and_the_refusal_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_namespace, "sees_host", lambda: True)
+    fake = FakeSysfs(tmp_path / "rbd")
+    assert (
+        "no driver for RBD"
+        in KernelRbd("node-a", str(fake.bus), fake.write, lambda: None).obstacle()
+    )
+    assert KernelRbd("node-a", str(fake.bus), fake.write, fake.load).obstacle() == ""
+
+
+def test_driver_that_does_not_see_the_hosts_network_maps_nothing(
+    kernel: KernelRbd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_namespace, "sees_host", lambda: False)
+    assert "hostPID" in kernel.obstacle()
+
+
+def test_image_is_mapped_with_a_client_of_its_own_and_without_the_key_in_the_options(
+    kernel: KernelRbd, sysfs: FakeSysfs, keys: list[tuple[str, str, bytes]]
+) -> None:
+    mapping = kernel.map(IMAGE, LOGIN, readonly=False)
+    assert mapping.image == IMAGE
+    assert (mapping.is_ours, mapping.is_readonly) == (True, False)
+    [line] = sysfs.lines
+    monitors, options, pool, image, snapshot = line.split(" ")
+    assert monitors == "192.0.2.1:3300,192.0.2.2:3300"
+    assert {"noshare", "name=node", "_pool_ns=space", "ms_mode=prefer-crc"} <= set(
+        options.split(",")
+    )
+    assert not {"exclusive", "ro"} & set(options.split(","))
+    assert (pool, image, snapshot) == ("rbd", "volume-1", "-")
+    assert KEY not in line
+    [(kind, name, payload)] = keys
+    assert (kind, payload) == ("ceph", b"AQBkey")
+    assert name.startswith("crust.rbd.")
+    assert name.endswith(".volume-1")
+    assert kernel.find(IMAGE) == mapping
+
+
+def test_readers_mapping_is_read_only_and_is_told_of_a_new_size(kernel: KernelRbd) -> None:
+    mapping = kernel.map(IMAGE, LOGIN, readonly=True)
+    assert mapping.is_readonly
+    assert kernel.size_bytes(mapping) == 1024
+    kernel.refresh(mapping)
+    assert kernel.size_bytes(mapping) == 2048
+
+
+def test_mappings_of_others_and_of_other_images_are_not_found(
+    kernel: KernelRbd, sysfs: FakeSysfs
+) -> None:
+    sysfs.add_foreign(0, IMAGE.image)
+    assert kernel.find(ImageName(FSID, "rbd", "", IMAGE.image)) is None
+    kernel.map(IMAGE, LOGIN, readonly=False)
+    assert kernel.find(ImageName(FSID, "rbd", "elsewhere", IMAGE.image)) is None
+    assert kernel.find(ImageName("another", "rbd", "space", IMAGE.image)) is None
+    assert kernel.find(IMAGE) is not None
+
+
+def test_node_that_is_a_container_of_the_same_kernel_has_mappings_of_its_own(
+    kernel: KernelRbd,
+) -> None:
+    kernel.map(IMAGE, LOGIN, readonly=False)
+    assert replace(kernel, owner="node-b").find(IMAGE) is None
+
+
+def test_unmapping_is_idempotent_and_never_forced(
+    kernel: KernelRbd, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_nodes, "node_of", lambda _: "/dev/rbd0")
+    monkeypatch.setattr(holders, "device_in_use", holders.DeviceInUse)
+    mapping = kernel.map(IMAGE, LOGIN, readonly=False)
+    sysfs.opened.add(mapping.number)
+    with pytest.raises(krbd.MappingInUse, match="/dev/rbd0 is not unmapped"):
+        kernel.unmap(mapping)
+    assert kernel.find(IMAGE) == mapping
+    sysfs.opened.clear()
+    kernel.unmap(mapping)
+    kernel.unmap(mapping)
+    assert kernel.find(IMAGE) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENXIO, "features that this kernel does not know"),
+        (errno.EACCES, "refuses the user"),
+        (errno.ENOENT, "is not there"),
+        (errno.ETIMEDOUT, "did not answer"),
+        (errno.EINVAL, "ms_mode"),
+    ],
+)
+def test_refusal_of_the_kernel_says_what_its_errno_means_and_has_no_key(
+    kernel: KernelRbd, sysfs: FakeSysfs, number: int, why: str
+) -> None:
+    sysfs.fails = number
+    with pytest.raises(krbd.KernelRefusesImage, match=why) as caught:
+        kernel.map(IMAGE, LOGIN, readonly=False)
+    assert KEY not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert kernel.find(IMAGE) is None
+
+
+def test_features_are_named(kernel: KernelRbd) -> None:
+    assert kernel.unsupported(0x3D) == ()
+    assert kernel.unsupported(0x3D | 1 << 6 | 1 << 40) == ("journaling", "bit 40")
+
+
+@pytest.mark.parametrize("bad", ["a b", "a,b", "a\n", "x=y"])
+def test_no_word_can_become_an_option(kernel: KernelRbd, sysfs: FakeSysfs, bad: str) -> None:
+    for image, login in (
+        (ImageName(FSID, bad, "space", "volume-1"), LOGIN),
+        (ImageName(FSID, "rbd", bad, "volume-1"), LOGIN),
+        (IMAGE, Login(["192.0.2.1:3300"], "prefer-crc", bad, KEY)),
+        (IMAGE, Login([bad], "prefer-crc", "node", KEY)),
+    ):
+        with pytest.raises(errors.InvalidRequest):
+            kernel.map(image, login, readonly=False)
+    assert sysfs.lines == []
+
+
+def test_key_that_is_no_key_is_refused_without_being_shown(kernel: KernelRbd) -> None:
+    with pytest.raises(errors.Refused) as caught:
+        kernel.map(IMAGE, Login(["192.0.2.1:3300"], "prefer-crc", "node", "no*key"), readonly=False)
+    assert "no*key" not in str(caught.value)

@@ -1,0 +1,225 @@
+"""Targets that hang: a thread each, an answer in time, nobody else harmed; and health that needs a thread."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.cli.inspecting import show
+from crust.handoff import watch
+from crust.host.process import systemd, workers
+from crust.host.process.workers import Workers
+from crust.proxy.csi import frontend as csi_frontend
+from crust.proxy.deferrals import entry_checks
+from crust.rpc.serving import worker_watch
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.faults.refusals import refused, until_probe
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import FakeTargets
+from tests.support.nodes.node import Node, Places
+from tests.support.nodes.worker_watches import watch_locked
+
+Code = grpc.StatusCode
+_THREADS = 3
+
+
+class HangingTargets(FakeTargets):
+    """Targets in `hung` do not answer until `released`."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.hung: set[str] = set()
+        self.calls: Counter[str] = Counter()
+        self.released = threading.Event()
+        self._more = threading.Condition()
+
+    def mount_guard(self, target: volumes.TargetPath) -> bool:
+        self._hang(target)
+        with self._more:
+            mounted = super().mount_guard(target)
+            self._more.notify_all()
+            return mounted
+
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
+        self._hang(target)
+        super().unmount_guard(target)
+
+    def wait_for(self, target: str) -> None:
+        """Until a call hangs there. Blocks."""
+        with self._more:
+            self._more.wait_for(lambda: self.calls[target])
+
+    def wait_for_guard(self, target: str) -> None:
+        """Until the guard is mounted there. Blocks."""
+        with self._more:
+            self._more.wait_for(lambda: self.has_guard(volumes.TargetPath(target)), timeout=50)
+
+    def _hang(self, target: volumes.TargetPath) -> None:
+        if target.text not in self.hung:
+            return
+        with self._more:
+            self.calls[target.text] += 1
+            self._more.notify_all()
+        self.released.wait()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no proxy that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+
+
+@pytest.fixture
+def targets(places: Places) -> HangingTargets:
+    """Targets of which none hangs yet."""
+    return HangingTargets(places.kubelet)
+
+
+@asynccontextmanager
+async def running(places: Places, targets: HangingTargets) -> AsyncIterator[Node]:
+    """A node with few threads, and a handler. A stop waits for what hangs, so that is released first."""
+    threads = Workers("the proxy", limit=_THREADS)
+    async with nodes.running(places, targets=targets, threads=threads) as node, node.handler():
+        try:
+            yield node
+        finally:
+            targets.released.set()
+
+
+async def hang(node: Node, targets: HangingTargets, count: int) -> list[asyncio.Task[object]]:
+    """Publishes that hang at their targets, each on a thread."""
+    calls: list[asyncio.Task[object]] = []
+    for number in range(count):
+        target = node.places.target(f"dead-{number}")
+        targets.hung.add(target)
+        calls.append(asyncio.create_task(node.co.publish(f"dead-{number}", target, timeout_s=60)))
+        await asyncio.to_thread(targets.wait_for, target)
+    return calls
+
+
+async def until_answered(call: Callable[[], Awaitable[object]]) -> None:
+    """Repeat it, as a CO does, while it is ABORTED."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await call()
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not Code.ABORTED:
+                    raise
+
+
+async def test_publish_that_hangs_is_aborted_in_time_and_its_retries_take_no_thread(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(places, targets) as node:
+        with monkeypatch.context() as patched:
+            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            (call,) = await hang(node, targets, 1)
+            target = places.target("dead-0")
+            for _ in range(2 * _THREADS):
+                await refused(
+                    node.co.publish("dead-0", target, timeout_s=60),
+                    Code.ABORTED,
+                    "NodePublishVolume",
+                    "has not ended",
+                )
+            await refused(call, Code.ABORTED, "has not ended")
+        assert targets.calls == {target: 1}
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+        targets.released.set()
+        await until_answered(lambda: node.co.publish("dead-0", target, timeout_s=60))
+
+
+async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_answers(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(places, targets) as node:
+        target = places.target("one")
+        await node.co.publish("vol-1", target)
+        targets.hung.add(target)
+        with monkeypatch.context() as patched:
+            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            for _ in range(2 * _THREADS):
+                await refused(
+                    node.co.unpublish("vol-1", target, timeout_s=60),
+                    Code.ABORTED,
+                    "NodeUnpublishVolume",
+                )
+        await asyncio.to_thread(targets.wait_for, target)
+        assert targets.calls == {target: 1}
+        targets.released.set()
+        await until_answered(lambda: node.co.unpublish("vol-1", target, timeout_s=60))
+        node.check_untouched(target)
+
+
+async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
+    places: Places,
+    targets: HangingTargets,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
+    looks = watch_locked(monkeypatch)
+    async with running(places, targets) as node:
+        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
+        await identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
+        async with (
+            looks
+        ):  # one that began while all hang would wait as long as a busy machine may take
+            calls = await hang(node, targets, _THREADS)
+            monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+        await until_probe(node.co.channel, Code.UNAVAILABLE, "[NoWorkerFree] the proxy ")
+        shown = await show.answer(places.run, show.status)
+        assert not shown.healthy
+        assert "NoWorkerFree" in shown.rendered("table").plain
+        await refused(
+            node.co.publish("vol-2", places.target("two"), timeout_s=60),
+            Code.UNAVAILABLE,
+            "the proxy cannot take more work",
+            f"none of its {_THREADS} threads",
+        )
+        monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+        targets.released.set()
+        await asyncio.gather(*calls)
+        await until_probe(node.co.channel, Code.OK)
+        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
+
+
+async def test_proxy_tells_the_watchdog_of_its_process(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setattr(systemd, "_send", lambda message, _: sent.append(message))
+    async with running(places, targets) as node:
+        await until_probe(node.co.channel, Code.OK)
+    assert b"WATCHDOG=1" in sent
+
+
+async def test_guard_mount_that_hangs_does_not_stop_the_looks(
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_checks, "_RESTORE_S", 0.01)
+    monkeypatch.setattr(watch, "RESCAN_S", 0.05)
+    async with running(places, targets) as node:
+        target, other = places.target("one"), places.target("two")
+        await node.co.publish("vol-1", target)
+        await node.co.publish("vol-2", other)
+        targets.hung.add(target)
+        for each in (target, other):
+            FakeTargets.unmount_guard(targets, volumes.TargetPath(each))
+        await asyncio.to_thread(targets.wait_for, target)
+        await until_guarded(targets, other)
+        assert targets.calls == {target: 1}
+        targets.released.set()
+        await until_guarded(targets, target)
+
+
+async def until_guarded(targets: HangingTargets, target: str) -> None:
+    await asyncio.to_thread(targets.wait_for_guard, target)
+    assert targets.has_guard(volumes.TargetPath(target))

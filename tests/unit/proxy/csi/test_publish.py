@@ -1,0 +1,319 @@
+"""Deferred publishes, end to end over real sockets: CO, proxy, shim, driver, handler."""
+
+import asyncio
+import os
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import Failure, Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes.node import Node, publish_request, until
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.spec("D-8", "D-9", "D-15")
+async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_empty(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    answer = await kata.co.publish("vol-1", target)
+    assert answer.ByteSize() == 0
+    kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> None:
+    target = kata.places.target("one")
+    mount = {
+        "fs_type": "xfs",
+        "mount_flags": ["noatime", "_netdev"],
+        "volume_supplemental_group": "3000",
+        "volume_supplemental_group_change_policy": "OnRootMismatch",
+    }
+    await kata.co.publish("vol-1", target, mount=mount)
+    record = kata.record(target)
+    assert record.device == fake_driver.device_of("vol-1")
+    assert record.handler == "kata"
+    assert record.mount.fs_type == "xfs"
+    assert record.mount.mount_options == ("noatime",)
+    group = volumes.GroupChange(3000, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    assert record.mount.group == group
+
+
+@pytest.mark.spec("D-6")
+async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> None:
+    """A released CO sends only volume_mount_group."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "volume_mount_group": "7"})
+    group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
+    assert kata.record(target).mount.group == group
+
+
+async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
+    await kata.co.publish("vol-1", target, defer=False, volume_context=context)
+    kata.check_published("vol-1", target)
+    (call,) = kata.driver.called("NodePublishVolume")
+    assert call.request.defer_fs_ops
+
+
+async def test_a_reader_only_access_mode_makes_the_record_read_only(kata: Node) -> None:
+    target = kata.places.target("one")
+    mode = csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY
+    await kata.co.publish("vol-1", target, mode=mode)
+    assert kata.record(target).readonly
+
+
+@pytest.mark.spec("D-16")
+async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    before = kata.entry(target)
+    await kata.co.publish("vol-1", target)
+    assert kata.entry(target) == before
+
+
+async def test_retry_keeps_its_handler_after_a_second_one_registered(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
+        await kata.co.publish("vol-1", target)
+    assert kata.record(target).handler == "kata"
+
+
+@pytest.mark.spec("D-17")
+async def test_another_publish_of_the_same_target_is_already_exists_and_changes_nothing(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    before = kata.entry(target)
+    mount = {"fs_type": "ext4", "mount_flags": ["noatime"]}
+    await refused(
+        kata.co.publish("vol-1", target, mount=mount),
+        Code.ALREADY_EXISTS,
+        "published already",
+        "kata",
+        "unpublish it first",
+    )
+    assert kata.entry(target) == before
+    kata.check_published("vol-1", target)
+
+
+async def test_another_volume_at_a_target_in_use_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-2", "vol-1", target)
+    kata.check_published("vol-1", target)
+
+
+async def test_a_device_that_was_attached_again_replaces_the_record(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.identities["vol-1"] = (7, 99, 4711)
+    await kata.co.publish("vol-1", target)
+    record = kata.record(target)
+    assert record.identity == volumes.DeviceIdentity(7, 99, 4711)
+    assert record.generation == 2
+
+
+async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.identities["vol-1"] = (7, 99, 4711)
+    with kata.sandbox(target, name="box-7"):
+        await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "box-7", "stop")
+    kata.check_published("vol-1", target)
+
+
+@pytest.mark.parametrize("method", ["NodePublishVolume"])
+@pytest.mark.spec("D-24")
+async def test_a_drivers_own_status_passes_with_its_details(kata: Node, method: str) -> None:
+    target = kata.places.target("one")
+    trailing = (("grpc-status-details-bin", b"\x08\x08\x12\x03abc"), ("x-hint", "more"))
+    kata.driver.failures[method] = Failure(Code.RESOURCE_EXHAUSTED, "no slot", trailing)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await kata.co.publish("vol-1", target)
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "no slot"
+    there = dict(caught.value.trailing_metadata())
+    assert there["grpc-status-details-bin"] == b"\x08\x08\x12\x03abc"
+    assert there["x-hint"] == "more"
+    await kata.co.unpublish("vol-1", target)  # RESOURCE_EXHAUSTED is not final: a CO owes it
+    kata.check_untouched(target)
+
+
+async def test_retry_after_the_driver_failed_late_succeeds(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "just then")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "just then")
+    assert kata.entry(target) is None
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+
+
+@pytest.mark.spec("D-10")
+async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.mounts_instead = True
+    await refused(
+        kata.co.publish("vol-1", target), Code.INTERNAL, "vol-1", "without deferred_mount", "bug"
+    )
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-4")
+async def test_driver_without_deferral_is_never_called_to_publish(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.defers = False
+    await refused(
+        kata.co.publish("vol-1", target), Code.UNIMPLEMENTED, "DEFER_FS_OPS", "StorageClass"
+    )
+    assert kata.driver.called("NodePublishVolume") == []
+    kata.check_untouched(target)
+
+
+def _no_identity(answer: csi_pb2.DeferredMount) -> None:
+    answer.block_device.ClearField("identity")
+
+
+def _relative(answer: csi_pb2.DeferredMount) -> None:
+    answer.block_device.path = "loop0"
+
+
+def _no_source(answer: csi_pb2.DeferredMount) -> None:
+    answer.ClearField("block_device")
+
+
+def _no_size(answer: csi_pb2.DeferredMount) -> None:
+    answer.capacity_bytes = 0
+
+
+def _other_fs(answer: csi_pb2.DeferredMount) -> None:
+    answer.fs_type = "xfs"
+
+
+def _lost_group(answer: csi_pb2.DeferredMount) -> None:
+    answer.supplemental_group = ""
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (_no_identity, "identity"),
+        (_relative, "relative"),
+        (_no_source, "unknown kind"),
+        (_no_size, "capacity_bytes"),
+        (_other_fs, "'ext4' was requested"),
+        (_lost_group, "7 (OnRootMismatch) was requested"),
+    ],
+)
+@pytest.mark.spec("D-11", "D-12")
+async def test_invalid_metadata_is_refused_and_unpublished(
+    kata: Node, alter: object, words: str
+) -> None:
+    target = kata.places.target("one")
+    kata.driver.alter = alter  # type: ignore[assignment]
+    mount = {"fs_type": "ext4", "volume_supplemental_group": "7"}
+    await refused(kata.co.publish("vol-1", target, mount=mount), Code.INTERNAL, words, "bug")
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-13")
+async def test_a_credential_among_the_options_is_refused_by_name_and_without_its_value(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    mount = {"fs_type": "ext4", "mount_flags": ["password=s3same"]}
+    said = await refused(
+        kata.co.publish("vol-1", target, mount=mount), Code.INVALID_ARGUMENT, "password"
+    )
+    assert "s3same" not in said
+    kata.check_untouched(target)
+
+
+async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node) -> None:
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    first = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    first.cancel()
+    second = asyncio.create_task(kata.co.publish("vol-1", target))
+    await refused(
+        kata.co.publish("vol-1", target, readonly=True), Code.ABORTED, "NodePublishVolume", "retry"
+    )
+    gate.opened.set()
+    await second
+    assert not gate.cancelled.is_set()
+    assert len(kata.driver.called("NodePublishVolume")) == 1
+    kata.check_published("vol-1", target)
+
+
+async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node) -> None:
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    with pytest.raises(grpc.aio.AioRpcError) as told:
+        await kata.co.publish("vol-1", target, timeout_s=0.2)
+    # the proxy answers before the deadline; a busy machine may deliver that too late
+    assert told.value.code() in (Code.ABORTED, Code.DEADLINE_EXCEEDED)
+    gate.opened.set()
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+
+
+async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node) -> None:
+    """A file has the name of the entry's directory: the publish fails and undoes its changes.
+
+    The file may be removed, so the code is not final. A look may have seen the file before the publish does: then it
+    may be anybody's entry, and if not, it cannot be made one. Both refusals name it.
+    """
+    target = kata.places.target("one")
+    digest = volumes.TargetPath(target).digest
+    with open(f"{kata.places.volumes}/{digest}", "w", encoding="ascii") as file:
+        file.write("mine")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, digest)
+    assert not os.path.lexists(target)
+    assert target not in kata.driver.published
+    with open(f"{kata.places.volumes}/{digest}", encoding="ascii") as file:
+        assert file.read() == "mine"
+
+
+async def test_two_volumes_are_published_at_the_same_time(kata: Node) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    first = asyncio.create_task(kata.co.publish("vol-1", one))
+    await until(gate.entered)
+    del kata.driver.gates["NodePublishVolume"]
+    await kata.co.publish("vol-2", two)
+    gate.opened.set()
+    await first
+    kata.check_published("vol-1", one)
+    kata.check_published("vol-2", two)
+
+
+async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:
+    raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = node.co.channel.unary_unary(
+        "/csi.v1.Node/NodePublishVolume"
+    )
+    await refused(raw(b"\xff\xff\xff"), Code.INVALID_ARGUMENT, "csi.v1.NodePublishVolumeRequest")
+
+
+async def test_unknown_fields_reach_the_driver_in_a_deferred_publish_too(kata: Node) -> None:
+    target = kata.places.target("one")
+    unknown = b"\xaa\xf7\x07\x05later"  # field 15733, length-delimited
+    data = publish_request("vol-1", target).SerializeToString() + unknown
+    raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = kata.co.channel.unary_unary(
+        "/csi.v1.Node/NodePublishVolume"
+    )
+    await raw(data, timeout=10)
+    (call,) = kata.driver.called("NodePublishVolume")
+    assert b"later" in call.request.SerializeToString()

@@ -1,0 +1,390 @@
+"""Refused publishes: a typed error with reason and hint, the right code, and nothing half-done."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.proxy.runtimes.handlers import Feature
+from crust.runtime_handler import registration
+from crust.wire.v1 import inspect_pb2
+from tests.support.drivers import fake_driver
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node, Places
+from tests.unit.proxy.csi.test_unpublish import unstage
+
+Code = grpc.StatusCode
+
+
+async def never_reached_the_driver(node: Node, target: str) -> None:
+    """Check that nothing was changed."""
+    assert node.driver.called("NodePublishVolume") == []
+    node.check_untouched(target)
+
+
+@pytest.mark.spec("D-20")
+async def test_no_handler_at_all(node: Node) -> None:
+    target = node.places.target("one")
+    await refused(
+        node.co.publish("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "cannot be deferred",
+        "none is registered",
+        "start the handler",
+    )
+    await never_reached_the_driver(node, target)
+
+
+async def test_another_handler_than_the_one_that_is_named(kata: Node) -> None:
+    target = kata.places.target("one")
+    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "gvisor"}
+    await refused(
+        kata.co.publish("vol-1", target, volume_context=context),
+        Code.FAILED_PRECONDITION,
+        "'gvisor'",
+        "registered are: kata",
+        "crust.dev/runtime-handler",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_publish_without_handler_name_is_refused_if_two_are_registered(kata: Node) -> None:
+    target = kata.places.target("one")
+    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
+        await refused(
+            kata.co.publish("vol-1", target),
+            Code.FAILED_PRECONDITION,
+            "kata, other",
+            "crust.dev/runtime-handler",
+        )
+    await never_reached_the_driver(kata, target)
+
+
+GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "mount", "readonly", "words"),
+    [
+        (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs", "fstype")),
+        (Feature.GROUP, GROUP, False, ("fsGroup 7", "remove fsGroup")),
+        (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "do not defer")),
+    ],
+)
+@pytest.mark.spec("D-20")
+async def test_publish_is_refused_if_the_handler_lacks_a_feature(
+    node: Node,
+    lacks: Feature | None,
+    mount: dict[str, str],
+    readonly: object,
+    words: tuple[str, ...],
+) -> None:
+    target = node.places.target("one")
+    features = frozenset(
+        each for each in registration.Feature if lacks is None or each.value != lacks.value
+    )
+    async with node.handler(features=features):
+        await refused(
+            node.co.publish("vol-1", target, mount=mount, readonly=bool(readonly)),
+            Code.FAILED_PRECONDITION,
+            "'kata'",
+            *words,
+        )
+    await never_reached_the_driver(node, target)
+
+
+@pytest.mark.spec("D-20")
+async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driver_is_called(
+    node: Node,
+) -> None:
+    """A kubelet publishes all volumes of a pod at once; without a limit its container fails to start, much later."""
+
+    def target(pod: str, volume: str) -> str:
+        directory = f"{node.places.kubelet}/pods/{pod}/volumes/kubernetes.io~csi/{volume}"
+        os.makedirs(directory, exist_ok=True)
+        return f"{directory}/mount"
+
+    async with node.handler(max_volumes=2):
+        calls = (node.co.publish(f"vol-{n}", target("one", f"vol-{n}")) for n in range(4))
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        refusals = [each for each in done if isinstance(each, grpc.aio.AioRpcError)]
+        assert [each.code() for each in refusals] == [Code.FAILED_PRECONDITION] * 2
+        assert all("at most 2 volumes" in str(each.details()) for each in refusals)
+        assert len(node.driver.called("NodePublishVolume")) == 2
+        await node.co.publish("vol-9", target("two", "vol-9"))
+        published = [n for n in range(4) if not isinstance(done[n], grpc.aio.AioRpcError)]
+        existing = f"vol-{published[0]}"
+        await node.co.publish(existing, target("one", existing))
+        await node.co.unpublish(existing, target("one", existing))
+        await node.co.publish("vol-8", target("one", "vol-8"))
+
+
+async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
+    node: Node,
+) -> None:
+    """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
+    target = node.places.target("one")
+    async with node.handler(filesystems=frozenset({"xfs"})):
+        call = node.co.publish("vol-1", target, mount={"mount_flags": ["noatime"]})
+        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it supports: xfs")
+    node.check_untouched(target)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "empty"),
+        ("pods/one/mount", "relative"),
+        ("{kubelet}/../etc/mount", "'..'"),
+        ("{kubelet}/./mount", "'.'"),
+        ("{kubelet}//mount", "empty component"),
+        ("{kubelet}/mount/", "trailing slash"),
+        ("{kubelet}/" + "n" * 256, "longer than 255 bytes"),
+        ("{kubelet}/" + "name/" * 900 + "mount", "longer than 4095 bytes"),
+        ("{kubelet}/a\0b", "NUL"),
+    ],
+)
+async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str) -> None:
+    target = path.replace("{kubelet}", kata.places.kubelet)
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.INVALID_ARGUMENT,
+        "target_path",
+        words,
+        "absolute, normalised path",
+    )
+    assert kata.driver.called("NodePublishVolume") == []
+    assert kata.places.entries() == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys(
+    kata: Node, *, known: bool
+) -> None:
+    """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host."""
+    one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
+    await kata.co.publish("vol-1", one)
+    entry = kata.entry(one)
+    assert entry is not None
+    kata.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
+    for name in ("mountInfo.json",) if known else ("mountInfo.json", ".reserved"):
+        Path(entry.directory, name).write_text("{")
+    await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+    refusals: list[Awaitable[object]] = [
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
+        kata.co.publish("vol-1", two),
+        kata.co.publish("vol-1", two, defer=False),
+        kata.co.publish("vol-3", two),
+        kata.co.expand("vol-1", f"{kata.places.kubelet}/staging", 1),
+    ]
+    for refusal in refusals:
+        await refused(refusal, Code.FAILED_PRECONDITION, "cannot be read", entry.directory)
+    assert kata.driver.called("NodeUnstageVolume") == []
+    other = kata.co.publish("vol-2", three)
+    if not known:
+        await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
+        return
+    await other
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-4"), timeout=10)
+
+
+async def test_a_target_outside_the_kubelets_root(kata: Node) -> None:
+    target = f"{kata.places.root}/elsewhere/mount"
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.PERMISSION_DENIED,
+        target,
+        kata.places.kubelet,
+        "allowed roots",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_behind_a_symbolic_link(kata: Node) -> None:
+    os.mkdir(f"{kata.places.root}/elsewhere")
+    os.symlink(f"{kata.places.root}/elsewhere", f"{kata.places.kubelet}/link")
+    target = f"{kata.places.kubelet}/link/mount"
+    await refused(
+        kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, "symbolic link", "'link'"
+    )
+    assert os.listdir(f"{kata.places.root}/elsewhere") == []
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_that_is_a_symbolic_link_itself(kata: Node) -> None:
+    os.mkdir(f"{kata.places.root}/elsewhere")
+    target = kata.places.target("one")
+    os.symlink(f"{kata.places.root}/elsewhere", target)
+    await refused(kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, target, "symbolic link")
+    assert os.listdir(f"{kata.places.root}/elsewhere") == []
+    assert os.path.islink(target)
+    assert kata.entry(target) is None
+    assert kata.driver.published == {}
+
+
+async def test_a_target_whose_parent_is_missing(kata: Node) -> None:
+    target = f"{kata.places.kubelet}/pods/none/mount"
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, target, "FileMissing")
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_on_which_something_else_is_mounted(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.targets.foreign.add(target)
+    await refused(
+        kata.co.publish("vol-1", target), Code.UNAVAILABLE, target, "/dev/sdb1", "unpublish"
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_target_directory_that_holds_somebodys_files(kata: Node) -> None:
+    target = kata.places.target("one")
+    os.makedirs(f"{target}/data")
+    await refused(kata.co.publish("vol-1", target), Code.ALREADY_EXISTS, target)
+    assert os.listdir(target) == ["data"]
+    assert kata.entry(target) is None
+    assert kata.driver.published == {}
+
+
+@pytest.mark.spec("D-21")
+async def test_a_device_that_the_host_has_mounted(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.targets.mounted_devices["/dev/fake-vol-1"] = False
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "/dev/fake-vol-1",
+        "mounted at /mnt",
+        "unmount it",
+    )
+    kata.check_untouched(target)
+
+
+async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
+    target = kata.places.target("one")
+    request = nodes.publish_request("vol-1", target)
+    request.volume_capability.block.SetInParent()
+    await refused(
+        kata.co.node.NodePublishVolume(request, timeout=10),
+        Code.INVALID_ARGUMENT,
+        "raw block",
+        "without defer_fs_ops",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
+    target = kata.places.target("one")
+    context = {"crust.dev/defer": "sometimes"}
+    await refused(
+        kata.co.publish("vol-1", target, defer=False, volume_context=context),
+        Code.INVALID_ARGUMENT,
+        "'sometimes'",
+        "always, never, runtime-class",
+        "StorageClass",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+@pytest.mark.parametrize("volume_id", ["", "v" * 513, "vol\n1"])
+async def test_invalid_volume_id_is_refused(kata: Node, volume_id: str) -> None:
+    target = kata.places.target("one")
+    if volume_id == "vol\n1":
+        volume_id = "vol\x01"
+    await refused(kata.co.publish(volume_id, target), Code.INVALID_ARGUMENT, "volume_id")
+    await never_reached_the_driver(kata, target)
+
+
+async def test_a_publish_without_a_capability(kata: Node) -> None:
+    target = kata.places.target("one")
+    request = nodes.publish_request("vol-1", target)
+    request.ClearField("volume_capability")
+    await refused(
+        kata.co.node.NodePublishVolume(request, timeout=10),
+        Code.INVALID_ARGUMENT,
+        "access_type is missing",
+    )
+    await never_reached_the_driver(kata, target)
+
+
+def _not_json(path: str) -> None:
+    _write(path, b"{ this is not JSON")
+
+
+def _newer(path: str) -> None:
+    with open(path, "rb") as file:
+        content = json.load(file)
+    content["crust"]["schema"] = 99
+    _write(path, json.dumps(content).encode())
+
+
+def _foreign(path: str) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        os.chmod(path, 0o666)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+SPOILERS = [
+    (_not_json, Code.DATA_LOSS, "cannot be read"),
+    (_newer, Code.DATA_LOSS, "schema is 99"),
+    (_foreign, Code.PERMISSION_DENIED, "not trusted"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "code", "words"), SPOILERS)
+@pytest.mark.parametrize("call", ["publish", "host publish", "unpublish", "stats", "expand"])
+async def test_unreadable_record_is_never_treated_as_absent(
+    places: Places, spoil: Callable[[str], None], code: Code, words: str, call: str
+) -> None:
+    """Every call for the target returns the reason, and the file is kept."""
+    target = places.target("one")
+    digest = volumes.TargetPath(target).digest
+    path = f"{places.volumes}/{digest}/mountInfo.json"
+    async with nodes.running(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    spoil(path)
+    with open(path, "rb") as file:
+        before = file.read()
+    async with nodes.running(places) as node, node.handler():
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "publish": lambda: node.co.publish("vol-1", target),
+            "host publish": lambda: node.co.publish("vol-1", target, defer=False),
+            "unpublish": lambda: node.co.unpublish("vol-1", target),
+            "stats": lambda: node.co.stats("vol-1", target),
+            "expand": lambda: node.co.expand("vol-1", target, 1),
+        }
+        is_publish = "publish" in call and call != "unpublish"  # never final: an entry exists
+        await refused(calls[call](), Code.UNAVAILABLE if is_publish else code, digest, words)
+        assert node.driver.calls == []
+        other = node.places.target("two")
+        await node.co.publish("vol-2", other)
+        node.check_published("vol-2", other)
+    with open(path, "rb") as file:
+        assert file.read() == before
+
+
+async def test_record_of_another_target_is_refused(places: Places) -> None:
+    """A copied entry: its name is not the digest of its target."""
+    target, other = places.target("one"), places.target("two")
+    async with nodes.running(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    copied = volumes.TargetPath(other).digest
+    shutil.copytree(
+        f"{places.volumes}/{volumes.TargetPath(target).digest}", f"{places.volumes}/{copied}"
+    )
+    async with nodes.running(places) as node, node.handler():
+        await refused(node.co.publish("vol-2", other), Code.UNAVAILABLE, target)
+        assert node.driver.published == {}

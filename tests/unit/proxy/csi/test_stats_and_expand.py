@@ -1,0 +1,281 @@
+"""Statistics and expansion of deferred volumes: CO, proxy, shim, proxy, handler, and back."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from crust import errors, volumes
+from crust.proxy.runtimes import peers
+from crust.runtime_handler.registration import Feature
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import runtime_pb2, types_pb2
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import MIB
+from tests.support.faults.refusals import refused, refused_in_time
+from tests.support.nodes.node import Node, until
+from tests.support.runtimes.fake_handler import USAGE, FakeHandler
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.spec("D-25")
+async def test_statistics_come_from_the_handler_with_the_condition(node: Node) -> None:
+    target = node.places.target("one")
+    condition = volumes.VolumeCondition(abnormal=True, message="read-only")
+    fake = FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            answer = await node.co.stats("vol-1", target)
+    first = answer.usage[0]
+    assert (first.unit, first.total, first.used, first.available) == (1, 1000, 400, 500)
+    assert answer.volume_condition.message == "read-only"
+    assert node.driver.called("NodeGetVolumeStats") == []
+
+
+async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.stats("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "no sandbox has it",
+        "start the pod",
+    )
+
+
+async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "STATS_TIMEOUT_S", 0.05)
+    target = node.places.target("one")
+    async with node.gated_handler(target) as (_, gate):
+        with node.sandbox(target):
+            await refused(
+                node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "did not answer"
+            )
+            gate.opened.set()
+
+
+async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look"))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.stats("vol-1", target), Code.INTERNAL, "the guest: it hangs; look"
+            )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [(10, 11, 0), (10, 0, 11), (-1, -1, -1), (2**62, 0, 2**62)],
+    ids=["used", "available", "negative", "above the device"],
+)
+async def test_impossible_statistics_are_refused(node: Node, line: tuple[int, int, int]) -> None:
+    target = node.places.target("one")
+    usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
+    async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
+
+
+async def test_call_without_registered_handler_is_unavailable(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.handler() as session:
+        await node.co.publish("vol-1", target)
+    await until(session.lost)
+    with node.sandbox(target):
+        await refused(node.co.stats("vol-1", target), Code.UNAVAILABLE, "'kata'", "not affected")
+        await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "'kata'")
+
+
+@pytest.mark.parametrize("call", ["stats", "expand"])
+async def test_handler_whose_session_ends_during_a_call_is_unavailable(
+    node: Node, call: str
+) -> None:
+    """The caller gets the error at once. grpc.aio by itself would let it wait until its deadline."""
+    target = node.places.target("one")
+    async with node.gated_handler(target) as (_, gate):
+        with node.sandbox(target):
+            asked = asyncio.create_task(
+                node.co.stats("vol-1", target)
+                if call == "stats"
+                else node.co.expand("vol-1", target, 1)
+            )
+            await until(gate.entered)
+            await _end_session(node)
+            await refused(asked, Code.UNAVAILABLE, "'kata'", "during the call")
+            gate.opened.set()
+    assert node.record(target).mount.capacity_bytes == 64 * MIB
+
+
+async def _end_session(node: Node) -> None:
+    """End the handler's session as its death would: for the proxy the stream ends."""
+    registrations = [
+        task for task in asyncio.all_tasks() if "registration of kata" in task.get_name()
+    ]
+    assert len(registrations) == 1
+    registrations[0].cancel()
+    await asyncio.wait(registrations)
+
+
+@pytest.mark.spec("D-26")
+async def test_expand_grows_the_device_then_the_filesystem_then_the_record(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        with node.sandbox(target):
+            answer = await node.co.expand("vol-1", target, 128 * MIB)
+    assert answer.capacity_bytes == 128 * MIB
+    (call,) = node.driver.called("NodeExpandVolume")
+    assert call.request.defer_fs_ops
+    assert fake.expansions == [(target, volumes.CapacityRange(128 * MIB))]
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
+
+
+@pytest.mark.spec("D-26")
+async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        await node.co.expand("vol-1", target, 128 * MIB)
+        assert fake.expansions == []
+        await node.co.publish("vol-1", target)  # a retry after the growth changes nothing
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
+
+
+async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
+    assert [each[0] for each in fake.expansions] == [target]
+
+
+@pytest.mark.spec("D-27")
+async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
+                Code.OUT_OF_RANGE,
+                "above limit_bytes",
+                "raise the limit",
+            )
+            assert node.driver.called("NodeExpandVolume") == []
+            await refused(
+                node.co.expand("vol-1", target, 1, limit=10 * MIB), Code.OUT_OF_RANGE, "raise"
+            )
+            await refused(node.co.expand("vol-1", target, -1), Code.INVALID_ARGUMENT, "negative")
+    assert fake.expansions == []
+
+
+async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.expand("vol-1", target, 999 * MIB),
+        Code.UNAVAILABLE,
+        "the device has 67108864 bytes",
+        "expand the device first",
+    )
+
+
+@pytest.mark.spec("D-37")
+async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node) -> None:
+    """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
+    target = node.places.target("one")
+    fake = FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots"))
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "boots")
+
+
+@pytest.mark.spec("D-37")
+async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_of_the_pod(
+    node: Node,
+) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake, features=frozenset({Feature.STATS})):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        with node.sandbox(target):
+            await refused(
+                node.co.expand("vol-1", target, 128 * MIB),
+                Code.FAILED_PRECONDITION,
+                "ONLINE_EXPAND",
+                "restart the pod",
+            )
+    assert node.record(target).mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
+
+
+async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.gated_handler(target) as (fake, gate):
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        request = runtime_pb2.RuntimeExpandVolumeRequest(
+            volume_target_path=target,
+            capacity_range=types_pb2.CapacityRange(required_bytes=128 * MIB),
+        )
+        with node.sandbox(target):
+            await refused_in_time(
+                lambda: node.runtime.RuntimeExpandVolume(request, timeout=0.5),
+                Code.ABORTED,
+                "still growing",
+                "retry",
+            )
+            gate.opened.set()
+            await node.runtime.RuntimeExpandVolume(request, timeout=10)
+    assert set(fake.expansions) == {(target, volumes.CapacityRange(128 * MIB))}
+    assert node.record(target).mount.capacity_bytes == 128 * MIB
+
+
+@pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
+@pytest.mark.spec("D-27")
+async def test_size_larger_than_the_device_is_refused(node: Node, reported: int) -> None:
+    target = node.places.target("one")
+    async with node.handler(fake=FakeHandler(filled_bytes=reported)):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(
+                node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile"
+            )
+
+
+async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    for call in (kata.co.stats("vol-2", target), kata.co.expand("vol-2", target, 1)):
+        await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
+    flagged = csi_pb2.NodeGetVolumeStatsRequest(
+        volume_id="vol-3", volume_path="/nowhere", defer_fs_ops=True
+    )
+    await refused(
+        kata.co.node.NodeGetVolumeStats(flagged, timeout=10),
+        Code.NOT_FOUND,
+        "no deferred volume",
+        "/nowhere",
+    )
+
+
+async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target, defer=False)
+    answer = await kata.co.stats("vol-1", target)
+    assert answer.usage[0].total == 7
+    assert (await kata.co.expand("vol-1", target, 5 * MIB)).capacity_bytes == 64 * MIB

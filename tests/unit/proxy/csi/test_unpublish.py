@@ -1,0 +1,267 @@
+"""Unpublish and unstage of deferred volumes: no detach under a live guest, and no orphan."""
+
+import asyncio
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.handoff import claims, layout
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import inspect_pb2
+from tests.support.drivers.fake_driver import Failure, Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import FakeTargets
+from tests.support.nodes.node import Node, Places, until
+
+Code = grpc.StatusCode
+
+
+def unstage(node: Node, volume_id: str) -> csi_pb2.NodeUnstageVolumeRequest:
+    return csi_pb2.NodeUnstageVolumeRequest(
+        volume_id=volume_id, staging_target_path=f"{node.places.kubelet}/staging"
+    )
+
+
+@pytest.mark.spec("D-18", "D-19")
+async def test_unpublish_is_refused_while_a_sandbox_lives_and_works_afterwards(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target, name="box-7"):
+        await refused(
+            kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
+        )
+        assert kata.driver.called("NodeUnpublishVolume") == []
+        kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_unpublish_works_after_the_sandbox_died(kata: Node) -> None:
+    """claim.json exists, but the lock is free: the claim is dead."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target):
+        entry = kata.entry(target)
+        assert entry is not None
+        path = layout.Layout(kata.places.volumes).entry(entry.digest).claim
+        with open(path, "rb") as file:
+            dead = file.read()
+    with open(path, "wb") as file:
+        file.write(dead)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    unpublish = asyncio.create_task(kata.co.unpublish("vol-1", target))
+    await until(gate.entered)
+    with pytest.raises(claims.HeldBySandbox), kata.sandbox(target):
+        raise AssertionError("a claim while the volume is unpublished")
+    gate.opened.set()
+    await unpublish
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-18")
+async def test_repeated_unpublish_is_ok_with_and_without_the_flag(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", target, flag=True)
+    kata.check_untouched(target)
+
+
+async def test_unpublish_needs_no_handler(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+    await node.co.unpublish("vol-1", target)
+    node.check_untouched(target)
+
+
+async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
+    await refused(kata.co.unpublish("vol-1", target), Code.UNAVAILABLE, "not now")
+    kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_unpublish_with_another_volume_id_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.unpublish("vol-2", target), Code.INVALID_ARGUMENT, "vol-2", "vol-1", target
+    )
+    kata.check_published("vol-1", target)
+
+
+async def test_mount_over_the_guard_is_reported_before_the_driver_is_called(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.targets.foreign.add(target)
+    await refused(kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "/dev/sdb1")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.targets.foreign.clear()
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+class HangingTargets(FakeTargets):
+    """One target whose file server does not answer."""
+
+    hung = ""
+    hung_is_known = False
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.answers = threading.Event()
+        self.looks = 0
+
+    def has_guard(self, target: volumes.TargetPath) -> bool:
+        if target.text == self.hung:
+            self.looks += 1
+            self.answers.wait(30)
+        return super().has_guard(target)
+
+    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
+        if target.text == self.hung and not self.hung_is_known:
+            return False
+        return super().is_known_unguarded(target)
+
+
+async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_go_on(
+    places: Places,
+) -> None:
+    targets = HangingTargets(places.kubelet)
+    targets.hung = places.target("hung")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    async with nodes.running(places, targets=targets) as node, node.handler():
+        for _ in range(6):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await node.co.unpublish("vol-hung", targets.hung, timeout_s=0.5)
+            assert caught.value.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+        await node.co.publish("vol-2", places.target("two"), timeout_s=5)
+        assert targets.looks == 1
+        targets.answers.set()
+
+
+async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(places: Places) -> None:
+    targets = HangingTargets(places.kubelet)
+    target = places.target("one")
+    async with nodes.running(places, targets=targets) as node:
+        await node.co.publish("vol-1", target, defer=False)
+        targets.hung = target
+        targets.hung_is_known = True
+        await node.co.unpublish("vol-1", target)
+        assert targets.looks == 0
+        assert len(node.driver.called("NodeUnpublishVolume")) == 1
+
+
+async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    entry = kata.entry(target)
+    assert entry is not None
+    shutil.rmtree(entry.directory)
+    answer = await kata.inspect.ListDeferredVolumes(
+        inspect_pb2.ListDeferredVolumesRequest()
+    )  # the proxy scans again
+    assert list(answer.volumes) == []
+    await kata.co.unpublish("vol-1", target)
+    (call,) = kata.driver.called("NodeUnpublishVolume")
+    assert call.request.defer_fs_ops
+    kata.check_untouched(target)
+
+
+async def test_another_spelling_of_the_target_does_not_reach_the_driver(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    for odd in (f"{target}/", target.replace("/mount", "//mount")):
+        await refused(kata.co.unpublish("vol-1", odd), Code.INVALID_ARGUMENT, "is invalid")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.check_published("vol-1", target)
+
+
+async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target, defer=False)
+    await node.co.unpublish("vol-1", target)
+    (call,) = node.driver.called("NodeUnpublishVolume")
+    assert not call.request.defer_fs_ops
+    assert ("crust-extensions", "deferral") not in call.metadata
+
+
+@pytest.mark.spec("D-22")
+async def test_unstage_while_deferred_is_refused_naming_the_target(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
+        Code.FAILED_PRECONDITION,
+        "vol-1",
+        target,
+        "unpublish it there first",
+    )
+    assert kata.driver.called("NodeUnstageVolume") == []
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-2"), timeout=10)
+    await kata.co.unpublish("vol-1", target)
+    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10)
+
+
+async def test_unstage_during_a_publish_is_aborted(kata: Node) -> None:
+    """There is no record yet: without the operation's key the driver would detach a device that is being
+    published.
+    """
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(
+        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10), Code.ABORTED, "vol-1"
+    )
+    gate.opened.set()
+    await publish
+    assert kata.driver.called("NodeUnstageVolume") == []
+
+
+async def test_an_unpublish_during_a_publish_is_aborted(kata: Node) -> None:
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.unpublish("vol-1", target, flag=True), Code.ABORTED, "vol-1", "retry")
+    gate.opened.set()
+    await publish
+    kata.check_published("vol-1", target)
+    assert os.path.isdir(target)
+
+
+async def test_an_unpublish_does_not_overtake_the_publish_that_its_caller_gave_up(
+    kata: Node,
+) -> None:
+    """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    publish = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.unpublish("vol-1", target), Code.ABORTED, "NodePublishVolume", "retry")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    gate.opened.set()
+    await publish
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)

@@ -1,0 +1,153 @@
+"""Device reservations: one writer per device and volume, and no host mount of a deferred volume."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.host.block.device_sets import DeviceSet
+from tests.support.drivers.fake_driver import Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes.node import Node, until
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.spec("D-21")
+async def test_a_second_target_of_the_volume_is_refused_naming_the_holder(kata: Node) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", one)
+    await refused(
+        kata.co.publish("vol-1", two), Code.FAILED_PRECONDITION, "vol-1", one, "for writing", "stop"
+    )
+    assert len(kata.driver.called("NodePublishVolume")) == 1
+    kata.check_published("vol-1", one)
+    assert kata.entry(two) is None
+    assert not kata.targets.has_guard(volumes.TargetPath(two))
+
+
+async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> None:
+    """The driver's answer reveals the device of the second volume, and its publish is undone."""
+    one, two = kata.places.target("one"), kata.places.target("two")
+    kata.driver.identities.update({"vol-1": (7, 3, 9), "vol-2": (7, 3, 9)})
+    await kata.co.publish("vol-1", one)
+    await refused(kata.co.publish("vol-2", two), Code.FAILED_PRECONDITION, "vol-2", one)
+    assert kata.entry(two) is None
+    assert two not in kata.driver.published
+
+
+async def test_device_that_is_not_what_the_driver_reports_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.alter = lambda answer: setattr(answer.block_device.identity, "disk_sequence", 77)
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "the driver reports", "@77")
+    kata.check_untouched(target)
+
+
+async def test_device_that_is_not_there_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.alter = lambda answer: setattr(answer.block_device, "path", "/nowhere/vol-1")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "there is no /nowhere/vol-1")
+    kata.check_untouched(target)
+
+
+async def test_volume_whose_device_is_a_partition_of_a_published_disk_is_refused(
+    kata: Node,
+) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    kata.driver.identities.update({"vol-1": (8, 0, 9), "vol-2": (8, 1, 9)})
+    disk, partition = volumes.DeviceIdentity(8, 0, 9), volumes.DeviceIdentity(8, 1, 9)
+    related = frozenset({disk, partition})
+    kata.devices.related[partition] = DeviceSet(frozenset({partition}), related)
+    await kata.co.publish("vol-1", one)
+    await refused(kata.co.publish("vol-2", two), Code.FAILED_PRECONDITION, "vol-2", one)
+    assert kata.entry(two) is None
+    assert two not in kata.driver.published
+
+
+async def test_second_volume_at_a_target_leaves_the_first_ones_publish_alone(kata: Node) -> None:
+    """A confused CO: the loser must not remove the winner's guard, directory or entry."""
+    target = kata.places.target("one")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    winner = asyncio.create_task(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    await refused(kata.co.publish("vol-2", target), Code.ABORTED, target, "NodePublishVolume")
+    gate.opened.set()
+    await winner
+    await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-1")
+    kata.check_published("vol-1", target)
+
+
+async def test_readers_may_share_but_no_writer_joins_them(kata: Node) -> None:
+    one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
+    await kata.co.publish("vol-1", one, readonly=True)
+    await kata.co.publish("vol-1", two, readonly=True)
+    await refused(
+        kata.co.publish("vol-1", three), Code.FAILED_PRECONDITION, "only readers may share"
+    )
+    kata.check_published("vol-1", one)
+    kata.check_published("vol-1", two)
+
+
+@pytest.mark.spec("D-21")
+async def test_a_host_mount_beside_a_deferred_one_never_reaches_the_driver(kata: Node) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", one)
+    calls = len(kata.driver.calls)
+    for odd in (two, f"{two}/", f"{kata.places.kubelet}/../x"):
+        await refused(
+            kata.co.publish("vol-1", odd, defer=False),
+            Code.FAILED_PRECONDITION,
+            "mounted on the host",
+            one,
+        )
+    assert len(kata.driver.calls) == calls
+
+
+async def test_a_reader_on_the_host_may_join_readers(kata: Node) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", one, readonly=True)
+    await kata.co.publish("vol-1", two, defer=False, readonly=True)
+    assert not kata.driver.published[two].deferred
+
+
+@pytest.mark.spec("D-17")
+async def test_a_publish_never_switches_from_deferred_to_host(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await refused(
+        kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target, "unpublish"
+    )
+    kata.check_published("vol-1", target)
+
+
+async def test_a_host_publish_during_a_deferred_one_is_aborted_and_the_other_way_round(
+    kata: Node,
+) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    first = asyncio.create_task(kata.co.publish("vol-1", one))
+    await until(gate.entered)
+    await refused(kata.co.publish("vol-1", two, defer=False), Code.ABORTED, "vol-1", "retry")
+    gate.opened.set()
+    await first
+    await kata.co.unpublish("vol-1", one)
+
+    gate = kata.driver.gates["NodePublishVolume"] = Gate()
+    host = asyncio.create_task(kata.co.publish("vol-1", two, defer=False))
+    await until(gate.entered)
+    await refused(kata.co.publish("vol-1", one), Code.ABORTED, "pass-through", "retry")
+    gate.opened.set()
+    await host
+    assert kata.entry(one) is None
+
+
+async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: Node) -> None:
+    one, two = node.places.target("one"), node.places.target("two")
+    gate = node.driver.gates["NodePublishVolume"] = Gate()
+    first = asyncio.create_task(node.co.publish("vol-1", one, defer=False))
+    second = asyncio.create_task(node.co.publish("vol-1", two, defer=False))
+    await until(gate.entered)
+    gate.opened.set()
+    await asyncio.gather(first, second)
+    assert set(node.driver.published) == {one, two}

@@ -1,0 +1,261 @@
+"""A failed publish gets a code that fits what exists: a kubelet forgets what got a final code."""
+
+import asyncio
+import os
+import shutil
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import layout
+from crust.handoff.record import Record
+from crust.proxy.csi import backend
+from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.deferrals.targets import TargetMounted
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import Failure, Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import FakeTargets
+from tests.support.nodes.node import NAMED, Node, Places, until
+
+Code = grpc.StatusCode
+
+
+def _other_filesystem(kata: Node) -> None:
+    """Make the driver's answer unusable: refused after the driver has published."""
+    kata.driver.alter = lambda mount: setattr(mount, "fs_type", "btrfs")
+
+
+@pytest.mark.spec("D-16")
+async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> None:
+    """The answer was lost, the proxy was started again, and the handler is not back in time."""
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    async with nodes.running(places, driver=driver) as node:
+        await node.co.publish("vol-1", target)
+        node.check_published("vol-1", target)
+        assert node.record(target).handler == "kata"
+
+
+@pytest.mark.spec("D-36")
+async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
+    kata.check_published("vol-1", target)
+
+
+@pytest.mark.spec("D-36")
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_drivers_already_exists_is_final_only_for_other_arguments(
+    kata: Node, *, readonly: bool
+) -> None:
+    """A driver that was exchanged may call anything so; a kubelet sends the same arguments."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
+    code = Code.ALREADY_EXISTS if readonly else Code.UNAVAILABLE
+    await refused(kata.co.publish("vol-1", target, readonly=readonly), code, "differs")
+    kata.check_published("vol-1", target)
+
+
+async def test_downgraded_driver_makes_no_standing_publish_final(places: Places) -> None:
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    driver.defers = False
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "DEFER_FS_OPS")
+        node.check_published("vol-1", target)
+
+
+@pytest.mark.spec("D-36")
+async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: Node) -> None:
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "'btrfs'")
+    assert target in kata.driver.published
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_undo_at_the_driver_has_its_own_deadline_and_not_the_rest_of_the_cos(
+    kata: Node,
+) -> None:
+    """The CO's time is spent by a publish that took long, and the driver's publish must go all the same."""
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
+    (undo,) = kata.driver.called("NodeUnpublishVolume")
+    assert undo.time_left_s is not None
+    assert undo.time_left_s > backend.TIMEOUT_S / 2
+    kata.check_untouched(target)
+
+
+async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node) -> None:
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
+    publishing = asyncio.ensure_future(kata.co.publish("vol-1", target))
+    await until(gate.entered)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    assert not gate.cancelled.is_set()
+    gate.opened.set()
+    kata.driver.alter = lambda _: None
+    async with asyncio.timeout(60):
+        while not await _published(kata, target):  # the undo still runs: ABORTED
+            pass
+    assert not gate.cancelled.is_set()
+    kata.check_published("vol-1", target)
+
+
+async def _published(kata: Node, target: str) -> bool:
+    try:
+        await kata.co.publish("vol-1", target, volume_context=NAMED)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not Code.ABORTED:
+            raise
+        return False
+    return True
+
+
+async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> None:
+    class Stuck(FakeTargets):
+        stuck = True
+
+        def unmount_guard(self, target: volumes.TargetPath) -> None:
+            if self.stuck:
+                raise errors.NotReady("busy")
+            super().unmount_guard(target)
+
+    targets = Stuck(places.kubelet)
+    target = places.target("one")
+    async with nodes.running(places, targets=targets) as node, node.handler():
+        node.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
+        targets.stuck = False
+        await node.co.unpublish("vol-1", target)
+        node.check_untouched(target)
+
+
+async def test_drivers_final_code_passes_when_nothing_exists(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")
+    kata.check_untouched(target)
+    assert kata.driver.called("NodeUnpublishVolume") == []
+
+
+@pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
+async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_if_undone(
+    places: Places, then: str
+) -> None:
+    """The driver did its work, and the proxy was started again before it heard so."""
+    target = places.target("one")
+    driver = fake_driver.FakeDriver()
+    driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
+    async with nodes.running(places, driver=driver) as node, node.handler():
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "lost")
+        assert target in driver.published
+    async with nodes.running(places, driver=driver) as node:
+        if then == "no handler":
+            await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "none is registered")
+            assert target in driver.published
+            await node.co.unpublish("vol-1", target)
+        else:
+            driver.defers = then != "driver downgraded"
+            if driver.defers:
+                driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
+            async with node.handler():
+                code = Code.INTERNAL if driver.defers else Code.UNIMPLEMENTED
+                await refused(node.co.publish("vol-1", target), code)
+        node.check_untouched(target)
+
+
+async def test_entry_that_appeared_although_its_publish_failed_is_removed(
+    kata: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename was done, and the directory could not be synced."""
+    target = kata.places.target("one")
+    publish = DeferredVolumes.publish
+
+    def fail_afterwards(deferred: DeferredVolumes, record: Record) -> Record:
+        publish(deferred, record)
+        raise errors.RuntimeFailed("cannot sync")
+
+    monkeypatch.setattr(DeferredVolumes, "publish", fail_afterwards)
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "cannot sync")
+    kata.check_untouched(target)
+
+
+async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
+    kata: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = kata.places.target("one")
+    publish = DeferredVolumes.publish
+    sandbox = kata.sandbox(target)
+
+    def claim_and_fail(deferred: DeferredVolumes, record: Record) -> Record:
+        publish(deferred, record)
+        sandbox.__enter__()
+        raise errors.RuntimeFailed("cannot sync")
+
+    monkeypatch.setattr(DeferredVolumes, "publish", claim_and_fail)
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "cannot sync")
+    monkeypatch.undo()
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+    sandbox.__exit__(None, None, None)
+
+
+async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node) -> None:
+    """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target))
+    shutil.move(entry.directory, f"{kata.places.root}/moved")
+    await kata.co.unpublish("vol-1", target)
+    assert target not in kata.driver.published
+    assert not os.path.lexists(target)
+    await kata.co.unpublish("vol-1", target)
+
+
+async def _mount_over_the_guard(kata: Node, target: str) -> None:
+    """A publish by a driver that ignores the flag, and whose mount cannot be undone."""
+    kata.driver.mounts_instead = True
+    kata.driver.after_publish = lambda: kata.targets.foreign.add(target)
+    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
+    kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "deferred_mount")
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, TargetMounted.__name__)
+    kata.driver.failing.clear()
+    kata.driver.mounts_instead = False
+    kata.driver.after_publish = lambda: None
+
+
+async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_unpublish(
+    kata: Node,
+) -> None:
+    target = kata.places.target("one")
+    await _mount_over_the_guard(kata, target)
+    await refused(kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(kata: Node) -> None:
+    target = kata.places.target("one")
+    await _mount_over_the_guard(kata, target)
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)

@@ -1,0 +1,184 @@
+"""The passphrase of an encrypted volume: in the proxy's memory only, for the handler whose sandbox has the volume."""
+
+import logging
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import claims, layout
+from crust.handoff.store import Store
+from crust.proxy.deferrals.volume_secrets import SecretsForgotten, VolumeSecrets
+from crust.runtime_handler.registration import Registration
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import NAMED, Node, Places
+from tests.support.records.records import a_record
+from tests.support.runtimes.fake_handler import sandbox
+
+Code = grpc.StatusCode
+PASSPHRASE = "correct horse battery staple"
+KNOWN = {"passphrase": PASSPHRASE}
+LUKS = {**NAMED, "crust.dev/encryption": "luks"}
+
+
+async def encrypted(node: Node, name: str = "one") -> volumes.TargetPath:
+    """The target of a volume that is published to a guest and encrypted."""
+    node.driver.passphrase = PASSPHRASE
+    target = node.places.target(name)
+    await node.co.publish("vol-1", target, volume_context=LUKS)
+    return volumes.TargetPath(target)
+
+
+@pytest.mark.spec("D-48")
+async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: Node) -> None:
+    async with node.handler() as session:
+        target = await encrypted(node)
+        with node.sandbox(target.text):
+            assert await session.secrets_of(target) == KNOWN
+
+
+@pytest.mark.spec("D-48")
+async def test_without_a_claim_nobody_gets_it(node: Node) -> None:
+    async with node.handler() as session:
+        target = await encrypted(node)
+        await _refused(session, target)
+        with node.sandbox(target.text):
+            pass
+        await _refused(session, target)
+
+
+@pytest.mark.spec("D-48")
+async def test_a_claim_of_another_handler_is_not_enough(node: Node) -> None:
+    async with node.handler() as session:
+        target = await encrypted(node)
+        with node.sandbox(target.text, handler="other"):
+            await _refused(session, target)
+
+
+@pytest.mark.spec("D-48")
+async def test_another_handler_does_not_get_it(node: Node) -> None:
+    endpoint = f"{node.places.root}/other.sock"
+    async with node.handler(), node.handler(name="other", endpoint=endpoint) as other:
+        target = await encrypted(node)
+        with node.sandbox(target.text):
+            await _refused(other, target)
+
+
+@pytest.mark.spec("D-48")
+async def test_a_lock_without_a_sandboxs_name_is_not_enough(node: Node) -> None:
+    """As while the proxy itself unpublishes."""
+    async with node.handler() as session:
+        target = await encrypted(node)
+        paths = layout.Layout(node.places.volumes).entry(target)
+        with claims.ClaimLock.acquire(paths, target):
+            await _refused(session, target)
+
+
+async def test_volume_that_needs_no_secret_has_none(node: Node) -> None:
+    async with node.handler() as session:
+        target = node.places.target("one")
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            assert await session.secrets_of(volumes.TargetPath(target)) == {}
+
+
+@pytest.mark.spec("D-49")
+async def test_repeated_publish_renews_it(node: Node) -> None:
+    async with node.handler() as session:
+        target = await encrypted(node)
+        node.driver.passphrase = "rotated"
+        await node.co.publish("vol-1", target.text, volume_context=LUKS)
+        with node.sandbox(target.text):
+            assert await session.secrets_of(target) == {"passphrase": "rotated"}
+
+
+@pytest.mark.spec("D-49")
+async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Places) -> None:
+    async with nodes.running(places) as first, first.handler():
+        target = await encrypted(first)
+    with sandbox(places.volumes, target.text):
+        async with (
+            nodes.running(places, driver=first.driver) as second,
+            second.handler() as session,
+        ):
+            with pytest.raises(errors.NotReady, match="delete the pod") as caught:
+                await session.secrets_of(target)
+            assert caught.value.error_name == "SecretsForgotten"
+            await second.co.publish("vol-1", target.text, volume_context=LUKS)
+            assert await session.secrets_of(target) == KNOWN
+
+
+@pytest.mark.spec("D-49")
+async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> None:
+    store = Store(places.volumes)
+    store.open()
+    target = volumes.TargetPath(places.target("one"))
+    record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
+    known = VolumeSecrets(store)
+    with known.kept(record, KNOWN):
+        pass
+    with sandbox(places.volumes, target.text):
+        assert await known.of(record, "kata") == KNOWN
+        known.drop(target)
+        with pytest.raises(SecretsForgotten):
+            await known.of(record, "kata")
+
+
+async def test_failed_publish_leaves_those_of_the_one_before(places: Places) -> None:
+    store = Store(places.volumes)
+    store.open()
+    target = volumes.TargetPath(places.target("one"))
+    record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
+    known = VolumeSecrets(store)
+    with known.kept(record, KNOWN):
+        pass
+    with pytest.raises(errors.NotReady), known.kept(record, {"passphrase": "of another"}):
+        raise errors.NotReady("no")
+    with sandbox(places.volumes, target.text):
+        assert await known.of(record, "kata") == KNOWN
+
+
+@pytest.mark.spec("D-50")
+async def test_driver_that_ignores_the_encryption_is_refused(kata: Node) -> None:
+    target = kata.places.target("one")
+    publish = kata.co.publish("vol-1", target, volume_context=LUKS)
+    await refused(publish, Code.INTERNAL, "DriverIgnoredEncryption", "unencrypted")
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-50")
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("crust.dev/encryption", "EncryptedOnHost"), ("crust.dev/format-in", "FilesystemOfGuest")],
+)
+async def test_mount_on_the_host_is_refused_by_name(kata: Node, key: str, name: str) -> None:
+    target = kata.places.target("one")
+    publish = kata.co.publish("vol-1", target, defer=False, volume_context={key: "x"})
+    await refused(publish, Code.FAILED_PRECONDITION, name, key)
+    assert not kata.driver.published
+
+
+async def test_passphrase_is_in_no_log_line_and_no_file(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with node.handler() as session:
+        target = await encrypted(node)
+        await _refused(session, target)
+        with node.sandbox(target.text):
+            assert await session.secrets_of(target) == KNOWN
+        await node.co.publish("vol-1", target.text, volume_context=LUKS, secrets=KNOWN)
+        await node.co.unpublish("vol-1", target.text)
+    lines = [f"{record.getMessage()} {record.__dict__}" for record in caplog.records]
+    assert any("GetVolumeSecrets" in line for line in lines)
+    assert not any(PASSPHRASE in line for line in lines)
+    files = [path for path in Path(node.places.root).rglob("*") if path.is_file()]
+    assert not any(PASSPHRASE.encode() in path.read_bytes() for path in files)
+
+
+async def _refused(session: Registration, target: volumes.TargetPath) -> None:
+    with pytest.raises(errors.NotReady, match="no live sandbox") as caught:
+        await session.secrets_of(target)
+    assert caught.value.error_name == "SecretsNotForCaller"
