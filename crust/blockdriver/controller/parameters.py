@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import io_limit_parameters
-from crust.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER
+from crust.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
 from crust.host.filesystems import mkfs_options
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
@@ -17,8 +17,8 @@ _SIDECARS = "csi.storage.k8s.io/"
 _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
-_KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
-_DEFER_VALUES = ("always", "never")
+KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs_options.KEYS, *io_limit_parameters.KEYS)
+_DEFER_VALUES = tuple(each.value for each in Defer)
 
 
 class UnknownParameter(errors.InvalidRequest):
@@ -27,7 +27,7 @@ class UnknownParameter(errors.InvalidRequest):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"the parameter {key[:128]!r} is not known",
-            why=f"this driver knows {', '.join(_KEYS)}",
+            why=f"this driver knows {', '.join(KEYS)}",
             hint="correct the StorageClass",
         )
         self.key = key
@@ -68,7 +68,7 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
     """
     kept: dict[str, str] = {}
     for key, value in parameters.items():
-        if key in _KEYS:
+        if key in KEYS:
             kept[key] = _checked(key, value, fs_types)
         elif not key.startswith(_SIDECARS):
             raise UnknownParameter(key)

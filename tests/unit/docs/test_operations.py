@@ -18,7 +18,7 @@ from crust.blockdriver.node.publish import ephemeral_orphans
 from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
-from crust.host.filesystems import mkfs_options, supported
+from crust.host.filesystems import supported
 from crust.node.settings import NodeSettings
 from crust.proxy.runtimes import volume_health
 from crust.settings import loading
@@ -177,8 +177,9 @@ def test_every_reason_of_a_bad_health_is_explained() -> None:
 
 def test_every_parameter_of_a_storage_class_is_explained() -> None:
     explained = PAGE.partition("### StorageClass\n")[2].partition("\n###")[0]
-    keys = [*mkfs_options.KEYS, *io_limit_parameters.KEYS]
-    assert [each for each in keys if f"`{each}`" not in explained] == []
+    assert [each for each in parameters.KEYS if f"`{each}`" not in explained] == []
+    (row,) = (each for each in explained.splitlines() if f"`{deferral_keys.DEFER}`" in each)
+    assert [each.value for each in deferral_keys.Defer if f"`{each.value}`" not in row] == []
 
 
 def test_the_snapshot_classes_have_no_parameters() -> None:
