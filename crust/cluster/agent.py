@@ -6,8 +6,7 @@ carried out any more, and a controller that got a final answer knows what stands
 request that comes twice harmless; within one process it gets the same answer and is not carried out again.
 
 What runs at once, and what waits, is bounded; a request beyond that is answered UNAVAILABLE. One that nobody waits
-for any more is not carried out. Only the controller's services are reached from here, for the pool that is here:
-whoever can write this node's requests can do what the controller can do with this pool, and no more.
+for any more is not carried out (`crust.cluster.node_calls`).
 """
 
 import asyncio
@@ -18,52 +17,23 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-import grpc
-import grpc.aio
 from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from crust import errors
-from crust.cluster.methods import METHODS, NAMES_UNDER_WAY, Method
+from crust.cluster.methods import METHODS
+from crust.cluster.node_calls import NodeCalls, answer_of
 from crust.cluster.protocol import Announcement, Answer, NodeSide, Request, StoreUnavailable
-from crust.rpc import status
 from crust.rpc.in_process.local import LocalServer
-from crust.rpc.messages import call_fields, extensions
 
 LOOK_EVERY_S = 1.0
 REPEAT_EVERY_S = 30.0
-CLOCKS_APART_S = 30.0
-"""How far the clocks of nodes may be apart before a request is dropped that somebody waits for."""
 AT_ONCE = 32
 WAITING = 1024
-ANSWER_MAX_BYTES = 1024 * 1024
-"""etcd takes 1.5 MiB with all that is around it."""
 _REMEMBERED = 1024
 _RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-class MethodNotForNodes(errors.Unsupported):
-    """A controller asked a node for a method that nodes do not carry out."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method[:128]} is not carried out",
-            why="a node serves its controller the calls of CSI's Controller services alone",
-            hint="run the same version of crust at the controller and at the nodes",
-        )
-
-
-class PoolNotHere(errors.PeerUnavailable):
-    """A request is for another pool than the node has now."""
-
-    def __init__(self, wanted: str, here: str) -> None:
-        super().__init__(
-            f"the pool {wanted[:64]} is not served",
-            why=f"this node has {f'the pool {here}' if here else 'no pool'} now",
-            hint="mount the disk of that pool at its node",
-        )
 
 
 class TooManyRequests(errors.PeerUnavailable):
@@ -74,42 +44,6 @@ class TooManyRequests(errors.PeerUnavailable):
             "the node takes no more requests",
             why=f"{count} are waiting",
             hint="retry; if it stays so, look at the node's disk and its log",
-        )
-
-
-class RequestExpired(errors.PeerUnavailable):
-    """Nobody waits for a request any more."""
-
-    def __init__(self) -> None:
-        super().__init__("the request was not carried out", why="nobody waits for it any more")
-
-
-class RequestUnreadable(errors.InvalidRequest):
-    """The message of a request cannot be decoded."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(f"the request for {method} is unreadable", why="it is no such message")
-
-
-class AnswerTooLarge(errors.RuntimeFailed):
-    """The answer to a request does not fit into the store."""
-
-    def __init__(self, method: str, size_bytes: int) -> None:
-        super().__init__(
-            f"{method} cannot be answered",
-            why=f"the answer has {size_bytes} bytes, and the store takes {ANSWER_MAX_BYTES}",
-            hint="ask for less at once",
-        )
-
-
-class RequestMetFault(errors.RuntimeFailed):
-    """Carrying a request out failed in a way nobody expected."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method[:128]} failed at the node",
-            why="it met a fault of crust",
-            hint="report what the node's log says",
         )
 
 
@@ -148,10 +82,9 @@ class Agent:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._channel = server.channel()
         self._pool = pool
         self._limits = limits or Limits()
-        self._clock = clock
+        self._calls = NodeCalls(server, pool.pool_id, self._under_way, clock)
         self._said: Announcement | None = None
         self._changed = asyncio.Event()
         self._places = asyncio.Semaphore(self._limits.at_once)
@@ -238,7 +171,7 @@ class Agent:
 
     async def _refuse(self, request: Request, error: errors.CrustError) -> None:
         try:
-            await self._store.answer(request, _answer_of(error))
+            await self._store.answer(request, answer_of(error))
         except StoreUnavailable:
             return  # it is delivered again
 
@@ -250,7 +183,7 @@ class Agent:
             answer = self._answered.get(request_id)
             if answer is None:
                 async with self._places:
-                    answer = await self._carry_out(self._pending[request_id])
+                    answer = await self._calls.carry_out(self._pending[request_id])
                 self._remember(request_id, answer)
             await self._deliver(request_id, answer)
             del self._pending[request_id]
@@ -277,55 +210,6 @@ class Agent:
         if len(self._answered) > _REMEMBERED:
             self._answered.popitem(last=False)
 
-    async def _carry_out(self, request: Request) -> Answer:
-        started_s = time.monotonic()
-        try:
-            answer = await self._called(self._admitted(request), request)
-        except errors.CrustError as error:
-            answer = _answer_of(error)
-        except grpc.aio.AioRpcError as error:
-            answer = _answer_of_status(error)
-        except Exception:  # without an answer no later request about this volume would begin
-            _log.exception("a request failed")
-            answer = _answer_of(RequestMetFault(request.method))
-        fields = {
-            "rpc": request.method.rpartition("/")[2],
-            "request_id": request.request_id,
-            "code": answer.code,
-            "ms": round((time.monotonic() - started_s) * 1000, 1),
-        }
-        _log.info("carried out for the controller", extra=fields)
-        return answer
-
-    def _admitted(self, request: Request) -> Method:
-        method = METHODS.get(request.method)
-        if method is None:
-            raise MethodNotForNodes(request.method)
-        if 0 < request.deadline_unix_s < self._clock() - CLOCKS_APART_S:
-            raise RequestExpired()
-        if request.pool_id != self._pool.pool_id():
-            raise PoolNotHere(request.pool_id, self._pool.pool_id())
-        try:
-            method.request.FromString(request.message)
-        except DecodeError as error:
-            raise RequestUnreadable(method.name) from error
-        return method
-
-    async def _called(self, method: Method, request: Request) -> Answer:
-        metadata = (
-            (call_fields.ID_KEY, request.request_id),
-            (extensions.KEY, extensions.ERROR_INFO),
-        )
-        if method is NAMES_UNDER_WAY:
-            return Answer(0, "", self._under_way().SerializeToString())
-        if method.is_stream:
-            return await self._first_of_stream(method, request, metadata)
-        call: Any = self._channel.unary_unary(method.path)
-        response: bytes = await call(request.message, metadata=metadata)
-        if len(response) > ANSWER_MAX_BYTES:
-            raise AnswerTooLarge(method.name, len(response))
-        return Answer(0, "", response)
-
     def _under_way(self) -> struct_pb2.ListValue:
         """The names that requests which are here may still create: they go on, whoever has lost their records."""
         names = struct_pb2.ListValue()
@@ -334,17 +218,6 @@ class Agent:
             if any(each is not None and each.creates for each in methods):
                 names.append(subject)
         return names
-
-    async def _first_of_stream(
-        self, method: Method, request: Request, metadata: tuple[tuple[str, str], ...]
-    ) -> Answer:
-        """The first message of a stream; empty if it has none. The controller asks again from its end on."""
-        call: Any = self._channel.unary_stream(method.path)
-        stream = call(request.message, metadata=metadata)
-        async for each in stream:
-            stream.cancel()
-            return Answer(0, "", each)
-        return Answer(0)
 
 
 def _subject(request: Request) -> str:
@@ -356,15 +229,3 @@ def _subject(request: Request) -> str:
         return method.subject(method.request.FromString(request.message)) or request.request_id
     except DecodeError:
         return request.request_id
-
-
-def _answer_of(error: errors.CrustError) -> Answer:
-    message = error.shown()
-    return Answer(status.code_of(error).value[0], message, status.details_of(error, message))
-
-
-def _answer_of_status(error: grpc.aio.AioRpcError) -> Answer:
-    found = dict(error.trailing_metadata() or ())
-    details = found.get(status.DETAILS_KEY, b"")
-    assert isinstance(details, bytes), "the key says that it is bytes"
-    return Answer(error.code().value[0], error.details() or "", details)

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.cluster.agent import AT_ONCE, CLOCKS_APART_S, Agent, Limits
+from crust.cluster.agent import AT_ONCE, Limits
+from crust.cluster.node_calls import CLOCKS_APART_S, NodeCalls
 from crust.cluster.protocol import Answer, Request
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.cluster.cluster_contract import eventually
@@ -235,14 +236,14 @@ async def test_answer_too_large_for_the_store_is_an_error(asking: RequestingCont
 async def test_request_that_fails_unexpectedly_is_answered_and_the_next_one_begins(
     asking: RequestingController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called, failures = Agent._called, [ValueError("unexpected")]
+    called, failures = NodeCalls._called, [ValueError("unexpected")]
 
-    async def failing_once(self: Agent, *given: Any) -> Answer:
+    async def failing_once(self: NodeCalls, *given: Any) -> Answer:
         if failures:
             raise failures.pop()
         return await called(self, *given)
 
-    monkeypatch.setattr(Agent, "_called", failing_once)
+    monkeypatch.setattr(NodeCalls, "_called", failing_once)
     message = csi_pb2.CreateVolumeRequest(name="pvc").SerializeToString()
     assert await asking.code("1", message=message) == grpc.StatusCode.INTERNAL
     assert await asking.code("2", message=message) == grpc.StatusCode.OK
