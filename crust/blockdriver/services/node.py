@@ -1,16 +1,16 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc.aio
 
-from crust import deferral_keys, errors, operations, volumes
+from crust import operations, volumes
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
-from crust.blockdriver.node.node_stage import NodeStage, Stage
+from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.node_unstage import NodeUnstage
@@ -21,7 +21,7 @@ from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.volume_records import VolumeRecords
-from crust.blockdriver.services import deadlines, responses
+from crust.blockdriver.services import deadlines, node_requests, responses
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.rpc.messages import csi, extensions, limits
@@ -47,24 +47,6 @@ _DEFERRAL = (
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
 )
-
-
-_KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
-"""The secrets of a stage that a publish needs."""
-
-_Secrets = dict[tuple[volumes.VolumeId, str], Mapping[str, str]]
-"""By volume and staging path."""
-
-
-class StagingPathNotGiven(errors.NotReady):
-    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "staging_target_path is missing",
-            why="this driver stages volumes",
-            hint="call NodeStageVolume and send its path",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +82,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._reads = reads
         self._rules = rules
         self._running = running
-        self._secrets: _Secrets = {}
-        """What opens staged volumes, by staging path, in memory only."""
+        self._secrets: node_requests.Secrets = {}
+        """In memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
@@ -146,8 +128,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self._identity.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
-        path = _optional_path(request.volume_publish_path, "volume_publish_path")
-        _optional_path(request.staging_target_path, "staging_target_path")
+        path = node_requests.optional_path(request.volume_publish_path, "volume_publish_path")
+        node_requests.optional_path(request.staging_target_path, "staging_target_path")
         found = await self._rules.node_stats.examine(self._rules.ephemeral.own(volume_id), path)
         reported = replace(found, volume_id=volume_id)
         return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(reported))
@@ -166,13 +148,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeStageVolumeRequest, context: Context
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
-        stage = Stage(
-            limits.volume_id(request.volume_id),
-            volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path"),
-            _capability(request),
-            dict(request.secrets),
-        )
-        _check_contexts(request)
+        stage = node_requests.stage(request)
         await self._run(
             stage.volume_id,
             "NodeStageVolume",
@@ -180,7 +156,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_stage.stage(stage),
             context,
         )
-        if kept := {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}:
+        if kept := node_requests.kept_secrets(request):
             self._secrets[stage.volume_id, stage.path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
 
@@ -204,7 +180,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
-        publish = _publish(request, self._secrets)
+        publish = node_requests.publish(request, self._secrets)
         inline = ephemeral.is_wanted(publish)
         deferred = await self._run(
             publish.volume_id,
@@ -319,47 +295,3 @@ class Node(csi_pb2_grpc.NodeServicer):
 
         key = volumes.VolumeKey(driver, volume_id)
         return await deadlines.change(self._running, key, name, identity, alone, context)
-
-
-def _optional_path(text: str, role: str) -> volumes.TargetPath | None:
-    return volumes.TargetPath.parse(text, role=role) if text else None
-
-
-def _publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: _Secrets) -> Publish:
-    volume_id = limits.volume_id(request.volume_id)
-    target = volumes.TargetPath.parse(request.target_path)
-    capability = _capability(request)
-    _check_contexts(request)
-    inline = request.volume_context.get(ephemeral.KEY) == "true"
-    if not request.staging_target_path and not inline:
-        raise StagingPathNotGiven()
-    staging = request.staging_target_path or target.text
-    given = {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}
-    secrets = {**of_stages.get((volume_id, staging), {}), **given}
-    return Publish(
-        volume_id=volume_id,
-        target=target,
-        staging=volumes.TargetPath.parse(staging, role="staging_target_path"),
-        capability=capability,
-        readonly=request.readonly,
-        deferred=request.defer_fs_ops,
-        volume_context=tuple(sorted(request.volume_context.items())),
-        publish_context=tuple(sorted(request.publish_context.items())),
-        passphrase=secrets.get(deferral_keys.PASSPHRASE, ""),
-        secrets=secrets,
-    )
-
-
-def _capability(
-    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
-) -> volumes.VolumeCapability:
-    if not request.HasField("volume_capability"):
-        raise limits.MissingField("volume_capability")
-    return csi.capability(request.volume_capability)
-
-
-def _check_contexts(
-    request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
-) -> None:
-    limits.check_context(request.volume_context, "volume_context")
-    limits.check_context(request.publish_context, "publish_context")

@@ -14,18 +14,18 @@ import asyncio
 import contextlib
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import grpc.aio
 
-from crust import deferral_keys, errors, metrics, mount_options, operations, volumes
+from crust import errors, metrics, operations, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.csi.backend import Backend, Caller
-from crust.proxy.csi.policy import CannotDeferRawBlock, Decision
+from crust.proxy.csi.policy import Decision
+from crust.proxy.csi.publish_request import Wanted, mount_of, set_flag
 from crust.proxy.csi.unpublish import DeferredUnpublish
 from crust.proxy.deferrals import devices, reservations
 from crust.proxy.deferrals import targets as targets_module
@@ -35,66 +35,10 @@ from crust.proxy.deferrals.events import Event, Events
 from crust.proxy.runtimes import handler_admission
 from crust.proxy.runtimes.handlers import Handler, Handlers
 from crust.rpc import outcome
-from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
-
-
-class DriverIgnoredDeferral(errors.RuntimeFailed):
-    """The driver answered a deferred publish without deferred_mount."""
-
-    def __init__(self, key: volumes.VolumeKey) -> None:
-        super().__init__(
-            f"volume {key} was not deferred",
-            why="the driver answered without deferred_mount; the proxy called unpublish",
-            hint="put a crust shim between the proxy and the driver",
-        )
-
-
-class DriverIgnoredEncryption(errors.RuntimeFailed):
-    """The volume context says that the volume is encrypted, and the driver's answer does not."""
-
-    def __init__(self, key: volumes.VolumeKey, asked: volumes.Encryption) -> None:
-        super().__init__(
-            f"volume {key} was not deferred",
-            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
-            "would write it unencrypted",
-            hint="update the driver, or the crust shim in front of it",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A request, decoded and checked."""
-
-    key: volumes.VolumeKey
-    target: volumes.TargetPath
-    access: volumes.MountAccess
-    options: tuple[str, ...]
-    readonly: bool
-
-    @classmethod
-    def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
-        """Decode; raises `errors.InvalidRequest`."""
-        target = volumes.TargetPath.parse(request.target_path)
-        capability = csi.capability(request.volume_capability)
-        if not isinstance(capability.access, volumes.MountAccess):
-            raise CannotDeferRawBlock()
-        options = mount_options.for_guest(capability.access.mount_flags)
-        readonly = request.readonly or capability.mode.reader_only or options.readonly
-        return cls(key, target, capability.access, options.options, readonly)
-
-    def is_request_of(self, record: Record) -> bool:
-        """Whether the record is of a publish with these arguments, as far as a record tells."""
-        asked = mount_options.for_guest(self.access.mount_flags)
-        return (
-            self.access.fs_type in ("", record.mount.fs_type)
-            and self.access.group == record.mount.group
-            and (self.readonly or asked.readonly) == record.readonly
-            and set(asked.options) <= set(record.mount.mount_options)
-        )
 
 
 @dataclass(slots=True)
@@ -144,7 +88,7 @@ class DeferredPublish:
         """Publish; raises a check's error or the driver's status, in a branch that its residue allows."""
         attempt = _Attempt()
         try:
-            wanted = _Wanted.of(key, request)
+            wanted = Wanted.of(key, request)
             with attempt.held:
                 return await self._publish(backend, wanted, request, decision, caller, attempt)
         except (errors.CrustError, grpc.aio.AioRpcError) as error:
@@ -160,7 +104,7 @@ class DeferredPublish:
     async def _publish(
         self,
         backend: Backend,
-        wanted: _Wanted,
+        wanted: Wanted,
         request: csi_pb2.NodePublishVolumeRequest,
         decision: Decision,
         caller: Caller,
@@ -174,7 +118,7 @@ class DeferredPublish:
         ):  # else what exists is undone if the driver does not defer any more
             await backend.facts.check_defers()
         await backend.facts.check_name(wanted.key.driver)
-        _set_flag(request)
+        set_flag(request)
         if attempt.is_new:
             await self._mount_guard(wanted.target, attempt)
         try:
@@ -182,7 +126,7 @@ class DeferredPublish:
             if self._is_staged(wanted, response):
                 self._deferred.unfinished.discard(wanted.target.text)
                 return csi_pb2.NodePublishVolumeResponse()
-            mount = _mount(wanted, request, response)
+            mount = mount_of(wanted, request, response)
             record = self._record(wanted, attempt, decision, handler, mount)
             with self._deferred.secrets.kept(record, mount.secrets):
                 record, shared = await workers.run(self._place, record, attempt)
@@ -207,7 +151,7 @@ class DeferredPublish:
     async def _call_driver(
         self,
         backend: Backend,
-        wanted: _Wanted,
+        wanted: Wanted,
         request: csi_pb2.NodePublishVolumeRequest,
         decision: Decision,
         caller: Caller,
@@ -216,7 +160,7 @@ class DeferredPublish:
         async with self._deferred.driver_calls.publishing(wanted.target.text, call):
             return await backend.publish(request, caller)
 
-    def _is_staged(self, wanted: _Wanted, response: csi_pb2.NodePublishVolumeResponse) -> bool:
+    def _is_staged(self, wanted: Wanted, response: csi_pb2.NodePublishVolumeResponse) -> bool:
         """Whether the driver has published the entry itself (`RuntimeStage`), with the checks of its own."""
         if response.HasField("deferred_mount"):
             return False
@@ -227,7 +171,7 @@ class DeferredPublish:
         return True
 
     async def _look(
-        self, backend: Backend, wanted: _Wanted, caller: Caller, attempt: _Attempt
+        self, backend: Backend, wanted: Wanted, caller: Caller, attempt: _Attempt
     ) -> None:
         """Find out what exists at the target: an entry, or the guard mount of an interrupted attempt."""
         attempt.residue = Residue.EXISTS  # an entry that cannot be read raises here
@@ -261,7 +205,7 @@ class DeferredPublish:
         self._targets.check_usable(target)
         return Residue.EXISTS if self._targets.has_guard(target) else Residue.NONE
 
-    async def _look_at_guard(self, wanted: _Wanted, attempt: _Attempt) -> None:
+    async def _look_at_guard(self, wanted: Wanted, attempt: _Attempt) -> None:
         attempt.residue = await workers.run(self._look_at_target, wanted.target)
         if attempt.residue is Residue.NONE:
             return
@@ -271,7 +215,7 @@ class DeferredPublish:
             attempt.known = entry.require()
             self._deferred.check_key(attempt.known, wanted.key)
 
-    async def _admit(self, wanted: _Wanted, decision: Decision, attempt: _Attempt) -> Handler:
+    async def _admit(self, wanted: Wanted, decision: Decision, attempt: _Attempt) -> Handler:
         """All checks before any change. An existing entry has passed them: its retry needs no handler."""
         handler = await self._handlers.choose(decision.handler)
         access = wanted.access
@@ -296,7 +240,7 @@ class DeferredPublish:
 
     def _record(
         self,
-        wanted: _Wanted,
+        wanted: Wanted,
         attempt: _Attempt,
         decision: Decision,
         handler: Handler | None,
@@ -341,7 +285,7 @@ class DeferredPublish:
     async def _undo(
         self,
         backend: Backend,
-        wanted: _Wanted,
+        wanted: Wanted,
         caller: Caller,
         attempt: _Attempt,
         error: BaseException,
@@ -357,7 +301,7 @@ class DeferredPublish:
                 return await workers.run(self._remove_guard, wanted.target)
         return await self._take_back(backend, wanted, caller)
 
-    async def _take_back(self, backend: Backend, wanted: _Wanted, caller: Caller) -> Residue:
+    async def _take_back(self, backend: Backend, wanted: Wanted, caller: Caller) -> Residue:
         """Remove what the driver and the proxy have made; returns what remains."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
@@ -383,29 +327,6 @@ class DeferredPublish:
         return Residue.NONE
 
 
-def _mount(
-    wanted: _Wanted,
-    request: csi_pb2.NodePublishVolumeRequest,
-    response: csi_pb2.NodePublishVolumeResponse,
-) -> volumes.DeferredMount:
-    """What the driver answered, with what the CO asked for.
-
-    Raises `DriverIgnoredDeferral`, `DriverIgnoredEncryption`.
-    """
-    if not response.HasField("deferred_mount"):
-        raise DriverIgnoredDeferral(wanted.key)
-    answer = csi.deferred_mount(response.deferred_mount)
-    asked = deferral_keys.encryption(request.volume_context)
-    if asked is not None and answer.encryption is not asked:
-        raise DriverIgnoredEncryption(wanted.key, asked)
-    return replace(
-        answer,
-        readonly=answer.readonly or wanted.readonly,
-        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
-        mount_options=(*answer.mount_options, *wanted.options),
-    )
-
-
 def _report(events: Events, record: Record, decision: Decision) -> None:
     metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
     _log.info(
@@ -419,11 +340,3 @@ def _report(events: Events, record: Record, decision: Decision) -> None:
         },
     )
     events.emit(Event("published", record.target.text, record.handler))
-
-
-def _set_flag(request: csi_pb2.NodePublishVolumeRequest) -> None:
-    """Prepare the request for the shim: set the flag, and copy the group into the field for deferral (KEP-2857)."""
-    request.defer_fs_ops = True
-    mount = request.volume_capability.mount
-    if mount.volume_mount_group and not mount.volume_supplemental_group:
-        mount.volume_supplemental_group = mount.volume_mount_group
