@@ -21,6 +21,7 @@ from crust.rpc.in_process import local_calls
 from crust.rpc.in_process.local_calls import NotServedYet, Server
 from crust.rpc.in_process.local_channel import Channel
 from crust.rpc.serving import interceptors
+from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.method_handlers import Handler, decoded, encoded
 
@@ -43,7 +44,7 @@ class LocalServer:
     ) -> None:
         """Answer calls. `name`, `admit` and `driver` are as at `server.serving`."""
         self._generic.extend(generic)
-        served = interceptors.Served(name, driver)
+        served = Served(name, driver)
         self._interceptor = interceptors.CallInterceptor(served, health, admit, is_inner=True)
 
     def close(self) -> None:

@@ -10,41 +10,25 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
-from prometheus_client import Histogram
 
-from crust import errors, logs, metrics, operations, traces
+from crust import errors, logs, traces
 from crust.rpc import status, tracing
-from crust.rpc.messages import call_fields, limits, redaction
+from crust.rpc.messages import call_fields, limits
+from crust.rpc.serving.call_record import QUIET, CallRecord, Served
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.method_handlers import WrappedHandlers
 
 _log = logging.getLogger(__name__)
 
-_QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
-"""Called several times per operation by a kubelet: logged at DEBUG."""
-
 _UNKNOWN = "other"
 """The metric's label for unknown pass-through methods."""
 
-_CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
-    grpc.StatusCode.OK: "OK",
-    grpc.StatusCode.CANCELLED: "Canceled",
-}
-"""The names that a kubelet's metrics have for the codes."""
-
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-_OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
-"""Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
 class RpcNotServed(errors.Unsupported):
@@ -68,14 +52,6 @@ class UnexpectedError(errors.RuntimeFailed):
             why=f"{server} raised an unexpected error",
             hint=f"the log of {server} has the reason under request id {request_id}",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Who answers calls: a server by its name, and the CSI driver whose calls they are."""
-
-    name: str
-    driver: Callable[[], str] = lambda: ""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -158,10 +134,7 @@ class _Call:
         self.name = method.rpartition("/")[2]
         self._method = method
         self._is_csi = method.startswith("/csi.")
-        self._counted_as = counted_as or method
-        self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
-        is_quiet = is_inner or self.name in _QUIET
-        self._level = logging.DEBUG if is_quiet else logging.INFO
+        self._record = CallRecord(served, method, counted_as, is_inner=is_inner)
 
     def unary(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
         async def handle(request: Any, context: Context) -> Any:
@@ -175,10 +148,10 @@ class _Call:
                 await self._answer_bug(context, request, started_s, error)
             except asyncio.CancelledError:
                 await self._answer_cancelled(context, request, started_s)
-            self._record_soon(request, started_s)
+            self._record.soon(request, started_s)
             return response
 
-        if traces.tracer is None or self.name in _QUIET:
+        if traces.tracer is None or self.name in QUIET:
             return handle
         return tracing.unary(self._method, self._served.name, handle)
 
@@ -197,7 +170,7 @@ class _Call:
                 await self._answer_bug(context, request, started_s, error)
             except asyncio.CancelledError:
                 await self._answer_cancelled(context, request, started_s)
-            self._record_soon(request, started_s)
+            self._record.soon(request, started_s)
 
         return handle
 
@@ -219,7 +192,7 @@ class _Call:
         self, context: Context, request: Any, started_s: float, error: errors.CrustError
     ) -> NoReturn:
         fields = {"error": str(error), "error_name": error.error_name}
-        self._record_now(request, started_s, status.code_of(error), fields)
+        self._record.now(request, started_s, status.code_of(error), fields)
         await status.abort(context, error, is_csi=self._is_csi)
 
     async def _answer_bug(
@@ -228,7 +201,7 @@ class _Call:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
             await self._answer(context, request, started_s, RpcNotServed(self.name))
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
-            self._record_now(request, started_s, status.of_context(context), _peer_error(context))
+            self._record.now(request, started_s, status.of_context(context), _peer_error(context))
             raise error
         fields = call_fields.current()
         request_id = fields.request_id if fields else ""
@@ -251,7 +224,7 @@ class _Call:
         """
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            self._record_now(request, started_s, grpc.StatusCode.CANCELLED, {})
+            self._record.now(request, started_s, grpc.StatusCode.CANCELLED, {})
             raise asyncio.CancelledError
         lost = errors.PeerUnavailable(
             f"{self.name} was interrupted",
@@ -259,67 +232,6 @@ class _Call:
             hint="retry",
         )
         await self._answer(context, request, started_s, lost)
-
-    def _record_soon(self, request: Any, started_s: float) -> None:
-        """Record after the answer is sent: a log line takes a tenth of a small call's time, and the caller need
-        not wait.
-        """
-        if self._is_inner and not _log.isEnabledFor(self._level):
-            return  # the next part of the call waits for the event loop
-        elapsed_s = time.monotonic() - started_s
-        record = partial(self._record, request, elapsed_s, grpc.StatusCode.OK, {})
-        operations.after_answer(record)
-
-    def _record_now(
-        self, request: Any, started_s: float, code: grpc.StatusCode, error: dict[str, str]
-    ) -> None:
-        self._record(request, time.monotonic() - started_s, code, error)
-
-    def _record(
-        self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
-    ) -> None:
-        if self._is_csi and not self._is_inner:
-            self._timer(code).observe(elapsed_s)
-        level = self._level_of(code)
-        if _log.isEnabledFor(level):
-            self._log_served(level, request, elapsed_s, code, error)
-        fields = call_fields.current()
-        if fields is not None and not self._is_inner:
-            fields.settle()
-
-    def _timer(self, code: grpc.StatusCode) -> Histogram:
-        key = (self._served.driver() or metrics.UNKNOWN_DRIVER, code)
-        if key not in self._timers:
-            labels = (key[0], self._counted_as, _CODES[code], "false")
-            self._timers[key] = metrics.csi_operations.labels(*labels)
-        return self._timers[key]
-
-    def _level_of(self, code: grpc.StatusCode) -> int:
-        """Refusals are warnings. An inner call's failure is the outer one's, too."""
-        if self._is_inner or code is grpc.StatusCode.OK:
-            return self._level
-        return logging.ERROR if code in _OURS else logging.WARNING
-
-    def _log_served(
-        self,
-        level: int,
-        request: Any,
-        elapsed_s: float,
-        code: grpc.StatusCode,
-        error: dict[str, str],
-    ) -> None:
-        extra: dict[str, Any] = {
-            "rpc": self.name,
-            "server": self._served.name,
-            "code": code.name,
-            "ms": round(elapsed_s * 1000, 1),
-            **error,
-        }
-        if "error" in extra:
-            extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
-        if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
-            extra["request"] = redaction.describe(request)
-        _log.log(level, "served", extra=extra)
 
 
 def _peer_error(context: Context) -> dict[str, str]:

@@ -20,6 +20,7 @@ from crust.host.files import flocks
 from crust.host.process import oserrors
 from crust.rpc import channel
 from crust.rpc.serving import interceptors, sockets
+from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.gate import Gate, GateInterceptor
 
@@ -68,9 +69,7 @@ async def serving(  # noqa: PLR0913 - one per part of a server
         server = grpc.aio.server(
             interceptors=[
                 *([GateInterceptor(gate)] if gate is not None else []),
-                interceptors.CallInterceptor(
-                    interceptors.Served(name, driver), daemon.health, admit
-                ),
+                interceptors.CallInterceptor(Served(name, driver), daemon.health, admit),
             ],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from crust import errors, logs, metrics
 from crust.rpc import channel, status
 from crust.rpc.serving import interceptors, server
+from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.gate import Gate, GateInterceptor
 from crust.rpc.serving.health import Health
 from tests.support.faults.refusals import refused
@@ -352,7 +353,7 @@ class _Details(grpc.HandlerCallDetails):
 async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name(kind: str) -> None:
     """A server has the same handler for each call of a method. Methods that pass through unknown have no bound."""
     interceptor: grpc.aio.ServerInterceptor = (
-        interceptors.CallInterceptor(interceptors.Served("test"), Health())
+        interceptors.CallInterceptor(Served("test"), Health())
         if kind == "calls"
         else GateInterceptor(Gate())
     )

@@ -88,14 +88,14 @@ async def test_path_that_is_not_wired_is_a_socket(root: str, stack: AsyncExitSta
 async def test_call_through_three_parts_has_one_line_and_one_id(
     root: str, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
-    caplog.set_level(level, "crust.rpc.serving.interceptors")
+    caplog.set_level(level, "crust.rpc.serving.call_record")
     ids: list[str] = []
 
     def note(_: logging.LogRecord) -> bool:
         ids.append(request_id())
         return True
 
-    logger = logging.getLogger("crust.rpc.serving.interceptors")
+    logger = logging.getLogger("crust.rpc.serving.call_record")
     logger.addFilter(note)
     stack.callback(logger.removeFilter, note)
 
