@@ -1,4 +1,4 @@
-"""The CSI driver `block.csi.crust.dev`: block volumes of this machine, for hosts and for microVMs.
+"""The CSI driver of crust: block volumes of this machine or of a Ceph pool, for hosts and for microVMs.
 
 `app` composes. `services` decode, call and encode; `controller`, `node` and `snapshots` hold the rules, which tests
 call without a server; `records` and `node/node_state` hold the state; `engines` store the bytes. The disk and the

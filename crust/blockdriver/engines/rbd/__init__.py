@@ -1,17 +1,21 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
-    place, pool, omap      where it is, which pool it is, and the sorted keys that all else is kept in
-    images, snapshots,
-    copies, limits, space  what a controller changes and asks: `engine` puts them together
-    image_use              who has an image open, asked before each change that could cut that client off
-    image_change           asks again while it is changed, and ends the change when nobody answers
-    records, background    the records, and work that takes the time of the data
-    access, host_devices   the node's side: a hypervisor opens an image itself, or this host's kernel maps it
-    own_user, lent_users   as which user of Ceph a node connects
-    fencing                cuts off nodes that are declared gone
+    place, pool, omap        where it is, which pool it is, and the sorted keys that all else is kept in
+    records, volume_lock     the records; one controller at a time changes a volume
+    provisioning/            what a controller changes and asks: `engine` puts it together
+      images, snapshots,
+      copies, limits, space  the images, and what is left for new ones
+      image_use              who has an image open, asked before each change that could cut that client off
+      image_change           asks again while it is changed, and ends the change when nobody answers
+      background, directory  work that takes the time of the data; librbd's names and trash
+    node/                    what a node has
+      access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
+      own_user, lent_users   as which user of Ceph a node connects
+      fencing                cuts off nodes that are declared gone
 
-The pool is the only truth: several controllers serve it at once without locks, and each write compares what it has
-read. Refused: all use by a host whose kernel cannot map images; a hypervisor does not need that.
+The pool is the only truth, and several controllers serve it at once: each holds a volume's lock while it changes it,
+and each write compares what it has read. A host whose kernel cannot map images refuses raw volumes and mounts; a
+hypervisor does not need the kernel.
 """
 
 from crust.blockdriver.engines.pool_store import RecordKind

@@ -1,1 +1,1 @@
-"""Images of Ceph as a node has them: the claim in the pool, the user of one volume, fencing."""
+"""Images of Ceph as a node has them: devices of its kernel, claims in the pool, the users of volumes, fencing."""
