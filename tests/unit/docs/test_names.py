@@ -1,4 +1,4 @@
-"""What the pages name exists: files, tests, and the targets of links."""
+"""What the pages name exists: files, tests, log messages, the targets of links. The rows of a table are complete."""
 
 import re
 from collections import Counter
@@ -8,10 +8,37 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").glob("*.md")]
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").rglob("*.md")]
 )  # fmt: skip
 TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)]*)?\)")
+CODE = "\n".join(
+    path.read_text(encoding="utf-8")
+    for top in ("crust", "examples")
+    for path in (ROOT / top).rglob("*.py")
+)
+MESSAGE = re.compile(r"`([a-z]+(?: [\w'-]+){3,})`")
+PROGRAMS = ("crust", "ceph", "etcdctl", "kubectl", "mdadm", "python", "systemctl")
+"""What a text of several words in the type of code begins with, if it is no log message."""
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def bars(row: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", row))
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of the headings; a heading that comes again gets a number."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        seen[anchor] += 1
+    return found
 
 
 def names_of(pages: list[Path]) -> list[str]:
@@ -23,6 +50,33 @@ def test_links_of_page_exist(page: str) -> None:
     links = [path for path, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
     local = [path for path in links if "://" not in path]
     assert [path for path in local if not ((ROOT / page).parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_anchors_of_links_are_headings(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s#]*)#([^)]*)\)", (ROOT / page).read_text(encoding="utf-8"))
+    local = [(path, anchor) for path, anchor in links if "://" not in path]
+    here = (ROOT / page).parent
+    missing = [
+        (path, anchor)
+        for path, anchor in local
+        if anchor not in anchors(here / path if path else ROOT / page)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page: str) -> None:
+    text = without_code(ROOT / page)
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    assert [row for table in tables for row in table if bars(row) != bars(table[0])] == []
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
+def test_log_messages_named_by_page_are_in_the_code(page: str) -> None:
+    named = set(MESSAGE.findall((ROOT / page).read_text(encoding="utf-8")))
+    messages = {each for each in named if not each.startswith(PROGRAMS)}
+    assert {each for each in messages if each not in CODE} == set()
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
