@@ -178,10 +178,6 @@ class Record:
         """Whether the volume is mounted read-only."""
         return self.mount.readonly
 
-    def to_deferred_mount(self) -> volumes.DeferredMount:
-        """What the driver returned, normalised."""
-        return self.mount
-
     def same_content(self, other: Self) -> bool:
         """Whether both are equal except for generation, time, call, and what decided."""
         same = replace(

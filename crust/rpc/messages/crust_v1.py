@@ -10,7 +10,6 @@ from dataclasses import asdict
 from crust import errors, volumes
 from crust.wire.v1 import types_pb2
 
-INT64_MAX = 2**63 - 1
 LONGEST_FREEZE_S = 60
 
 

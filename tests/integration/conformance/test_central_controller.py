@@ -5,15 +5,12 @@ wait for the lease of the one that was killed.
 """
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.host.block import loop, loop_devices
 from tests.support.drivers import own_driver
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
@@ -25,16 +22,6 @@ _OTHER_PROFILE: dict[Profile, set[str]] = {
     "1.13": {"C-244"},
 }
 _IDENTITY = ("C-001", "C-002", "C-003", "C-004")
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory whose name is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
-        yield Path(name)
-        for device in loop_devices.list_all():
-            if device.backing.startswith(f"{name}/"):
-                loop.detach(device)
 
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])

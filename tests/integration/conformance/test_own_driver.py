@@ -6,15 +6,12 @@ a JUnit and a JSON report there (`make conformance`).
 """
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.host.block import loop, loop_devices
 from tests.support.drivers import own_driver
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
@@ -46,16 +43,6 @@ _COMPLETE: dict[own_driver.Way, set[Profile]] = {
     "behind-proxy": {"1.13"},
     "node": {"1.12"},
 }
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory whose name is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
-        yield Path(name)
-        for device in loop_devices.list_all():
-            if device.backing.startswith(f"{name}/"):
-                loop.detach(device)
 
 
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])

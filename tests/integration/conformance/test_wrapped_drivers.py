@@ -1,8 +1,6 @@
 """The suite through the wrap gives what it gives without it, for volumes that are not deferred."""
 
 import os
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,13 +14,6 @@ from tests.support.drivers import own_driver, vendor_driver
 from tests.support.drivers.wrapping_processes import wrapping
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory whose name is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
-        yield Path(name)
 
 
 # One process has the same shims as three; that they are put together in the same way is seen with the strict driver.

@@ -18,7 +18,6 @@ from tests.support.nodes.node import until
 from tests.support.records.records import IMAGE, TARGET, a_record
 
 ONE, TWO = volumes.SandboxId("one"), volumes.SandboxId("two")
-SERIAL = a_record().digest[:20]
 
 
 @pytest.fixture

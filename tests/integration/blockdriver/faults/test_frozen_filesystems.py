@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
@@ -26,15 +27,22 @@ from tests.support.records.copies import (
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 
-async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
-    source = await copying.create("source")
-    target = await up(copying, source.volume_id)
-    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
+def _left_frozen(copying: Bench, target: str) -> tuple[str, Path]:
+    """Freeze the volume "source" as a driver that is killed then leaves it, with the note of it."""
+    volume_id = copying.ids.volume_id("source")
+    attachment = copying.driver.stores.access.attached(volume_id)
     assert attachment is not None
-    entry = copying.root / "run" / "freezes" / source.volume_id
+    entry = copying.root / "run" / "freezes" / volume_id
     entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
+    return attachment.host_device.path, entry
+
+
+async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
+    source = await copying.create("source")
+    target = await up(copying, source.volume_id)
+    _, entry = _left_frozen(copying, target)
     await asyncio.to_thread(copying.restart)
     assert not is_frozen(target)
     assert not entry.exists()
@@ -50,18 +58,13 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     """It was unmounted lazily: it still has the device, and no path leads to it."""
     source = await copying.create("source", mount(fs_type), size=size)
     target = await up(copying, source.volume_id, fs_type)
-    attachment = copying.driver.stores.access.attached(copying.ids.volume_id("source"))
-    assert attachment is not None
-    entry = copying.root / "run" / "freezes" / source.volume_id
-    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
-    entry.chmod(0o600)
-    fsfreeze.freeze(target)
+    device, entry = _left_frozen(copying, target)
     unmount_lazily(target)
     with pytest.raises(devices.DeviceInUse):
-        os.close(devices.open_exclusive(attachment.host_device.path))
+        os.close(devices.open_exclusive(device))
     await asyncio.to_thread(copying.restart)
     assert not entry.exists()
-    os.close(devices.open_exclusive(attachment.host_device.path))
+    os.close(devices.open_exclusive(device))
     assert await up(copying, source.volume_id, fs_type) == target
     write(target, "after", b"x")
     await down(copying, source.volume_id)

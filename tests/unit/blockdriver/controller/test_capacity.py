@@ -21,16 +21,6 @@ HERE = topology.segments({topology.KEY: driver_state.NODE})
 ELSEWHERE = topology.segments({topology.KEY: "node-2"})
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path)
-
-
-@pytest.fixture
-def provisioner(state: Driver) -> Provisioner:
-    return state.controller_rules.provisioner
-
-
 def sized(name: str, size_bytes: int) -> create_volume.Create:
     return driver_state.create(name, required=size_bytes)
 

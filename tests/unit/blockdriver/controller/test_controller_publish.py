@@ -22,11 +22,6 @@ from tests.support.drivers.memory_backend import MemoryBackend
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path)
-
-
-@pytest.fixture
 def publisher(state: Driver) -> ControllerPublish:
     return state.controller_rules.publisher
 

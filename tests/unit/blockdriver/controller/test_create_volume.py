@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,16 +22,6 @@ from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 
 GIB = 1024 * MIB
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path)
-
-
-@pytest.fixture
-def provisioner(state: Driver) -> Provisioner:
-    return state.controller_rules.provisioner
 
 
 def create(

@@ -20,16 +20,6 @@ from tests.support.drivers.memory_backend import MemoryBackend
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Driver:
-    return driver_state.opened(tmp_path)
-
-
-@pytest.fixture
-def provisioner(state: Driver) -> Provisioner:
-    return state.controller_rules.provisioner
-
-
-@pytest.fixture
 def health_check(state: Driver) -> HealthCheck:
     return state.controller_rules.health_check
 

@@ -8,6 +8,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.handoff import claims, layout
+from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.proxy.deferrals.volume_secrets import SecretsForgotten, VolumeSecrets
 from crust.runtime_handler.registration import Registration
@@ -110,8 +111,8 @@ async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Pl
             assert await session.secrets_of(target) == KNOWN
 
 
-@pytest.mark.spec("D-49")
-async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> None:
+def _known(places: Places) -> tuple[Record, VolumeSecrets]:
+    """A published volume, and its secrets."""
     store = Store(places.volumes)
     store.open()
     target = volumes.TargetPath(places.target("one"))
@@ -119,24 +120,24 @@ async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> Non
     known = VolumeSecrets(store)
     with known.kept(record, KNOWN):
         pass
-    with sandbox(places.volumes, target.text):
+    return record, known
+
+
+@pytest.mark.spec("D-49")
+async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> None:
+    record, known = _known(places)
+    with sandbox(places.volumes, record.target.text):
         assert await known.of(record, "kata") == KNOWN
-        known.drop(target)
+        known.drop(record.target)
         with pytest.raises(SecretsForgotten):
             await known.of(record, "kata")
 
 
 async def test_failed_publish_leaves_those_of_the_one_before(places: Places) -> None:
-    store = Store(places.volumes)
-    store.open()
-    target = volumes.TargetPath(places.target("one"))
-    record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
-    known = VolumeSecrets(store)
-    with known.kept(record, KNOWN):
-        pass
+    record, known = _known(places)
     with pytest.raises(errors.NotReady), known.kept(record, {"passphrase": "of another"}):
         raise errors.NotReady("no")
-    with sandbox(places.volumes, target.text):
+    with sandbox(places.volumes, record.target.text):
         assert await known.of(record, "kata") == KNOWN
 
 

@@ -204,10 +204,7 @@ async def test_a_volume_whose_handler_went_away_is_asked_of_the_program_and_boun
         with node.sandbox(target):
             with pytest.raises(grpc.aio.AioRpcError, match="not registered now"):
                 await node.co.stats("vol-1", target)
-            entry = layout.Layout(places.volumes).entry(volumes.TargetPath(target))
-            program = tmp_path / "cli"
-            Path(entry.runtime_cli).write_text(str(program))
-            Path(entry.runtime_cli).chmod(0o600)
+            program = _program_of(places, target, tmp_path)
             _answer(program, STATS)
             assert (await node.co.stats("vol-1", target)).usage[0].used == 300
             _answer(program, {"usage": [{"unit": "BYTES", "total": str(1 << 50)}]})
@@ -232,12 +229,18 @@ async def test_a_handler_that_offers_neither_is_asked_by_its_program(
         with node.sandbox(target):
             with pytest.raises(grpc.aio.AioRpcError, match="does not offer STATS"):
                 await node.co.stats("vol-1", target)
-            entry = layout.Layout(places.volumes).entry(volumes.TargetPath(target))
-            program = tmp_path / "cli"
-            Path(entry.runtime_cli).write_text(str(program))
-            Path(entry.runtime_cli).chmod(0o600)
+            program = _program_of(places, target, tmp_path)
             _answer(program, STATS)
             assert (await node.co.stats("vol-1", target)).usage[0].used == 300
+
+
+def _program_of(places: Places, target: str, directory: Path) -> Path:
+    """The program that the runtime has named beside the entry."""
+    program = directory / "cli"
+    named = Path(layout.Layout(places.volumes).entry(volumes.TargetPath(target)).runtime_cli)
+    named.write_text(str(program))
+    named.chmod(0o600)
+    return program
 
 
 def _answer(program: Path, answer: object) -> None:

@@ -1,0 +1,19 @@
+"""Where the drivers under test live."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crust.host.block import loop, loop_devices
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory whose name is short enough for sockets; what a failed case left attached is detached."""
+    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+        yield Path(name)
+        for device in loop_devices.list_all():
+            if device.backing.startswith(f"{name}/"):
+                loop.detach(device)
