@@ -5,8 +5,9 @@ begins when the answer to the one before is in the store: so once a later reques
 carried out any more, and a controller that got a final answer knows what stands. The records of the pool make a
 request that comes twice harmless; within one process it gets the same answer and is not carried out again.
 
-What runs at once, and what waits, is bounded; a request beyond that is answered UNAVAILABLE. One that nobody waits
-for any more is not carried out (`crust.cluster.node_calls`).
+What runs at once, and what waits, is bounded; a request beyond that is answered UNAVAILABLE. So is one that has
+returned with a backup of the store, or is from before the node's start: what it is about may have been created again
+since. One that nobody waits for any more is not carried out (`crust.cluster.node_calls`).
 """
 
 import asyncio
@@ -44,6 +45,17 @@ class TooManyRequests(errors.PeerUnavailable):
             "the node takes no more requests",
             why=f"{count} are waiting",
             hint="retry; if it stays so, look at the node's disk and its log",
+        )
+
+
+class RequestReturned(errors.PeerUnavailable):
+    """A request was in the store before the node knew it: it may have been carried out, and be there again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the request was not carried out",
+            why="it is from before the node's start, or from a backup of the store",
+            hint="the same call succeeds when it is repeated",
         )
 
 
@@ -149,6 +161,9 @@ class Agent:
     def _take(self, request: Request) -> None:
         """Put a request in its queue, or into the place of its earlier delivery."""
         is_known = request.request_id in self._pending
+        if request.has_returned and not is_known and request.request_id not in self._answered:
+            self._start(self._refuse(request, RequestReturned()))
+            return
         if is_known or len(self._pending) < self._limits.waiting:
             self._pending[request.request_id] = request
         else:

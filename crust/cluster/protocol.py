@@ -15,7 +15,7 @@ The protocols are narrow on purpose: nothing here speaks of keys, leases or tran
 take etcd's place.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -75,6 +75,13 @@ class Announcement:
     boot: str
     """Differs after each start of the node's process."""
     extra: Mapping[str, str] = field(default_factory=dict)
+    restored: int = 0
+    """How often the node's process found that the store had lost its latest history. `NodeSide` sets it."""
+
+    @property
+    def witness(self) -> str:
+        """Another one when the node cannot say, or denies, that the store has all that the node knows of."""
+        return f"{self.boot}-{self.restored}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,9 @@ class Request:
     """The pool that the call is for; a node that has another one by now does not carry it out."""
     delivery: int = field(default=0, compare=False)
     """Set by the store for the node: an answer is for this asking alone, not for a later one of the same id."""
+    has_returned: bool = field(default=False, compare=False)
+    """Set by the store for the node: it is older than what this process has seen, or than the process, and none that
+    it has still to answer. It may have been carried out long ago, and what it names may be another volume by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,8 @@ class NodeSide(Protocol):
     def requests(self) -> AsyncIterator[Request]:
         """Requests for this node that have no answer, the oldest first, for ever: reconnects by itself.
 
-        After a reconnect a request may come again.
+        After a reconnect a request may come again. When requests come, what the node announces was compared with
+        what is in the store.
         """
         ...
 
@@ -188,6 +199,10 @@ class ControllerSide(Protocol):
 
     async def unplace(self, key: str, pool_id: str) -> None:
         """Remove the record of `key` if it names `pool_id`; else nothing. Raises as `place`."""
+        ...
+
+    async def unplace_all(self, beginnings: Sequence[str]) -> None:
+        """Remove, in one moment, the records of all keys that begin with one of these. Raises as `place`."""
         ...
 
     async def placements(self, after: str, limit: int) -> tuple[tuple[str, str], ...]:

@@ -26,6 +26,7 @@ def findings(given: ClusterSettings, node_id: str, *, is_node: bool) -> Iterator
         yield from _member(member)
     yield from _holes(seen)
     yield from _access(seen, node_id, is_node=is_node)
+    yield from _restored(seen)
 
 
 def _certificate(seen: Examination) -> Finding:
@@ -71,6 +72,18 @@ def _holes(seen: Examination) -> Iterator[Finding]:
             "; ".join(each.what for each in found),
             "run 3.5.33, 3.6.14 or later; until then a node that is taken over can disturb the others",
         )
+
+
+def _restored(seen: Examination) -> Iterator[Finding]:
+    if not seen.restored:
+        return
+    some = ", ".join(seen.restored[:3]) + (", ..." if len(seen.restored) > 3 else "")
+    yield warning(
+        f"etcd was restored from a backup, or replaced, since the start of {some}",
+        "what was written last is lost there; names come back from the pools, retirements do not",
+        "compare `crust cluster nodes`, and retire again what is gone for good: "
+        "docs/multi-node.md, Restore etcd from a backup",
+    )
 
 
 def _access(seen: Examination, node_id: str, *, is_node: bool) -> Iterator[Finding]:

@@ -132,6 +132,7 @@ class Central:
     async def leading(self, name: str) -> AsyncIterator[None]:
         """Wait to lead, then serve while the block runs. Once only: what is remembered is of one term."""
         async with self._store.lead(name) as term:
+            self._names.begin()
             self.calls.term = term
             surveying = forever(self._survey.keep, "surveys")
             surveys = asyncio.create_task(surveying, name="surveys")

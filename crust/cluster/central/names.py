@@ -9,9 +9,17 @@ surveyed once (`survey`): what it has is recorded, and then that it was surveyed
 in every pool that was not surveyed yet, and while one of those is away no new name is created: it could be there. In
 an empty store it is not even known which pools there are: the first term in it creates no new name before the nodes
 had time to announce themselves.
+
+A store can also be restored from a backup. It lacks the names that were created since, and says that their pools were
+surveyed. So the record of a survey names the pool's witness, the process of its node, and counts no more for another
+one: a node that has run through a restore says so by another count, and then all pools are surveyed again, those of
+nodes that are away too, as in an empty store. Each term compares the records with the nodes that are connected before
+it creates a new name; and while a pool is not surveyed, a record counts for a name only if its volume stands there.
 """
 
+import asyncio
 import logging
+import time
 
 from google.protobuf.message import Message
 
@@ -46,12 +54,12 @@ class NamesUnknown(errors.PeerUnavailable):
 
 
 class StoreIsNew(errors.PeerUnavailable):
-    """The store is empty, and the nodes may not have announced themselves yet."""
+    """The store is empty or was restored, and the nodes may not have announced themselves yet."""
 
     def __init__(self, settle_s: float) -> None:
         super().__init__(
             "no volume of a new name can be created yet",
-            why="the store of the cluster is new, and not all nodes may have announced themselves",
+            why="the store of the cluster is new, or was restored, and not all nodes may have announced themselves",
             hint=f"wait for {settle_s:g} s after the start; if the store was lost, connect all nodes first",
         )
 
@@ -77,7 +85,20 @@ class Names:
         self.settle_s = settle_s
         self._is_settled = False
         self._is_new = False
-        self._surveyed: set[str] = set()
+        self._surveyed: dict[str, str] = {}
+        """The witness of each pool's survey; that of a pool whose node is away was not compared."""
+        self._compared = asyncio.Event()
+        self._compared.set()
+        self._settles_s = 0.0
+
+    def begin(self) -> None:
+        """A term begins: what is recorded is not believed before `are_compared`."""
+        self._compared.clear()
+        self._settles_s = time.monotonic() + self.settle_s
+
+    def are_compared(self) -> None:
+        """The records of surveys were compared with the nodes that are connected, as far as these answer."""
+        self._compared.set()
 
     async def pool_of(self, key: str) -> str:
         """The pool that has `key`, or may have it; empty for a new one.
@@ -88,7 +109,12 @@ class Names:
         if recorded in self._store.retired_pools():
             await self._store.unplace(key, recorded)
             recorded = ""
-        return recorded or await self._unrecorded(key)
+        if recorded and (not await self._unsurveyed() or await self.stands(recorded, key)):
+            return recorded
+        found = await self._unrecorded(key)
+        if recorded and found:  # deleted there, and created again, since a backup
+            await self._store.unplace(key, recorded)
+        return found or recorded
 
     async def record(self, key: str, pool_id: str) -> str:
         """Record the pool unless one is recorded; return the recorded one."""
@@ -128,8 +154,8 @@ class Names:
             self._is_new = not self._is_settled
 
     async def settle(self) -> None:
-        """The nodes had time to announce themselves: mark the store as in use."""
-        if self._is_settled:
+        """Mark the store as in use, once the nodes had time to announce themselves."""
+        if self._is_settled or time.monotonic() < self._settles_s:
             return
         try:
             await self._store.place(_SETTLED, _SETTLED)
@@ -138,24 +164,74 @@ class Names:
         else:
             self._is_settled = True
 
-    async def is_surveyed(self, pool_id: str) -> bool:
-        """Whether all that the pool has is recorded. Raises `StoreUnavailable`."""
-        if pool_id not in self._surveyed and await self._store.placement(_mark(pool_id)):
-            self._surveyed.add(pool_id)
-        return pool_id in self._surveyed
+    def witness(self, pool_id: str) -> str:
+        """Who speaks for the pool now; empty while its node is away. It is of now if the node has just answered."""
+        return self._witnesses().get(pool_id, "")
 
-    async def mark_surveyed(self, pool_id: str) -> None:
-        """All that the pool has is recorded. Raises as `record`."""
-        await self._store.place(_mark(pool_id), pool_id)
-        self._surveyed.add(pool_id)
+    async def is_surveyed(self, pool_id: str) -> bool:
+        """Whether all that the pool has is recorded. Raises `StoreUnavailable`, `StoreIsNew`."""
+        await self._compared.wait()
+        return await self.compare(pool_id, self.witness(pool_id))
+
+    async def compare(self, pool_id: str, witness: str) -> bool:
+        """Whether the pool was surveyed, for all that `witness` knows. Raises as `is_surveyed`."""
+        if self._is_known(pool_id, witness):
+            return True
+        recorded = await self._store.placement(_mark(pool_id))
+        if _is_denied(recorded, witness):
+            await self._forget_surveys(pool_id, recorded, witness)
+            raise StoreIsNew(self.settle_s)
+        if not recorded or witness not in ("", recorded):
+            return False
+        self._surveyed[pool_id] = recorded
+        return True
+
+    async def mark_surveyed(self, pool_id: str, witness: str) -> None:
+        """All that the pool has is recorded, says `witness`. Raises as `record`."""
+        recorded = await self._store.place(_mark(pool_id), witness)
+        if recorded != witness:
+            await self._store.unplace(_mark(pool_id), recorded)
+            await self._store.place(_mark(pool_id), witness)
+        self._surveyed[pool_id] = witness
+
+    async def _forget_surveys(self, pool_id: str, recorded: str, witness: str) -> None:
+        """The store has lost names, and nobody knows of which pools."""
+        extra = {"pool_id": pool_id, "recorded": recorded, "witness": witness}
+        _log.warning(
+            "the store was restored from a backup: all pools are surveyed again", extra=extra
+        )
+        await self._store.unplace_all((_mark(""), _SETTLED))
+        self._surveyed.clear()
+        self._is_settled, self._is_new = False, True
+        self._settles_s = time.monotonic() + self.settle_s
+
+    def _witnesses(self) -> dict[str, str]:
+        return {each.pool_id: each.witness for each in self._router.connected()}
+
+    def _is_known(self, pool_id: str, witness: str) -> bool:
+        known = self._surveyed.get(pool_id, "")
+        return known != "" and witness in ("", known)
+
+    async def _unsurveyed(self) -> list[str]:
+        """The pools that may have names without a record. Raises as `is_surveyed`."""
+        await self._compared.wait()
+        witnesses = self._witnesses()
+        pools = [
+            each
+            for each in self._router.pools()
+            if not self._is_known(each, witnesses.get(each, ""))
+        ]
+        # those that can deny what is recorded of the others are first
+        pools.sort(key=lambda each: each not in witnesses)
+        return [each for each in pools if not await self.compare(each, witnesses.get(each, ""))]
 
     async def _unrecorded(self, key: str) -> str:
         """The pool that has a volume without a record of it."""
         await self.look()
         if self.problem is not None:
             raise self.problem
-        for pool_id in self._router.pools():
-            if not await self.is_surveyed(pool_id) and await self._was_there(pool_id, key):
+        for pool_id in await self._unsurveyed():
+            if await self._was_there(pool_id, key):
                 return pool_id
         return ""
 
@@ -170,3 +246,9 @@ class Names:
 
 def _mark(pool_id: str) -> str:
     return f"surveyed-{pool_id}"
+
+
+def _is_denied(recorded: str, witness: str) -> bool:
+    """Whether the process that has witnessed the survey says that the store has lost its history since."""
+    same = recorded.rpartition("-")[0] == witness.rpartition("-")[0] != ""
+    return same and recorded != witness

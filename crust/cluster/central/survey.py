@@ -31,6 +31,8 @@ AT_ONCE = 32
 POOLS_AT_ONCE = 16
 SURVEY_EVERY_S = 1.0
 COLLECT_EVERY_S = 3600.0
+COMPARE_S = 10.0
+"""How long a term waits for its nodes before it creates a new name."""
 _RECORDS = 1000
 _COLLECTED = ("group-", "snapshot-")
 """The kinds of records that are looked for."""
@@ -50,10 +52,13 @@ class Survey:
 
     async def keep(self) -> None:
         """Survey pools when they are connected, and collect, until cancelled."""
-        settles_s = time.monotonic() + self._names.settle_s
+        try:
+            await self._compare()
+        finally:
+            self._names.are_compared()
         while True:
             await self._tried(self._names.look(), "whether the store is new is not known")
-            if time.monotonic() >= settles_s and self._router.connected():
+            if self._router.connected():
                 await self._names.settle()
             async with asyncio.TaskGroup() as surveys:
                 for pool_id in self._served():
@@ -77,6 +82,24 @@ class Survey:
         async with self._places:  # a node that hangs must not delay the others' surveys
             await self._tried(self._survey(pool_id), "a pool cannot be surveyed")
 
+    async def _compare(self) -> None:
+        """Ask the nodes that are connected, before a survey that is recorded is believed.
+
+        What a node announces is of now once it has answered: it announces what it has found before it answers.
+        """
+        with contextlib.suppress(
+            TimeoutError
+        ):  # one that hangs, or is in a backup, must not keep the others
+            async with asyncio.timeout(COMPARE_S), asyncio.TaskGroup() as comparisons:
+                for pool_id in self._served():
+                    comparisons.create_task(self._compared(pool_id))
+
+    async def _compared(self, pool_id: str) -> None:
+        async with self._places:
+            await self._tried(self._under_way(pool_id), "a node does not answer")
+            found = self._names.compare(pool_id, self._names.witness(pool_id))
+            await self._tried(found, "a survey cannot be compared")
+
     def _served(self) -> list[str]:
         return [each.pool_id for each in self._router.connected() if each.is_ready]
 
@@ -89,16 +112,19 @@ class Survey:
             _log.warning(what, extra={"error": error})
 
     async def _survey(self, pool_id: str) -> None:
-        if await self._names.is_surveyed(pool_id):
+        if await self._names.compare(pool_id, self._names.witness(pool_id)):
             return
         found = [await self._under_way(pool_id)]
+        witness = self._names.witness(pool_id)
+        if not witness or await self._names.compare(pool_id, witness):
+            return
         found += [
             [key async for key in each]
             for each in (self._volumes(pool_id), self._snapshots(pool_id))
         ]
         for keys in found:
             await self._record(pool_id, keys)
-        await self._names.mark_surveyed(pool_id)
+        await self._names.mark_surveyed(pool_id, witness)
         _log.info("pool surveyed", extra={"pool_id": pool_id, "names": sum(map(len, found))})
 
     async def _under_way(self, pool_id: str) -> list[str]:
@@ -137,12 +163,32 @@ class Survey:
 
         async def one(key: str) -> None:
             async with places:
-                recorded = await self._names.record(key, pool_id)
+                recorded = await self._router.store.placement(key)
+                if recorded != pool_id:
+                    recorded = await self._corrected(pool_id, key)
             if recorded != pool_id:
                 extra = {"name_key": key, "pool_id": pool_id, "other_pool": recorded}
                 _log.error("one name is in two pools; delete one of the two by hand", extra=extra)
 
         await asyncio.gather(*(one(each) for each in dict.fromkeys(keys) if each))
+
+    async def _corrected(self, pool_id: str, key: str) -> str:
+        """Record the pool of a name that it has, in place of one that has it no more since a backup was made.
+
+        Raises what the node of that one answers, or why it does not: then the pool stays unsurveyed.
+        """
+
+        async def work() -> str:
+            recorded = await self._names.record(key, pool_id)
+            if recorded == pool_id:
+                return recorded
+            is_retired = recorded in self._router.store.retired_pools()
+            if not is_retired and await self._names.stands(recorded, key):
+                return recorded
+            await self._names.forget(key, recorded)
+            return await self._names.record(key, pool_id)
+
+        return await self._running.run(key, "survey", b"", work)
 
     async def _collect(self) -> None:
         now = time.monotonic()

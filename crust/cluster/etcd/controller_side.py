@@ -148,6 +148,12 @@ class EtcdControllerSide:
         same = writes.created_at(placed, found.kvs[0].create_revision)
         await self._write(term, [same], [writes.delete(placed)], what=what)
 
+    async def unplace_all(self, beginnings: Sequence[str]) -> None:
+        """See the protocol."""
+        ranges = [self._keys.placements(each) for each in beginnings]
+        operations = [writes.delete(*each) for each in ranges]
+        await self._write(self._leading(), [], operations, what="records are not removed")
+
     async def placements(self, after: str, limit: int) -> tuple[tuple[str, str], ...]:
         """See the protocol."""
         first, end = self._keys.placements()
@@ -224,7 +230,8 @@ class EtcdControllerSide:
             if response.succeeded:
                 return response
             leader = writes.read(response, 0)
-            if leader is None or leader.create_revision != term.revision:
+            is_older = leader is not None and leader.mod_revision < written  # of a backup
+            if leader is None or leader.create_revision != term.revision or is_older:
                 term.end()
                 raise LeadershipLost
             if leader.mod_revision == written:

@@ -4,15 +4,16 @@ It only reads. What access control there is shows in what is refused: a key outs
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from datetime import datetime
 
-from crust.cluster.etcd import connect
-from crust.cluster.etcd.client import certificates, failures
+from crust.cluster.etcd import connect, records
+from crust.cluster.etcd.client import certificates, failures, writes
 from crust.cluster.etcd.client.certificates import Files
 from crust.cluster.etcd.client.client import Broken, Client
 from crust.cluster.etcd.client.methods import RANGE, STATUS
-from crust.cluster.etcd.keys import Keys
+from crust.cluster.etcd.keys import ANNOUNCE, Keys
 from crust.cluster.protocol import StoreUnavailable
 from crust.settings.cluster import ClusterSettings
 from crust.wire.etcd.v3 import etcd_pb2 as pb
@@ -55,6 +56,8 @@ class Examination:
     members: tuple[SeenMember, ...]
     access: Access | None
     access_problem: str = ""
+    restored: tuple[str, ...] = ()
+    """The nodes whose drivers have run while the store lost its latest history, of those that may be read."""
 
 
 async def examine(given: ClusterSettings, node_id: str) -> Examination:
@@ -64,6 +67,7 @@ async def examine(given: ClusterSettings, node_id: str) -> Examination:
     async with connect.client(given) as client:
         members = tuple([await _member(client, number) for number in range(len(client.members))])
         access, problem = await _access(client, Keys(given.prefix), node_id)
+        restored = await _restored(client, Keys(given.prefix), node_id, access)
     at = certificates.now()
     return Examination(
         identity.user,
@@ -73,6 +77,7 @@ async def examine(given: ClusterSettings, node_id: str) -> Examination:
         members,
         access,
         problem,
+        restored,
     )
 
 
@@ -96,6 +101,30 @@ async def _access(client: Client, keys: Keys, node_id: str) -> tuple[Access | No
         ), ""
     except StoreUnavailable as problem:
         return None, str(problem)
+
+
+async def _restored(
+    client: Client, keys: Keys, node_id: str, access: Access | None
+) -> tuple[str, ...]:
+    if access is None or not (access.node or access.leader):
+        return ()
+    what = "announcements cannot be read"
+    own = keys.announce(node_id)
+    first, end = keys.nodes() if access.leader else (own, own + b"\0")
+    with contextlib.suppress(StoreUnavailable):
+        _, kvs = await writes.listing(client, first, end, what=what)
+        return tuple(each for kv in kvs if (each := _node_of_restored(keys, kv)))
+    return ()
+
+
+def _node_of_restored(keys: Keys, kv: pb.KeyValue) -> str:
+    key = keys.parse(kv.key)
+    if key is None or key.kind != ANNOUNCE:
+        return ""
+    with contextlib.suppress(records.StoreValueInvalid):
+        said = records.decode(records.AnnouncementRecord, kv.key, kv.value)
+        return key.name if said.restored else ""
+    return ""
 
 
 async def _may_read(client: Client, key: bytes) -> bool:

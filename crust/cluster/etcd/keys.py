@@ -88,9 +88,9 @@ class Keys:
         """The range of a node's pools."""
         return _range(self._key("nodes", node_id, POOL, ""))
 
-    def placements(self) -> tuple[bytes, bytes]:
-        """The range of all placements."""
-        return _range(self._key("placements", ""))
+    def placements(self, beginning: str = "") -> tuple[bytes, bytes]:
+        """The range of all placements, or of those whose name has this beginning."""
+        return _range(self._key("placements", beginning))
 
     def followed(self) -> tuple[bytes, bytes]:
         """The range that a controller follows."""

@@ -7,6 +7,9 @@ lease's time is for everything else: to stop asking, and to let another one lead
 Every write also compares when the key was written last. After an attempt without an answer the leader writes its key
 again before it writes anything else: from then on etcd refuses that attempt. Otherwise a request that was answered
 long ago could be put again by it, and a node that has started since would create a volume that was deleted.
+
+A backup that is restored brings a leader's key back, with its lease. So a term also ends when the store's history was
+lost: etcd would take the writes of that leader, and what it remembers is of the other history.
 """
 
 import asyncio
@@ -14,11 +17,13 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from crust.cluster.etcd import records
 from crust.cluster.etcd.client import leases, writes
 from crust.cluster.etcd.client.client import Client
 from crust.cluster.etcd.client.failures import LeaseGone
+from crust.cluster.etcd.client.history import History
 from crust.cluster.etcd.client.leases import Lease
 from crust.cluster.etcd.keys import Keys
 from crust.cluster.etcd.mirror import Mirror
@@ -31,24 +36,42 @@ _PAUSE_S = 1.0
 _LOST_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class _Won:
+    """A leader's key that was made, and how often the store had lost its history before."""
+
+    key: bytes
+    value: bytes
+    revision: int
+    lease: Lease
+    losses: int
+
+
 class Term:
     """`protocol.Leadership`."""
 
-    def __init__(self, key: bytes, value: bytes, revision: int, lease: Lease) -> None:
-        self._key = key
-        self._value = value
-        self._lease = lease
+    def __init__(self, won: "_Won", history: History) -> None:
+        self._key = won.key
+        self._value = won.value
+        self._lease = won.lease
+        self._history = history
+        self._losses = won.losses
         self._ended = asyncio.Event()
         self._renewing = asyncio.Lock()
         self._is_in_doubt = False
-        self.revision = revision
-        self.written = revision
+        self.revision = won.revision
+        self.written = won.revision
         """The revision at which the leader's key was written last, as far as is known here."""
 
     @property
     def is_held(self) -> bool:
         """See the protocol."""
-        return not self._ended.is_set() and self._lease.left_s > 0
+        is_same = self._history.losses == self._losses
+        return is_same and not self._ended.is_set() and self._lease.left_s > 0
+
+    async def history_lost(self) -> None:
+        """Return when the store has lost what it had when the term began: its key may be there again."""
+        await self._history.lost(self._losses)
 
     async def lost(self) -> None:
         """See the protocol."""
@@ -109,15 +132,15 @@ async def term(
     """
     async with contextlib.AsyncExitStack() as stack:
         while True:
-            lease, value, revision = await _won(client, layout, mirror, name, ttl_s, tried)
-            won = Term(layout.leader, value, revision, lease)
-            keeper = asyncio.create_task(_keep(won, lease, mirror), name="etcd leadership")
-            stack.push_async_callback(lease.revoke)
+            found = await _won(client, layout, mirror, name, ttl_s, tried)
+            won = Term(found, client.history)
+            keeper = asyncio.create_task(_keep(won, found.lease, mirror), name="etcd leadership")
+            stack.push_async_callback(found.lease.revoke)
             stack.push_async_callback(_cancelled, keeper)
             if await _is_seen(won, mirror):
                 break
             await stack.aclose()
-        _log.info("this controller leads", extra={"controller": name, "term": revision})
+        _log.info("this controller leads", extra={"controller": name, "term": won.revision})
         yield won
         won.end()
 
@@ -129,11 +152,12 @@ async def _won(
     name: str,
     ttl_s: int,
     tried: Callable[[StoreUnavailable | None], None],
-) -> tuple[Lease, bytes, int]:
+) -> _Won:
     while True:
         if mirror.leader:
             tried(None)  # another one could
         await mirror.until(lambda: mirror.revision > 0 and mirror.leader == 0)
+        losses = client.history.losses
         try:
             lease = await leases.grant(client, ttl_s)
             # of this attempt: a key with the lease of an earlier one ends with that
@@ -141,7 +165,7 @@ async def _won(
             revision = await _try(client, layout, value, lease)
             tried(None)
             if revision:
-                return lease, value, revision
+                return _Won(layout.leader, value, revision, lease, losses)
             await lease.revoke()
             await asyncio.sleep(_LOST_S)  # until the mirror has the winner
         except (StoreUnavailable, LeaseGone) as problem:
@@ -167,13 +191,14 @@ async def _try(client: Client, layout: Keys, value: bytes, lease: Lease) -> int:
 
 
 async def _keep(won: Term, lease: Lease, mirror: Mirror) -> None:
-    """End the term with its lease, or when another leader is seen."""
+    """End the term with its lease, with the store's history, or when another leader is seen."""
 
     async def other_seen() -> None:
         await mirror.until(lambda: mirror.revision >= won.revision)
         await mirror.until(lambda: mirror.leader != won.revision)
 
-    parts = [asyncio.create_task(each) for each in (lease.keep(), other_seen())]
+    endings = (lease.keep(), other_seen(), won.history_lost())
+    parts = [asyncio.create_task(each) for each in endings]
     try:
         await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -2,10 +2,16 @@
 
 The announcement is written again, under a new lease, whenever the lease has ended: after a stop of the node, an
 outage of etcd that took longer than the lease, or a wipe. So an empty store is filled again by those who know.
+
+A backup that is restored brings requests back that were answered since, perhaps by the process before this one. What
+was there when this process first looked, or is older than what it has seen and none that it has still to answer, is
+marked as returned. And the announcement in a backup is older than the one that was written last, if anything was
+announced since: that the store has lost its history is announced then, before any request is delivered.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 
@@ -40,10 +46,16 @@ class EtcdNodeSide:
         self._silence = silence
         self._said: Announcement | None = None
         self._lease: Lease | None = None
-        self._began: tuple[int, str] | None = None
+        self._began: tuple[int, str, int] | None = None
         self._written = 0
         """The revision at which the announcement was written last, as far as is known here."""
+        self._losses = 0
+        """How often the store had lost its history when that was noted."""
         self._writing = asyncio.Lock()
+        self._seen = 0
+        """The revision up to which all requests were seen; 0 before the first look."""
+        self._open: dict[bytes, int] = {}
+        """The keys of the requests that came since the first look and have no answer, with their deliveries."""
         self._keeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -76,11 +88,12 @@ class EtcdNodeSide:
         async with contextlib.aclosing(follower.follow()) as following:
             async for seen in following:
                 if isinstance(seen, watches.Listing):
-                    found = sorted(seen.kvs, key=lambda kv: kv.create_revision)
+                    await self._announced()
+                    found = self._listed(seen)
                 else:
-                    found = [each.kv for each in seen.events if each.type == pb.Event.PUT]
-                for kv in found:
-                    if request := self._request(kv):
+                    found = [self._arrived(kv) for kv in _put_in(seen)]
+                for request in found:
+                    if request:
                         yield request
 
     async def answer(self, request: Request, answer: Answer) -> None:
@@ -98,6 +111,41 @@ class EtcdNodeSide:
             [writes.put(answered, record.encoded()), writes.delete(asked)],
             what=f"an answer of node {self._node_id} is not written",
         )
+        if self._open.get(asked) == request.delivery:
+            del self._open[asked]
+
+    async def _announced(self) -> None:
+        """Compare the announcement with the store's, however long that takes: it says what the store has lost."""
+        while True:
+            try:
+                await self._write()
+            except StoreUnavailable as problem:
+                _log.warning("the node is not announced", extra={"error": problem})
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _listed(self, seen: watches.Listing) -> list[Request | None]:
+        """Those that have returned marked as such."""
+        known = self._seen or seen.revision
+        before, self._open = self._open, {}
+        self._seen = seen.revision
+        found = []
+        for kv in sorted(seen.kvs, key=lambda kv: kv.create_revision):
+            is_open = before.get(kv.key) == kv.create_revision
+            has_returned = kv.create_revision <= known and not is_open
+            found.append(self._request(kv, has_returned=has_returned))
+        return found
+
+    def _arrived(self, kv: pb.KeyValue) -> Request | None:
+        self._seen = max(self._seen, kv.create_revision)
+        return self._request(kv, has_returned=False)
+
+    async def _look(self) -> None:
+        """Before this node is announced nobody asks it: what is there now is not for this process."""
+        first, end = self._keys.requests(self._node_id)
+        what = f"requests to node {self._node_id} cannot be read"
+        self._seen, _ = await writes.listing(self._client, first, end, what=what)
 
     async def _write(self) -> None:
         """Write what is to be announced, under a lease that lives. Raises `StoreUnavailable`."""
@@ -105,6 +153,8 @@ class EtcdNodeSide:
             said = self._said
             if said is None:
                 return
+            if not self._seen:
+                await self._look()
             for _ in range(2):
                 lease = await self._living_lease()
                 try:
@@ -124,13 +174,15 @@ class EtcdNodeSide:
 
     async def _put(self, said: Announcement, lease: Lease) -> None:
         """The pool's key is written once per lease: its revision says which node began to announce the pool last."""
-        value = records.AnnouncementRecord.of(said).encoded()
-        operations = [writes.put(self._keys.announce(self._node_id), value, lease.id)]
-        began = (lease.id, said.pool_id)
-        if began != self._began:
-            operations.append(writes.put(self._keys.pool(self._node_id, said.pool_id), b""))
         key = self._keys.announce(self._node_id)
         for _ in range(_TRIES):
+            losses = self._client.history.losses
+            now = dataclasses.replace(said, restored=losses)
+            value = records.AnnouncementRecord.of(now).encoded()
+            began = (lease.id, said.pool_id, losses)
+            operations = [writes.put(key, value, lease.id)]
+            if began != self._began:
+                operations.append(writes.put(self._keys.pool(self._node_id, said.pool_id), b""))
             response = await writes.commit(
                 self._client,
                 [writes.written_at(key, self._written)],
@@ -139,15 +191,32 @@ class EtcdNodeSide:
                 what=_what(said),
             )
             present = None if response.succeeded else writes.read(response, 0)
-            is_own = present is not None and (present.value, present.lease) == (value, lease.id)
+            is_done = response.succeeded or self._is_own(present, value, lease)
+            if not is_done:
+                self._compare(present)
+            self._losses = self._client.history.losses
             self._written = present.mod_revision if present else 0
-            if response.succeeded or is_own:  # by an attempt whose answer was lost
+            if is_done:
                 self._written = self._written or response.header.revision
                 self._began = began
+            if is_done and self._losses == losses:
                 return
         raise StoreUnavailable(
             _what(said), "another process announces it all the time", "stop the node's other driver"
         )
+
+    def _is_own(self, present: pb.KeyValue | None, value: bytes, lease: Lease) -> bool:
+        """Whether an attempt whose answer was lost has written it."""
+        if present is None or present.mod_revision <= self._written:
+            return False
+        return (present.value, present.lease) == (value, lease.id)
+
+    def _compare(self, present: pb.KeyValue | None) -> None:
+        """An announcement that is older than the last one is that of a backup, unless that is known already."""
+        history = self._client.history
+        is_older = present is not None and present.mod_revision < self._written
+        if is_older and history.losses == self._losses:
+            history.is_lost("what this node announced last is not there")
 
     async def _keep(self) -> None:
         """Keep the lease; when it has ended, announce again."""
@@ -162,7 +231,7 @@ class EtcdNodeSide:
                 _log.warning("the node is not announced", extra={"error": problem})
                 await asyncio.sleep(_PAUSE_S)
 
-    def _request(self, kv: pb.KeyValue) -> Request | None:
+    def _request(self, kv: pb.KeyValue, *, has_returned: bool) -> Request | None:
         key = self._keys.parse(kv.key)
         if key is None or key.kind != keys.REQUEST:
             return None
@@ -171,7 +240,13 @@ class EtcdNodeSide:
         except records.StoreValueInvalid as problem:
             _log.error("a request was ignored", extra={"error": problem})
             return None
-        return record.request(key.id, kv.create_revision)
+        if not has_returned:
+            self._open[kv.key] = kv.create_revision
+        return record.request(key.id, kv.create_revision, has_returned=has_returned)
+
+
+def _put_in(seen: watches.Changes) -> list[pb.KeyValue]:
+    return [each.kv for each in seen.events if each.type == pb.Event.PUT]
 
 
 def _what(said: Announcement) -> str:

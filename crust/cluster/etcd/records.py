@@ -57,6 +57,7 @@ class AnnouncementRecord(_Record):
     is_ready: bool
     boot: Id
     extra: Annotated[dict[Id, Text], Field(max_length=64)]
+    restored: Size = 0
 
     @classmethod
     def of(cls, said: Announcement) -> "AnnouncementRecord":
@@ -72,6 +73,7 @@ class AnnouncementRecord(_Record):
             is_ready=said.is_ready,
             boot=said.boot,
             extra=dict(said.extra),
+            restored=said.restored,
         )
 
     def announcement(self) -> Announcement:
@@ -97,10 +99,16 @@ class RequestRecord(_Record):
             pool_id=asked.pool_id,
         )
 
-    def request(self, request_id: str, delivery: int) -> Request:
+    def request(self, request_id: str, delivery: int, *, has_returned: bool = False) -> Request:
         """What was asked, as it is delivered."""
         return Request(
-            request_id, self.method, self.message, self.deadline_unix_s, self.pool_id, delivery
+            request_id,
+            self.method,
+            self.message,
+            self.deadline_unix_s,
+            self.pool_id,
+            delivery,
+            has_returned,
         )
 
 

@@ -225,6 +225,20 @@ class StoreContract:
             await controller.unplace("volume-1", "a")
             assert await controller.placement("volume-1") == ""
 
+    async def test_unplace_all_removes_what_begins_so_and_nothing_else(
+        self, cluster: Cluster
+    ) -> None:
+        controller, other = await cluster.controller("c"), await cluster.controller("other")
+        async with controller.lead("c"):
+            for key in ("mark-a", "mark-b", "mark", "settled", "volume-mark-a"):
+                await controller.place(key, "pool")
+            await controller.unplace_all(("mark-", "settled"))
+            left = await controller.placements("", 9)
+            with pytest.raises(LeadershipLost):
+                await other.unplace_all(("mark",))
+        assert left == (("mark", "pool"), ("volume-mark-a", "pool"))
+        assert await other.placements("", 9) == left
+
     async def test_placements_are_listed_in_pages_by_key(self, cluster: Cluster) -> None:
         controller = await cluster.controller("c")
         async with controller.lead("c"):

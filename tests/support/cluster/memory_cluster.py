@@ -7,7 +7,7 @@ It passes the contract of `tests.support.cluster.cluster_contract`, as the real 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crust.cluster import retirement
@@ -266,6 +266,13 @@ class MemoryController:
         self._check()
         if self._store.kept.placements.get(key) == pool_id:
             del self._store.kept.placements[key]
+
+    async def unplace_all(self, beginnings: Sequence[str]) -> None:
+        """See `ControllerSide`."""
+        self._check()
+        placements = self._store.kept.placements
+        for key in [each for each in placements if each.startswith(tuple(beginnings))]:
+            del placements[key]
 
     async def placements(self, after: str, limit: int) -> tuple[tuple[str, str], ...]:
         """See `ControllerSide`."""

@@ -5,6 +5,7 @@ is created twice, in two pools, can so be counted. They answer with the codes of
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -60,6 +61,10 @@ class SimulatedPool(_Base):  # type: ignore[misc]
         """ListVolumes waits for it, or fails meanwhile with `list_error`."""
         self.list_gate.set()
         self.list_error: errors.CrustError | None = None
+        self.boot = ""
+        """Another one for each agent."""
+        self.restored = 0
+        """How often the store had lost its history, where the store does not say it itself."""
 
     def pool_id(self) -> str:
         return self.ids.pool_id
@@ -77,7 +82,8 @@ class SimulatedPool(_Base):  # type: ignore[misc]
             volumes=len(self.volumes),
             max_volumes=self.most_volumes,
             is_ready=self.is_ready,
-            boot="1",
+            boot=self.boot,
+            restored=self.restored,
         )
 
     def free(self) -> int:
@@ -263,6 +269,7 @@ async def joined(
     pool: SimulatedPool, store: NodeSide, limits: Limits | None = None
 ) -> AsyncIterator[Agent]:
     """The pool's node, in the cluster while the block runs."""
+    pool.boot = uuid.uuid4().hex
     server: Any = LocalServer()
     server.open(pool.node_id, Health(), driver=lambda: "driver")
     csi_pb2_grpc.add_ControllerServicer_to_server(pool, server)

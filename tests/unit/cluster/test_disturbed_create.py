@@ -155,8 +155,12 @@ async def test_empty_store_creates_no_new_name_before_the_nodes_had_time_to_anno
         async with refused(Code.UNAVAILABLE) as found:
             await Sidecar(central).create("pvc")
         assert "StoreIsNew" in (found[0].details() or "")
-        await store.place("volume-" + pool_ids.digest("known"), cluster.pools["n1"].pool_id())
+        for name in ("known", "recorded"):
+            await store.place("volume-" + pool_ids.digest(name), cluster.pools["n1"].pool_id())
+        await cluster.pools["n1"].CreateVolume(csi_pb2.CreateVolumeRequest(name="known"), None)
         await Sidecar(central).create("known")
+        async with refused(Code.UNAVAILABLE):  # the record may be from a backup
+            await Sidecar(central).create("recorded")
     async with leading(cluster.store.controller()) as sidecar:
         await sidecar.create("pvc")
 

@@ -22,7 +22,8 @@ from google.protobuf.message import Message
 from crust.cluster.etcd.client import certificates, failures
 from crust.cluster.etcd.client.channels import Channels, Member
 from crust.cluster.etcd.client.failures import Failure, Next
-from crust.cluster.etcd.client.methods import Method
+from crust.cluster.etcd.client.history import History
+from crust.cluster.etcd.client.methods import RANGE, TXN, Method
 from crust.cluster.protocol import StoreUnavailable
 
 Q = TypeVar("Q", bound=Message)
@@ -34,6 +35,8 @@ ATTEMPT_S = 3.0
 _PAUSE_S = 0.2
 """Between two rounds, for members that refuse at once."""
 _METADATA = (("hasleader", "true"),)
+_LINEARIZABLE = (RANGE.response, TXN.response)
+"""Answers that have the revision of all writes before the request, whichever member gives them."""
 
 
 class Broken(Exception):
@@ -52,6 +55,7 @@ class Client:
         self._channels = channels
         self._attempt_s = attempt_s
         self._preferred = 0
+        self.history = History()
 
     @property
     def user(self) -> str:
@@ -163,6 +167,7 @@ class Client:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
+        sent_at = self.history.position
         try:
             answer: R = await begin(request, timeout=timeout_s, metadata=_METADATA)
         except grpc.aio.AioRpcError as error:
@@ -170,6 +175,8 @@ class Client:
         except (asyncio.CancelledError, grpc.aio.UsageError):
             raise_if_cancelled()
             raise Broken(member, _REPLACED) from None
+        if isinstance(answer, _LINEARIZABLE):
+            self.history.seen(answer.header, sent_at)
         return answer
 
 

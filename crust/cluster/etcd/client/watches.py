@@ -89,7 +89,7 @@ class Follower:
                     self._client, self._key, self._end, what=self._what
                 )
                 async with self._client.stream(WATCH, what=self._what) as watching:
-                    await self._begin(watching, revision + 1)
+                    await self._begin(watching, revision)
                     self._connected()
                     attempts = 0
                     yield Listing(revision, kvs)
@@ -102,13 +102,20 @@ class Follower:
             attempts += 1
 
     async def _begin(self, watching: Watching, revision: int) -> None:
-        """Create the watch. Raises `StoreUnavailable` if it is refused, and `Broken`."""
-        request = pb.WatchCreateRequest(key=self._key, range_end=self._end, start_revision=revision)
+        """Watch what comes after `revision`. Raises `StoreUnavailable` if that is refused, and `Broken`."""
+        request = pb.WatchCreateRequest(
+            key=self._key, range_end=self._end, start_revision=revision + 1
+        )
         limit = self._silence.answer_s
         await watching.write(pb.WatchRequest(create_request=request), limit)
         created = await watching.read(limit)
         if created.canceled:
             raise self._refused(created.cancel_reason)
+        if (
+            created.header.revision < revision
+        ):  # restored since the listing, or a member that is behind
+            why = "the member does not have yet, or not any more, what was listed"
+            raise StoreUnavailable(self._what, why)
 
     async def _events(self, watching: Watching) -> AsyncGenerator[Sequence[pb.Event], None]:
         asking = asyncio.create_task(self._ask_for_progress(watching), name="etcd watch progress")
