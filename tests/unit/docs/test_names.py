@@ -1,10 +1,14 @@
-"""What the pages name exists: files, tests, log messages, the targets of links. The rows of a table are complete."""
+"""What the pages name exists: files, tests, log messages, codes of errors, targets of links. Tables are complete."""
 
 import re
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import pytest
+
+from crust.rpc import status
+from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -77,6 +81,22 @@ def test_log_messages_named_by_page_are_in_the_code(page: str) -> None:
     named = set(MESSAGE.findall((ROOT / page).read_text(encoding="utf-8")))
     messages = {each for each in named if not each.startswith(PROGRAMS)}
     assert {each for each in messages if each not in CODE} == set()
+
+
+def test_code_beside_the_name_of_an_error_is_its_code() -> None:
+    """`Name` (CODE, `Name`, CODE and CODE (`Name`): on all pages."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    code = "|".join(each.name for each in grpc.StatusCode)
+    named = {(name, of) for name, of in re.findall(rf"`([A-Z]\w+)`(?:,| \() ?({code})\b", text)}
+    named |= {(name, of) for of, name in re.findall(rf"\b({code})(?: \(|: )`([A-Z]\w+)`", text)}
+    assert len(named) > 15
+    codes = {
+        (each.__name__, of.name)
+        for each in error_table.all_errors()
+        for branch, of in status.CODES.items()
+        if issubclass(each, branch)
+    }
+    assert named - codes == set()
 
 
 @pytest.mark.parametrize("page", names_of(PAGES))
