@@ -61,6 +61,10 @@ def test_the_tables_of_the_node() -> None:
     ]
 
 
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def documented(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """Setting to default, as the page must have it."""
     found = {}
@@ -168,6 +172,13 @@ def test_every_error_that_the_page_names_exists() -> None:
     known = {each.__name__ for each in error_table.all_errors()}
     assert len(named) > 40
     assert named - known - REASONS == set()
+
+
+def test_every_symptom_is_in_the_table_above_them() -> None:
+    table, *sections = PAGE.partition("\n## Symptoms\n")[2].partition("\n## ")[0].split("\n### ")
+    headings = [section.splitlines()[0] for section in sections]
+    assert len(headings) > 25
+    assert [each for each in headings if f"(#{anchor(each)})" not in table] == []
 
 
 def test_every_reason_of_a_bad_health_is_explained() -> None:
