@@ -11,7 +11,7 @@ import pytest
 from crust import volumes
 from crust.host.block import loop
 from examples.kata.vm import faults, machine, values
-from tests.e2e.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
+from tests.e2e.microvm.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from examples.kata.vm import containers, faults, machine, values
-from tests.e2e.conftest import MIB, MountDisk, attempt, shell
+from tests.e2e.microvm.conftest import MIB, MountDisk, attempt, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

@@ -14,7 +14,7 @@ import pytest
 from crust import errors, volumes
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
-from tests.e2e.conftest import MIB, make_disk, shell
+from tests.e2e.microvm.conftest import MIB, make_disk, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from crust import errors, volumes
 from examples.kata.vm import faults, machine, values
-from tests.e2e.conftest import MIB, SMALLEST, shell
+from tests.e2e.microvm.conftest import MIB, SMALLEST, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

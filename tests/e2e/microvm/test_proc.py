@@ -3,7 +3,7 @@
 import pytest
 
 from examples.kata.vm import machine, values
-from tests.e2e.conftest import MountDisk, attempt, shell
+from tests.e2e.microvm.conftest import MountDisk, attempt, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 

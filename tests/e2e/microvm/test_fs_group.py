@@ -3,7 +3,7 @@
 import pytest
 
 from examples.kata.vm import faults, machine, values
-from tests.e2e.conftest import MountDisk, shell
+from tests.e2e.microvm.conftest import MountDisk, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
