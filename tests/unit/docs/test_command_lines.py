@@ -3,6 +3,7 @@
 import importlib
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from crust.node.settings import NodeSettings
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 from crust.settings.proxy import ProxySettings
+from tests.unit.cli.test_manifest import config, printed
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").rglob("*.md")]
@@ -82,6 +84,12 @@ def test_settings_of_page_are_accepted(page: str, text: str) -> None:
         missing = {"socket": "/run/x.sock", "mode": "node", "node_id": "n"}
         flags = {key: value for key, value in missing.items() if key not in tables}
         assert loading.load(DriverSettings, "driver", toml=text, environ={}, flags=flags).cluster
+
+
+def test_manifest_takes_the_settings_of_two_drivers_on_a_node(tmp_path: Path) -> None:
+    (text,) = (text for _, text in TOML if "metrics_address" in text)
+    kinds = Counter(kind for kind, _ in printed(config(tmp_path, text)))
+    assert (kinds["DaemonSet"], kinds["CSIDriver"]) == (1, 2)
 
 
 def test_table_of_doctor_has_every_check() -> None:
