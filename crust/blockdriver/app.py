@@ -46,6 +46,7 @@ from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.health import snapshot_findings
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
+from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
@@ -100,19 +101,7 @@ def build(  # noqa: PLR0913 - one per setting
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)
     unused = UnusedVolumes(name, stores.volume_records, live, UnusedSince(run_dir))
-    health_check = HealthCheck(
-        stores.pool,
-        stores.volume_records,
-        stores.content_records,
-        stores.provisioning,
-        stores.capacity.available_bytes,
-        lambda: itertools.chain(
-            snapshot_findings(
-                snapshots.volume_snapshots.snapshot_records, snapshots.groups, stores.provisioning
-            ),
-            unused.findings(),
-        ),
-    )
+    health_check = _health_check(stores, snapshots, unused)
     calls = SnapshotCalls(identity, snapshots.volume_snapshots, snapshots.group_snapshots, running)
     controller_rules = compose_controller.rules(
         identity,
@@ -198,6 +187,22 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
             engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
         ),
         capacity=capacity.PoolCapacity(volume_records.index, engine.provisioning, overcommit),
+    )
+
+
+def _health_check(
+    stores: Stores, snapshots: SnapshotRecovery, unused: UnusedVolumes
+) -> HealthCheck:
+    records, groups = snapshots.volume_snapshots.snapshot_records, snapshots.groups
+    return HealthCheck(
+        stores.pool,
+        stores.volume_records,
+        stores.content_records,
+        stores.provisioning,
+        stores.capacity.available_bytes,
+        lambda: itertools.chain(
+            snapshot_findings(records, groups, stores.provisioning), unused.findings()
+        ),
     )
 
 
