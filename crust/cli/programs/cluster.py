@@ -26,6 +26,17 @@ _CONFIG = click.option(
 _WAIT_S = 10.0
 
 
+class NoClusterSettings(errors.InvalidRequest):
+    """A command about a cluster has no settings that say where its store is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it is not known where the cluster's etcd is",
+            why="there are no settings with a table [cluster]",
+            hint="name the controller's settings by --config, in a controller's pod /etc/crust/controller.toml",
+        )
+
+
 @click.group()
 def cluster() -> None:
     """The nodes of a cluster with one controller."""
@@ -73,12 +84,13 @@ async def _answered(config: Path | None, command: Callable[[Any], Awaitable[None
 def _settings(config: Path | None) -> "ClusterSettings":
     from crust.cli.programs import daemons
     from crust.settings.driver import DriverSettings
-    from crust.settings.loading import InvalidSettings
 
+    if config is None and daemons.installed("driver") is None:
+        raise NoClusterSettings
     flags = {"config": config, "node_id": "crust-cluster"}
     found = daemons.settings_of(DriverSettings, "driver", flags)
     if found.cluster is None:
-        raise InvalidSettings("cluster", "the settings have no table cluster")
+        raise NoClusterSettings
     return found.cluster
 
 
