@@ -18,7 +18,7 @@ def accepted(node: Node) -> Iterator[Finding]:
         yield warning(
             f"there are no settings in {CONFIG_DIR}",
             "the daemons have been given other files, or none",
-            f"install deploy/crust/node.toml in {CONFIG_DIR}, or ignore this where flags say everything",
+            "run crust install --systemd, or ignore this where flags say everything",
         )
     for program, path in found.items():
         try:
