@@ -707,6 +707,103 @@ async def _format_as_a_guest(bench: Bench, volume: Volume, tmp_path: Path) -> No
         image.flush()
 
 
+async def test_mapping_that_no_driver_looks_after_keeps_its_claim_and_is_cut_off_by_its_own_address(
+    bench: Bench,
+) -> None:
+    """The claim has no lease that somebody must renew, and the driver that is started again has no key."""
+    volume, other = [await bench.volume() for _ in range(2)]
+    await volume.stage()
+    await volume.publish()
+    await volume.write("of A")
+    await bench.kill_driver()
+    _check_nobody_else_gets(volume)
+    await bench.start_driver()
+    _check_nobody_else_gets(volume)
+    await volume.write("of A again")
+    [address] = await volume.mapped()
+    with bench.ioctx() as ioctx:
+        cut = fencing.fence(bench.ceph.admin, ioctx, volume.id, "node-a", even_if_connected=True)
+        assert cut == (address,)
+        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(ioctx, volume.id) as image:
+            assert image.read(0, 10) == b"of A again"
+            image.write(b"of B", 0)
+            image.flush()
+        await other.stage()
+        assert address not in {each.address for each in other.holders()}
+        with pytest.raises(kernel_node.NodeFailed):
+            await volume.write("late")
+        with rbd.Image(ioctx, volume.id, read_only=True) as image:
+            assert image.read(0, 4) == b"of B"
+        claims.give_back(ioctx, volume.id, "vm")
+    await volume.leave()
+    await other.leave()
+
+
+def _check_nobody_else_gets(volume: Volume) -> None:
+    """Neither another node, early or late, nor one that fences without insisting."""
+    other = Host("node-b", "b")
+    with volume.bench.ioctx() as ioctx:
+        with pytest.raises(claims.ImageClaimed):
+            claims.check_claimable(ioctx, volume.id, Mode.WRITER, other)
+        with pytest.raises(claims.ImageClaimed):
+            claims.take(ioctx, volume.id, Mode.WRITER, other, "sandbox", "vm")
+        with pytest.raises(fencing.HolderConnected, match="the kernel of node node-a"):
+            fencing.fence(volume.bench.ceph.admin, ioctx, volume.id, "node-a")
+
+
+async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_reads(
+    bench: Bench,
+) -> None:
+    first = await _written(bench)
+    volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
+    await volume.stage()
+    await volume.publish(readonly=True)
+    [address] = await volume.mapped()
+    with bench.ioctx() as ioctx:
+        with rbd.Image(ioctx, volume.id, read_only=True) as image:
+            assert claims.watchers(image) == frozenset()
+        with pytest.raises(claims.ImageClaimed):
+            claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        deletion = csi_pb2.DeleteVolumeRequest(volume_id=volume.id)
+        await refused(
+            bench.controller.DeleteVolume(deletion, timeout=60),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "StillAttached",
+        )
+        assert await volume.read() == "kept"
+        assert fencing.fence(bench.ceph.admin, ioctx, volume.id, "node-a") == (address,)
+        code, _ = await bench.vm.ask("dd", f"if={volume.target}", "of=/dev/null", "iflag=direct")
+        assert code != 0
+    await volume.leave()
+    await first.leave()
+
+
+async def test_readers_image_that_was_removed_behind_the_back_is_unstaged_and_deleted(
+    bench: Bench,
+) -> None:
+    first = await _written(bench)
+    volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
+    await volume.stage()
+    await volume.publish(readonly=True)
+    with bench.ioctx() as ioctx:
+        rbd.RBD().remove(ioctx, volume.id)
+    assert await volume.read() == "kept", "of the parent, which has it still"
+    await volume.leave()
+    await first.leave()
+
+
+async def _written(bench: Bench) -> Volume:
+    """A raw volume with a text, not in use."""
+    made = await bench.volume()
+    await made.stage()
+    await made.publish()
+    await made.write("kept")
+    await made.unpublish()
+    await made.unstage()
+    return made
+
+
 async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(bench: Bench) -> None:
     volume = await bench.volume()
     await volume.stage()
