@@ -319,7 +319,7 @@ async def test_cluster_that_stops_answering_leaves_local_volumes_alone(
     codes = {each.code() for each in answers if isinstance(each, grpc.aio.AioRpcError)}
     assert codes == {grpc.StatusCode.UNAVAILABLE}
     assert len(answers) == len([each for each in answers if isinstance(each, grpc.aio.AioRpcError)])
-    await both.publish(SHARED, volume, target)  # no thread is left behind
+    await both.publish(SHARED, volume, target)  # no thread still hangs
     await both.leave(SHARED, volume, target)
 
 

@@ -69,7 +69,7 @@ async def test_volume_that_was_created_as_mount_is_refused_in_the_drivers_words(
 
 
 async def test_inline_volume_is_refused_before_the_driver_makes_it(stateful_node: Wrapped) -> None:
-    """A kubelet does not unpublish what it takes for never published: what was made would stay."""
+    """A kubelet does not unpublish what it treats as never published: what was made would stay."""
     node = stateful_node
     made = await node.volume()
     inline = Volume("csi-0123", {**made.context, INLINE: "true"}, {}, made.capability)

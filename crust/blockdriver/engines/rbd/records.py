@@ -43,7 +43,7 @@ class RbdRecords:
     """The digests that this process has seen last."""
 
     def open(self) -> None:
-        """Nothing to prepare: a write is whole or not there. Raises `PoolAbsent` if the object was removed."""
+        """Nothing to prepare: a write is complete or absent. Raises `PoolAbsent` if the object was removed."""
         self.load("")
 
     def ids(self) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def test_image_that_another_moves_to_the_trash_is_not_touched(
     image_id = id_of(guest, A)
     engine.delete(A)
     guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
-    guest.write_full(f"rbd_id.{A}", ceph_text(image_id))  # its name is not taken away yet
+    guest.write_full(f"rbd_id.{A}", ceph_text(image_id))  # its name is not removed yet
     guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
     engine.background.look()
     assert engine.image_bytes(A) == SIZE

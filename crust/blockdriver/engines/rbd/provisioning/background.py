@@ -46,7 +46,7 @@ class BackgroundWork:
         self._doing = ""
 
     def start(self) -> None:
-        """Begin to look, unless it runs. A thread that a `stop` has left behind ends with its piece of work."""
+        """Begin to look, unless it runs. A thread that `stop` did not wait for ends with its piece of work."""
         if self._thread is None:
             self._ends = threading.Event()
             self._thread = threading.Thread(

@@ -13,7 +13,7 @@ So librbd is never let get that far:
     meanwhile  they are asked again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, *our own* client is
                blocklisted, which ends the change wherever it is: the OSDs refuse its next step
     after      a change during which librbd might have broken a lock all the same, because this process slept or no
-               monitor answered, is not taken for done
+               monitor answered, is not treated as done
 
 The silent client still has its lock and knows nothing of all this. What it was asked to do and did not do yet it may
 do when it wakes up; whoever repeats the change looks first.
