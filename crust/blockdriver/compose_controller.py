@@ -89,7 +89,13 @@ def rules(  # noqa: PLR0913 - composition
 ) -> ControllerRules:
     """The rules of the controller part."""
     publisher = ControllerPublish(
-        stores.pool, stores.volume_records, live, stores.supported, attach_slots, identity.node_id
+        stores.pool,
+        stores.volume_records,
+        live,
+        stores.supported,
+        attach_slots,
+        identity.node_id,
+        stores.provisioning,
     )
     in_storage = stores.engine.limits
     modifier = VolumeModifier(
@@ -119,7 +125,9 @@ def rules(  # noqa: PLR0913 - composition
         capacity_report=CapacityReport(
             stores.capacity, stores.provisioning, stores.supported, identity.segment
         ),
-        validation=Validation(stores.volume_records, stores.content_records, stores.supported),
+        validation=Validation(
+            stores.volume_records, stores.content_records, stores.supported, stores.provisioning
+        ),
         snapshots=calls,
         modifier=modifier,
         coalescer=Coalescer(identity.driver, running, modifier.apply, window_s=modify_window_s),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.engines.protocol import Provisioning, StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -58,7 +58,7 @@ class PublishRequest:
 class ControllerPublish:
     """Publishes volumes to nodes. The caller makes one call per volume at a time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - composition
         self,
         pool: Pool,
         known: VolumeRecords,
@@ -66,7 +66,9 @@ class ControllerPublish:
         supported: SupportedCapabilities,
         attach_slots: AttachSlots,
         node_id: str,
+        provisioning: Provisioning,
     ) -> None:
+        self._provisioning = provisioning
         self._pool = pool
         self._volume_records = known
         self._node = node
@@ -78,7 +80,8 @@ class ControllerPublish:
         """Publish the volume to the node; published already is a success.
 
         Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
-        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`.
+        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`,
+        `ImageMissing`, `ForeignImage`.
         """
         await workers.run(self._publish, request)
 
@@ -89,6 +92,7 @@ class ControllerPublish:
         if why := self._supported.obstacle(request.capability):
             raise capability_check.CapabilityNotSupported(why)
         wanted = _attached(request)
+        self._provisioning.check_image(request.volume_id)
         present = next((each for each in record.nodes if each.node_id == request.node_id), None)
         if present is not None and not _is_same(present, wanted):
             raise PublishedToNodeDifferently(request.volume_id, request.node_id)

@@ -115,7 +115,8 @@ class Provisioner:
 
         Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`,
         `parameters.InvalidParameter`, `volume_size.VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`.
+        `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
+        was created already and whose image is gone: it is never made anew under the name that stands for its data.
         """
         record = await workers.run(self._create, request)
         if record.phase == "creating":
@@ -140,6 +141,7 @@ class Provisioner:
             raise VolumeExistsDifferently(request.name, "accessibility_requirements")
         _check_same(present, wanted, request.wanted)
         if present.phase == "ready":
+            self.provisioning.check_image(volumes.VolumeId(present.volume_id))
             return present
         if not is_new:  # from here on whoever has begun it cannot answer it any more
             with self._nothing_kept_if_full(present):

@@ -18,7 +18,7 @@ from crust.blockdriver.controller import io_limit_parameters, volume_size
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
 from crust.blockdriver.engines.pool_store import RecordChanged
-from crust.blockdriver.engines.protocol import ChangedElsewhere, ImageMissing, Provisioning
+from crust.blockdriver.engines.protocol import ChangedElsewhere, Provisioning
 from crust.blockdriver.records import capability_check, volume_records
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.stored_record import UNREADABLE
@@ -152,6 +152,7 @@ class VolumeModifier:
         volume_id = volumes.VolumeId(record.volume_id)
         limits = io_limit_parameters.changed(record.io_limits, change.limits)
         try:
+            self.provisioning.check_image(volume_id)
             self.enforcement.check(volume_id, limits)
         except errors.CrustError as err:
             return record, err
@@ -186,8 +187,7 @@ class VolumeModifier:
         capability = expansion.capability
         if capability is not None and (why := self.supported.obstacle(capability)):
             raise capability_check.CapabilityNotSupported(why)
-        if not self.provisioning.exists(volume_id):
-            raise ImageMissing(volume_id)
+        self.provisioning.check_image(volume_id)
 
     def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
         maximum = self.provisioning.maximum_bytes()

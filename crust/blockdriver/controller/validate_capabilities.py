@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.controller import io_limit_parameters, parameters
+from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
@@ -19,6 +20,7 @@ class Validation:
     volume_records: VolumeRecords
     content_records: ContentRecords
     supported: SupportedCapabilities
+    provisioning: Provisioning
 
     def why_not(
         self,
@@ -28,8 +30,12 @@ class Validation:
         sent_parameters: Mapping[str, str],
         sent_mutable: Mapping[str, str],
     ) -> str:
-        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`. Blocks."""
+        """The reason why the volume does not match the request; empty if it does. Blocks.
+
+        Raises `VolumeNotFound`, `ImageMissing`, `ForeignImage`.
+        """
         record = self.volume_records.load(volume_id)
+        self.provisioning.check_image(volume_id)
         for capability in capabilities:
             if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
                 return why

@@ -29,7 +29,8 @@ class ImageMissing(errors.Corrupt):
         super().__init__(
             f"the image of {volume_id} does not exist",
             why="the volume has a record, and the driver did not remove its image",
-            hint="restore the image; the record is kept",
+            hint="restore the image under its name; or delete the volume if its data is given up: "
+            "then its name is free",
         )
         self.volume_id = volume_id
 
@@ -37,10 +38,10 @@ class ImageMissing(errors.Corrupt):
 class ForeignImage(errors.Corrupt):
     """An image has the name of a volume's image, and the driver did not make it."""
 
-    def __init__(self, volume_id: str, shown: str, what: str = "created") -> None:
+    def __init__(self, volume_id: str, shown: str, what: str = "used") -> None:
         super().__init__(
             f"{volume_id} is not {what}",
-            why=f"an image of that name is in {shown}, it has data, and the driver did not make it",
+            why=f"an image of that name is in {shown}, and the driver did not make it",
             hint="find out whose it is, and rename it; nothing was changed. One that was restored from a backup "
             "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
         )
@@ -237,6 +238,10 @@ class Provisioning(Protocol):
         """Whether an image of this id exists."""
         ...
 
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `ImageMissing` if a complete volume has no image, `ForeignImage` if it is somebody else's."""
+        ...
+
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Create an image that reads as zeros, or complete one. Raises `Exhausted`."""
         ...
@@ -283,6 +288,10 @@ class Provisioning(Protocol):
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The capacity that a snapshot of the volume would take now; 0 where it shares blocks with the volume."""
+        ...
+
+    def check_snapshot(self, image: Image) -> None:
+        """Raise `SnapshotMissing` if a complete snapshot does not exist."""
         ...
 
     def take_snapshot(self, image: Image) -> None:

@@ -87,7 +87,7 @@ class LiveVolumes:
         entry = self.node_state.published(target)
         if entry is None:
             return None
-        attachment = self.access.attached(volumes.VolumeId(entry.volume_id))
+        attachment = self.access.host_device(volumes.VolumeId(entry.volume_id))
         return entry if _is_live(entry, attachment.device if attachment else None) else None
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
@@ -95,7 +95,7 @@ class LiveVolumes:
         entries = self.node_state.published_of(volume_id)
         if not entries:
             return ()
-        attachment = self.access.attached(volume_id)
+        attachment = self.access.host_device(volume_id)
         device = attachment.device if attachment else None
         return tuple(entry for entry in entries if _is_live(entry, device))
 

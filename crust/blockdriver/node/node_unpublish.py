@@ -92,9 +92,12 @@ class NodeUnpublish:
     def _check_ours(
         self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
     ) -> None:
-        """Refuse a foreign mount. Without an attached device that cannot be known, and the CO decides."""
+        """Refuse a foreign mount. Without an attached device that cannot be known, and the CO decides.
+
+        The storage is not asked: a pod ends whatever has become of it.
+        """
         attachment = (
-            self.access.attached(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
+            self.access.host_device(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
         )
         device = attachment.device if attachment is not None else None
         if device is not None and not device_mounts.shows(mount, device):

@@ -8,7 +8,12 @@ import os
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import Attachment, ImageMissing, NodeAccess
+from crust.blockdriver.engines.protocol import (
+    Attachment,
+    ForeignImage,
+    ImageMissing,
+    NodeAccess,
+)
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState, Staged
@@ -75,10 +80,10 @@ class NodeUnstage:
         self.node_state.forget_staged(volume_id)
 
     def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """None too for an image that was removed behind our back: the pod that had it must be able to end."""
+        """None too for an image that was removed or replaced behind our back: its pod must be able to end."""
         try:
             return self.access.attached(volume_id)
-        except ImageMissing:
+        except (ImageMissing, ForeignImage):
             return None
 
 

@@ -70,7 +70,7 @@ class ContentSources:
         """The source as it is now.
 
         Raises `take_snapshot.SnapshotNotFound`, `volume_records.VolumeNotFound`,
-        `content_records.ContentRecordMissing`.
+        `content_records.ContentRecordMissing`, `ImageMissing`, `ForeignImage`.
         """
         if wanted.kind == "snapshot":
             found = self.volume_snapshots.find(wanted.id)
@@ -81,6 +81,7 @@ class ContentSources:
                 fs_type=_fs_type(found),
             )
         record = self.volume_records.load(volumes.VolumeId(wanted.id))
+        self.provisioning.check_image(volumes.VolumeId(wanted.id))
         fs_type = _fs_type(self.content_records.load(volumes.VolumeId(wanted.id)))
         return ContentSource(
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type

@@ -15,7 +15,7 @@ from crust.blockdriver.records.snapshot_record import (
     SnapshotRecords,
 )
 from crust.blockdriver.records.stored_record import new_attempt
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard, image_of
 from crust.host.process import workers
 from crust.pool_ids import PoolIds
 
@@ -70,11 +70,11 @@ class GroupSnapshots:
     async def create(
         self, name: str, volume_ids: Sequence[volumes.VolumeId]
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-        """Take the group; taken already is a success. Raises `GroupNameTaken`, and as `VolumeSnapshots.take`."""
+        """Take the group; taken already is a success. Raises `GroupNameTaken`, and as `VolumeSnapshots.create`."""
         ids = sorted(volume_ids)
         group = await workers.run(self._present_or_plan, name, ids)
         if group.phase == "ready":
-            return group, self._members(group)
+            return group, await workers.run(self._present_members, group)
         return await self._take(group)
 
     def _present_or_plan(self, name: str, ids: list[volumes.VolumeId]) -> GroupRecord:
@@ -166,6 +166,13 @@ class GroupSnapshots:
             if member is not None:
                 self._volume_snapshots.discard(member)
         self._groups.remove(group)
+
+    def _present_members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
+        """Raises `SnapshotMissing` if one of them is gone."""
+        members = self._members(group)
+        for each in members:
+            self._volume_snapshots.provisioning.check_snapshot(image_of(each))
+        return members
 
     def _members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
         return tuple(self._volume_snapshots.find(snapshot_id) for _, snapshot_id in group.members)

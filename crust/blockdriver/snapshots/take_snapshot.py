@@ -138,10 +138,11 @@ class VolumeSnapshots:
     guest_freezer: GuestFreezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
-        """Take a snapshot; taken already is a success.
+        """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
 
         Raises `SnapshotNameTaken`, `volume_records.VolumeNotFound`, the errors of `quiesce.check`,
-        `freezes.FrozenTooLong`, those of `GuestFreezer.frozen`, `ImageMissing`, `Exhausted`.
+        `freezes.FrozenTooLong`, those of `GuestFreezer.frozen`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`,
+        `Exhausted`.
         """
         record = await workers.run(self._present_or_plan, name, volume_id)
         return record if record.phase == "ready" else (await self.take([record]))[0]
@@ -155,6 +156,7 @@ class VolumeSnapshots:
             return self.plan(volume_id, self.pool.ids.snapshot_id(name), name)
         if present.source_volume_id != volume_id:
             raise SnapshotNameTaken(name, present.source_volume_id)
+        self.provisioning.check_snapshot(image_of(present))
         return present
 
     def plan(
@@ -162,8 +164,11 @@ class VolumeSnapshots:
     ) -> SnapshotRecord:
         """The record of a snapshot that is to be taken of a volume, with what is known of its bytes now.
 
-        Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`.
+        Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`, `ImageMissing`,
+        `ForeignImage`.
         """
+        self.volume_records.load(volume_id)
+        self.provisioning.check_image(volume_id)
         record, known = self.volume_records.load(volume_id), self.content_records.load(volume_id)
         return SnapshotRecord(
             snapshot_id=snapshot_id,

@@ -329,7 +329,7 @@ async def test_connections_are_bounded_and_opened_again_for_their_volumes(
             await asyncio.to_thread(users.use, volume, each)
             await node.until_connected_as(each["userID"])
         images = VolumeImages(users.place(volumes[0]))
-        assert await asyncio.to_thread(images.size_bytes, volumes[0]) >= SIZE
+        assert await asyncio.to_thread(images.own_size_bytes, volumes[0]) >= SIZE
     finally:
         await asyncio.to_thread(users.let_go)
     await node.until_connected_as()

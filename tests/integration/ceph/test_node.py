@@ -40,6 +40,8 @@ class Cluster:
     namespace: str
     controller: Any
     node: Any
+    connected: grpc.aio.Channel
+    """To the controller."""
     secrets: dict[str, str]
     staging: Path
     target: Path
@@ -154,6 +156,7 @@ async def cluster(ceph: CephCluster) -> AsyncIterator[Cluster]:
                 namespace,
                 controller,
                 csi_pb2_grpc.NodeStub(stubs[1]),
+                stubs[0],
                 {"userID": names["guest"], "userKey": ceph.node(names["guest"], namespace)},
                 Path(name) / "staging",
                 Path(name) / "target",

@@ -114,12 +114,13 @@ async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_th
             "`rbd image-meta set IMAGE crust.volume VOLUME`",
         )
         check_untouched(cluster, volume_id, image_id)
-    assert (await cluster.create("one")).volume.volume_id == volume_id, "it is ready as before"
+    await refused(cluster.create("one"), loss, "[ForeignImage]", "is not used")
     with (
         cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
         rbd.Image(ioctx, volume_id) as image,
     ):
         image.metadata_set("crust.volume", volume_id)
+    assert (await cluster.create("one")).volume.volume_id == volume_id, "it is ready as before"
     await cluster.delete(volume_id)
     assert cluster.images() == []
 

@@ -48,6 +48,8 @@ class Storage:
         user = f"node-of-{namespace}"
         with ceph.ioctx(POOL, namespace) as ioctx:
             rbd.RBD().create(ioctx, IMAGE, size, old_format=False, features=61)
+            with rbd.Image(ioctx, IMAGE) as image:
+                image.metadata_set("crust.volume", IMAGE)
         return cls(ceph, namespace, user, ceph.node(user, namespace))
 
     @property

@@ -58,6 +58,11 @@ class MemoryBackend:
         """Whether there is an image."""
         return volume_id in self.images
 
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """Whether there is an image."""
+        if volume_id not in self.images:
+            raise ImageMissing(volume_id)
+
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Make an image, if there is capacity."""
         self._check_free(size_bytes)
@@ -168,6 +173,11 @@ class MemoryBackend:
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """Numbers take no space."""
         return 0
+
+    def check_snapshot(self, image: Image) -> None:
+        """Whether its size is remembered."""
+        if image.snapshot_id not in self.snapshots:
+            raise SnapshotMissing(image.snapshot_id)
 
     def take_snapshot(self, image: Image) -> None:
         """Remember the size."""

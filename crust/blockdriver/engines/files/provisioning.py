@@ -104,6 +104,11 @@ class FileProvisioning:
         """Whether the image file exists."""
         return sparse.exists(self._images.path(volume_id))
 
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """By the file's name: whose it is cannot be told."""
+        if not self.exists(volume_id):
+            raise ImageMissing(volume_id)
+
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Create a sparse file, which takes no space yet; raises `PoolFull`."""
         with self._told_when_full(size_bytes):
@@ -177,6 +182,10 @@ class FileProvisioning:
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The allocated bytes of the file; 0 where files are cloned."""
         return 0 if self.copies_at_once() else sparse.allocated_bytes(self._images.path(volume_id))
+
+    def check_snapshot(self, image: Image) -> None:
+        """By the file's name."""
+        self._snapshots.check(image)
 
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""

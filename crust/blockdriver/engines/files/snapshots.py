@@ -73,6 +73,11 @@ class FileSnapshots:
             raise ImageMissing(image.volume_id) from err
         self._blocks[image.snapshot_id] = sparse.allocated_bytes(self._path(image))
 
+    def check(self, image: Image) -> None:
+        """Raise `SnapshotMissing` if there is no such file."""
+        if not sparse.exists(self._path(image)):
+            raise SnapshotMissing(image.snapshot_id)
+
     def moved_on(self, image: Image, volume_path: Place, device_path: str | None) -> bool:
         """Whether the file, after writing back its device's page cache, has other blocks than the snapshot."""
         if device_path is not None:
@@ -128,8 +133,7 @@ class FileSnapshots:
         if not self.by_reference:
             raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
         for image in (base, target):
-            if not sparse.exists(self._path(image)):
-                raise SnapshotMissing(image.snapshot_id)
+            self.check(image)
         return _regions(extents.differing(self._path(base), self._path(target)))
 
     def _path(self, image: Image) -> Place:

@@ -17,4 +17,6 @@ def bench(ceph: CephCluster, namespace: str) -> Iterator[Bench]:
         made = Bench(ceph, namespace, held)
         with ceph.ioctx(POOL, namespace) as ioctx:
             rbd.RBD().create(ioctx, IMAGE, SIZE, old_format=False, features=61)
+            with rbd.Image(ioctx, IMAGE) as image:
+                image.metadata_set("crust.volume", IMAGE)
         yield made

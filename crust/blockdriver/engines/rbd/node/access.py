@@ -160,7 +160,7 @@ class RbdAccess:
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
         """Note that the volume is used here, and map it for this host itself. Raises `ImageMissing`,
-        `claims.ImageClaimed`, and what `HostDevices.attach` does.
+        `ForeignImage`, `claims.ImageClaimed`, and what `HostDevices.attach` does.
         """
         mode = _MODES.get(access.mode, Mode.WRITER)
         place = self._users.place(volume_id)
@@ -329,7 +329,7 @@ class RbdAccess:
         return os.path.join(self._directory, volume_id)
 
     def _attachment(self, place: Place, volume_id: volumes.VolumeId) -> Attachment:
-        size_bytes = VolumeImages(place).size_bytes(volume_id)
+        size_bytes = VolumeImages(place).own_size_bytes(volume_id)
         who = place.connection.who
         image = volumes.NetworkImage(
             cluster=place.connection.fsid(),

@@ -68,6 +68,10 @@ class RbdProvisioning:
         """By a lock beside its record; whoever has held it for too long is blocklisted."""
         return self.locks.held(volume_id)
 
+    def check_image(self, volume_id: volumes.VolumeId) -> None:
+        """By the image's mark, which whoever restores one by hand sets by hand."""
+        self.images.own_size_bytes(volume_id)
+
     def exists(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an image of that name."""
         return self.images.exists(volume_id)
@@ -121,6 +125,10 @@ class RbdProvisioning:
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """Snapshots and clones share what is not written."""
         return 0
+
+    def check_snapshot(self, image: Image) -> None:
+        """In the volume's image, or in one that was kept aside for it."""
+        self.snapshots.check(image)
 
     def take_snapshot(self, image: Image) -> None:
         """A snapshot of RBD."""

@@ -69,7 +69,7 @@ class VolumeImages:
         except binding.load().rbd.ImageNotFound:
             return False
         if not is_wanted:
-            raise ForeignImage(volume_id, self.place.shown)
+            raise ForeignImage(volume_id, self.place.shown, "created")
         return True
 
     def clear_begun(self, ioctx: Ioctx, volume_id: str, keep_bytes: int = 0) -> None:
@@ -90,7 +90,7 @@ class VolumeImages:
         if marked:
             raise ImageBeingMade(volume_id)
         if not begun:
-            raise ForeignImage(volume_id, self.place.shown)
+            raise ForeignImage(volume_id, self.place.shown, "created")
         if not is_kept:
             image_use.check_unused(self.place, ioctx, volume_id)
             self.place.images.trash_move(ioctx, volume_id, 0)
@@ -186,13 +186,17 @@ class VolumeImages:
         except errors.CrustError:
             return 0
 
-    def size_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's size. Raises `ImageMissing`."""
+    def own_size_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The size of the image, which says that it is the volume's. Raises `ImageMissing`, `ForeignImage`."""
         with self.place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
             try:
-                return self._size(ioctx, volume_id)
+                with self.place.image(ioctx, volume_id) as image:
+                    size_bytes, is_own = image.size(), is_marked(image, volume_id)
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(volume_id) from err
+        if not is_own:
+            raise ForeignImage(volume_id, self.place.shown)
+        return size_bytes
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether no object of the image, or of what it is a clone of, exists. Raises `ImageMissing`."""

@@ -120,6 +120,11 @@ class RbdSnapshots:
                     return name
         return ""
 
+    def check(self, snapshot: Snapshot) -> None:
+        """Raise `SnapshotMissing` if no image has the snapshot."""
+        with self.place.ioctx(f"cannot look for the snapshot {snapshot.snapshot_id}") as ioctx:
+            self._required(ioctx, snapshot)
+
     def allocated(self, snapshot: Snapshot) -> tuple[Region, ...]:
         """The objects that exist in the snapshot or in what it was cloned from."""
         with self.place.ioctx(f"cannot read the snapshot {snapshot.snapshot_id}") as ioctx:
