@@ -82,7 +82,7 @@ class NodeUnstage:
     def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """None too for an image that was removed or replaced behind our back: its pod must be able to end."""
         try:
-            return self.access.attached(volume_id)
+            return self.access.host_device(volume_id)
         except (ImageMissing, ForeignImage):
             return None
 

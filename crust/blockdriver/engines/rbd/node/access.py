@@ -33,7 +33,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
-from crust.ceph.failures import CephKeyRefused, CephNotPermitted
+from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
 from crust.ceph.host_claims import HostClaim
 from crust.host.block import devices, krbd
 from crust.host.block.krbd import ImageName, KernelRbd
@@ -264,7 +264,13 @@ class RbdAccess:
             self._detach_host(note.image_name(volume_id), volume_id)
         elif note is not None:
             with contextlib.suppress(*_NO_KEY):
-                self._check_closed(volume_id)
+                try:
+                    self._check_closed(volume_id)
+                except (
+                    CephPoolMissing
+                ) as err:  # the monitors' answer: there is no image, and no claim on it
+                    if note.pool not in ("", err.pool):
+                        raise
         if note is not None:
             durable.remove(self._note(volume_id))
         self._users.forget(volume_id)
