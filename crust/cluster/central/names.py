@@ -140,6 +140,10 @@ class Names:
             await self._router.call(pool_id, _ASK[kind], asked)
         except errors.NotFound:
             return False
+        except errors.InvalidRequest:
+            if kind != "group":
+                raise
+            # it stands: whoever asks for a group has to name its members, and no record has them
         return True
 
     @property

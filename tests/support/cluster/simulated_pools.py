@@ -231,6 +231,8 @@ class SimulatedPool(_Base):  # type: ignore[misc]
     async def GetVolumeGroupSnapshot(self, request: Any, context: Any) -> Any:
         if request.group_snapshot_id not in self.groups:
             raise errors.NotFound("there is no such group")
+        if sorted(request.snapshot_ids) != sorted(self.groups[request.group_snapshot_id]):
+            raise errors.InvalidRequest("snapshot_ids are not those of the group")
         response = csi_pb2.GetVolumeGroupSnapshotResponse()
         response.group_snapshot.group_snapshot_id = request.group_snapshot_id
         return response
