@@ -102,19 +102,10 @@ class TwoDrivers:
             volume_capabilities=[csi.capability_to_wire(mount())],
             capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
         )
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    answer = await (await self._controller(driver)).CreateVolume(
-                        request, timeout=60
-                    )
-                except grpc.aio.AioRpcError as err:
-                    if "CephStatisticsMissing" not in (err.details() or ""):
-                        raise  # the manager takes some seconds
-                    await asyncio.sleep(0.5)
-                    continue
-                volume: csi_pb2.Volume = answer.volume
-                return volume
+        # The manager of the cluster takes some seconds.
+        answer = await self._repeated(driver, "CreateVolume", request, "CephStatisticsMissing")
+        volume: csi_pb2.Volume = answer.volume
+        return volume
 
     async def stage(self, driver: str, volume: csi_pb2.Volume, *, of: str = "") -> None:
         """NodeStageVolume, with the Secret that the class of the shared pool names."""
@@ -151,7 +142,20 @@ class TwoDrivers:
             timeout=60,
         )
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
-        await (await self._controller(driver)).DeleteVolume(request, timeout=60)
+        # A pool that did not answer is looked at again once per period.
+        await self._repeated(driver, "DeleteVolume", request, "PoolNotOpened")
+
+    async def _repeated(self, driver: str, method: str, request: Any, reason: str) -> Any:
+        """The answer to `request`, repeated as a sidecar does while the driver names `reason`."""
+        controller = await self._controller(driver)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await getattr(controller, method)(request, timeout=60)
+                except grpc.aio.AioRpcError as err:
+                    if f"[{reason}]" not in (err.details() or ""):
+                        raise
+                    await asyncio.sleep(0.5)
 
     async def _controller(self, driver: str) -> Any:
         if driver in self.controllers:
