@@ -1,6 +1,7 @@
 """One controller without root and three node drivers, all as real programs, with an etcd and a pool each."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,9 @@ from crust.rpc import channel
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import etcd as members
+from examples.cluster import freezing
 from examples.cluster.etcd import Etcd
-from tests.support.cluster.central_cluster import refused
+from tests.support.cluster.central_cluster import all_of, refused
 from tests.support.drivers.block_driver import MIB, mount
 
 pytestmark = pytest.mark.root
@@ -37,6 +39,8 @@ KEY = "crust.dev/node"
 NOBODY = "65534"
 READY_S = 90.0
 Code = grpc.StatusCode
+PENDING = (Code.UNAVAILABLE, Code.ABORTED, Code.DEADLINE_EXCEEDED)
+"""A sidecar repeats a call that ends so."""
 
 
 class Program:
@@ -71,6 +75,21 @@ class Program:
     def log(self) -> str:
         """The end of what it has logged."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-6000:]
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """No thread of it runs while the block does; its sockets stay open."""
+        assert self._process is not None
+        freezing.freeze(self._process.pid)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    async def ended(self) -> int:
+        """Wait until it ends by itself; returns its exit code."""
+        assert self._process is not None
+        return await asyncio.wait_for(self._process.wait(), READY_S)
 
     async def end(self, number: int = signal.SIGKILL) -> int:
         """End it; returns its exit code."""
@@ -140,6 +159,11 @@ class Cluster:
             copy.chmod(0o644)
             names.append(str(copy))
         return Files(*names)
+
+    def images(self) -> list[str]:
+        """The volumes of all pools, in order."""
+        pools = [self.base / node / "pool" / "images" for node in NODES]
+        return sorted(image.stem for pool in pools for image in pool.iterdir())
 
     async def stub(self, kind: type[Any], name: str) -> Any:
         """A stub to the program `name`."""
@@ -214,13 +238,12 @@ def wanted(name: str, *nodes: str) -> csi_pb2.CreateVolumeRequest:
 
 async def created(controller: Any, request: csi_pb2.CreateVolumeRequest) -> Any:
     """CreateVolume as external-provisioner does it: again while the answer is not final."""
-    pending = (Code.UNAVAILABLE, Code.ABORTED, Code.DEADLINE_EXCEEDED)
     async with asyncio.timeout(READY_S):
         while True:
             try:
                 return (await controller.CreateVolume(request, timeout=10)).volume
             except grpc.aio.AioRpcError as error:
-                if error.code() not in pending:
+                if error.code() not in PENDING:
                     raise
                 await asyncio.sleep(0.2)
 
@@ -296,12 +319,39 @@ async def test_killed_node_and_killed_controller_leave_one_volume_per_name(
     await cluster.leads("c2")
     second = await cluster.stub(csi_pb2_grpc.ControllerStub, "c2")
     volumes = await asyncio.gather(*(created(second, wanted(name)) for name in names))
-    images = [
-        image.stem
-        for node in NODES
-        for image in (cluster.base / node / "pool" / "images").iterdir()
+    assert cluster.images() == sorted(each.volume_id for each in volumes)
+
+
+async def test_leader_that_slept_for_longer_than_its_lease_leads_no_longer(
+    cluster: Cluster,
+) -> None:
+    """What it was doing goes on when it wakes up, and makes no volume beside those of the new leader."""
+    first = await cluster.stub(csi_pb2_grpc.ControllerStub, "c1")
+    await cluster.controllers["c2"].start()
+    cluster._stack.push_async_callback(cluster.controllers["c2"].end)
+    await created(first, wanted("pvc-0"))
+    names = [f"pvc-{number}" for number in range(12)]
+    asked = [
+        asyncio.ensure_future(first.CreateVolume(wanted(name), timeout=READY_S)) for name in names
     ]
-    assert sorted(images) == sorted(each.volume_id for each in volumes)
+    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    with cluster.controllers["c1"].frozen():
+        await cluster.leads("c2")
+        second = await cluster.stub(csi_pb2_grpc.ControllerStub, "c2")
+        volumes = {name: await created(second, wanted(name)) for name in names}
+    for name, answer in zip(names, await all_of(asked), strict=True):
+        if isinstance(answer, grpc.aio.AioRpcError):
+            assert answer.code() in PENDING, answer.details()
+        else:
+            assert answer.volume.volume_id == volumes[name].volume_id
+    assert await cluster.controllers["c1"].ended() == 1
+    assert cluster.controllers["c1"].log.rstrip().endswith("error_name=LeadershipLost")
+    assert cluster.images() == sorted(each.volume_id for each in volumes.values())
+    await cluster.controllers["c1"].start()
+    await cluster.controllers["c2"].end(signal.SIGTERM)
+    await cluster.leads("c1")
+    again = [await created(first, wanted(name)) for name in names]
+    assert [each.volume_id for each in again] == [each.volume_id for each in volumes.values()]
 
 
 async def test_cluster_command_lists_nodes_and_retires_one_that_is_gone(cluster: Cluster) -> None:
