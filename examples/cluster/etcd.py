@@ -48,6 +48,11 @@ class Member:
         return f"{self.host}:{self.client_port}"
 
     @property
+    def peer_url(self) -> str:
+        """Where the other members connect."""
+        return f"http://{self.host}:{self.peer_port}"
+
+    @property
     def log(self) -> str:
         """What the member has logged."""
         return self._log.read_text(encoding="utf-8", errors="replace")
@@ -59,13 +64,13 @@ class Member:
     def start(self, cluster: Sequence["Member"], token: str) -> None:
         """Start the process; it is not ready yet. Call it on the main thread: the process ends with its thread."""
         given = self._certificates
-        urls = ",".join(f"{each.name}=http://{each.host}:{each.peer_port}" for each in cluster)
+        urls = ",".join(f"{each.name}={each.peer_url}" for each in cluster)
         argv = [
             "--name", self.name, "--data-dir", str(self._directory), "--unsafe-no-fsync",
             "--listen-client-urls", f"https://{self.address}",
             "--advertise-client-urls", f"https://{self.address}",
-            "--listen-peer-urls", f"http://{self.host}:{self.peer_port}",
-            "--initial-advertise-peer-urls", f"http://{self.host}:{self.peer_port}",
+            "--listen-peer-urls", self.peer_url,
+            "--initial-advertise-peer-urls", self.peer_url,
             "--initial-cluster", urls, "--initial-cluster-token", token,
             "--client-cert-auth", "--trusted-ca-file", given.ca,
             "--cert-file", given.cert, "--key-file", given.key,
@@ -102,11 +107,10 @@ class Member:
     def restore(self, backup: Path, token: str) -> None:
         """Put a backup in the place of the data of a member that does not run, of a cluster of one."""
         self.wipe()
-        peer = f"http://{self.host}:{self.peer_port}"
         argv = [
             "/usr/bin/etcdctl", "snapshot", "restore", str(backup), "--data-dir", str(self._directory),
-            "--name", self.name, "--initial-cluster", f"{self.name}={peer}",
-            "--initial-advertise-peer-urls", peer, "--initial-cluster-token", token,
+            "--name", self.name, "--initial-cluster", f"{self.name}={self.peer_url}",
+            "--initial-advertise-peer-urls", self.peer_url, "--initial-cluster-token", token,
         ]  # fmt: skip
         environment = {"ETCDCTL_API": "3", "PATH": "/usr/bin"}
         subprocess.run(argv, check=True, capture_output=True, timeout=READY_S, env=environment)
@@ -125,11 +129,18 @@ class Etcd:
         self.directory = directory
         self.authority = Authority(directory, host=host)
         server = self.authority.files("server", self.authority.issue("server", is_server=True))
-        self.members = [Member(f"m{number}", directory, server, host) for number in range(members)]
-        for each in self.members:
-            each.options = list(options)
+        self._server = server
+        self._options = options
+        self._host = host
+        self.members = [self.new_member(f"m{number}") for number in range(members)]
         self._token = uuid.uuid4().hex
         self._users: dict[str, Files] = {"root": self.authority.files("root")}
+
+    def new_member(self, name: str) -> Member:
+        """A member that was not started, and is none of `members`."""
+        member = Member(name, self.directory, self._server, self._host)
+        member.options = list(self._options)
+        return member
 
     def start(self) -> None:
         """Start all members."""

@@ -1,11 +1,14 @@
 """Three members, of which some are killed, hang, or are too few."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
+from crust.cluster.etcd import examination
 from crust.cluster.etcd.client import failures
 from crust.cluster.protocol import StoreUnavailable
 from examples.cluster import etcd as members
@@ -87,3 +90,49 @@ async def test_requests_go_on_when_a_member_is_lost(
             else:
                 lost.go_on()
         assert (await controller.ask("n1", request(3, b"3"), 60)).response == b"3"
+
+
+async def test_requests_go_on_while_a_lost_member_is_replaced(tmp_path: Path) -> None:
+    """By one with another name and address, which the settings of running programs do not have."""
+    with members.running(tmp_path, 3, nodes=("n1",)) as etcd:
+        async with AsyncExitStack() as stack:
+            cluster = EtcdCluster(etcd, stack)
+            controller, node = await cluster.controller(), await cluster.node("n1")
+            await node.announce(announcement("n1"))
+            async with echoing(node), controller.lead("c") as term:
+                await replace_first(etcd)
+                assert (await controller.ask("n1", request(1, b"1"), 60)).response == b"1"
+                etcd.members[0].kill()  # of those that they know, one is left
+                assert (await controller.ask("n1", request(2, b"2"), 60)).response == b"2"
+                assert term.is_held
+            seen = await examination.examine(etcd.settings("controller"), "n1")
+            assert [each.knows_leader for each in seen.members] == [False, True, True]
+
+
+async def replace_first(etcd: Etcd) -> None:
+    """As docs/etcd.md says: remove the lost member, add the new one, start it with an empty directory."""
+    lost = etcd.members.pop(0)
+    lost.kill()
+    async with asyncio.timeout(WAIT_S):
+        while not await asyncio.to_thread(is_done, etcd, "get", "/"):
+            """The lost one may have led the others."""
+    listed = (await asyncio.to_thread(etcd.ctl, "member", "list")).splitlines()
+    (number,) = (line.split(", ")[0] for line in listed if line.split(", ")[2] == lost.name)
+    await asyncio.to_thread(etcd.ctl, "member", "remove", number)
+    new = etcd.new_member("m3")
+    add = ("member", "add", new.name, f"--peer-urls={new.peer_url}")
+    async with asyncio.timeout(WAIT_S):
+        while not await asyncio.to_thread(is_done, etcd, *add):
+            """etcd takes no member before the others have been connected for some seconds."""
+    new.options.append("--initial-cluster-state=existing")
+    etcd.members.append(new)
+    etcd.restart(new)
+    await asyncio.to_thread(new.wait_ready)
+
+
+def is_done(etcd: Etcd, *arguments: str) -> bool:
+    """Whether etcdctl succeeds."""
+    with contextlib.suppress(AssertionError):
+        etcd.ctl(*arguments)
+        return True
+    return False
