@@ -71,7 +71,7 @@ class DriverPool:
             volumes=len(slots.published_volume_ids),
             max_volumes=slots.max_volumes_per_node,
             is_ready=is_ready,
-            boot=self._boot,
+            boot=f"{self._boot}.{self._pool.times_served}",
         )
 
 

@@ -73,7 +73,7 @@ class Announcement:
     is_ready: bool
     """Whether the pool is served."""
     boot: str
-    """Differs after each start of the node's process."""
+    """Differs after each start of the node's process, and after each time that the pool was away."""
     extra: Mapping[str, str] = field(default_factory=dict)
     restored: int = 0
     """How often the node's process found that the store had lost its latest history. `NodeSide` sets it."""

@@ -354,6 +354,45 @@ async def test_leader_that_slept_for_longer_than_its_lease_leads_no_longer(
     assert [each.volume_id for each in again] == [each.volume_id for each in volumes.values()]
 
 
+async def test_name_that_is_in_two_pools_since_an_older_copy_of_a_disk_was_used_is_reported(
+    cluster: Cluster,
+) -> None:
+    """The driver of the disk runs throughout. Each of the two is deleted by its id."""
+    controller = await cluster.stub(csi_pb2_grpc.ControllerStub, "c1")
+    disk = cluster.base / "n1"
+    await asyncio.to_thread(shutil.copytree, disk / "pool", disk / "older")
+    first = await created(controller, wanted("pvc", "n1"))
+    wanted_first = csi_pb2.ControllerGetVolumeRequest(volume_id=first.volume_id)
+
+    async def answers(code: Code) -> bool:
+        try:
+            await controller.ControllerGetVolume(wanted_first)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is code
+        return code is Code.OK
+
+    swap(disk, out="newer", to="older")
+    await asyncio.wait_for(until(partial(answers, Code.NOT_FOUND)), READY_S)
+    second = await created(controller, wanted("pvc", "n2"))
+    assert second.volume_id != first.volume_id
+    swap(disk, out="older", to="newer")
+    await asyncio.wait_for(until(partial(answers, Code.OK)), READY_S)
+
+    async def is_reported() -> bool:
+        return "one name is in two pools" in cluster.controllers["c1"].log
+
+    await asyncio.wait_for(until(is_reported), READY_S)
+    for each in (first, second):
+        await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=each.volume_id))
+    assert cluster.images() == []
+
+
+def swap(disk: Path, *, out: str, to: str) -> None:
+    """Take the pool away as `out`, and put the copy `to` in its place."""
+    (disk / "pool").rename(disk / out)
+    (disk / to).rename(disk / "pool")
+
+
 async def test_cluster_command_lists_nodes_and_retires_one_that_is_gone(cluster: Cluster) -> None:
     controller = await cluster.stub(csi_pb2_grpc.ControllerStub, "c1")
     volume = await created(controller, wanted("pvc", "n3"))

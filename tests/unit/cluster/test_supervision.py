@@ -55,7 +55,7 @@ class FailingNode(MemoryNode):
 
 async def test_agent_announces_its_pool_after_an_unexpected_exception() -> None:
     store = Store()
-    pool = SimpleNamespace(ids=pool_ids.PoolIds(f"{1:016x}"), is_served=False)
+    pool = SimpleNamespace(ids=pool_ids.PoolIds(f"{1:016x}"), is_served=False, times_served=1)
     services = SimulatedPool("n1", 1)
     driver: Any = SimpleNamespace(
         name="driver",
