@@ -9,6 +9,9 @@ and they are not. Earlier versions recorded them. Such records, and those that a
 removal and the record's, are looked for: what a pool does not list is asked for by name, in the order of all changes
 of that name, before its record goes. Records of volumes are not looked for: the next creation of the name would begin
 elsewhere, beside what a creation that was never repeated has left.
+
+But a pool that lacks what is recorded there may be an older copy of its disk, and what is created in its place,
+perhaps elsewhere, is a second volume of the name once the newer copy is back. So a survey also reports such records.
 """
 
 import asyncio
@@ -36,6 +39,8 @@ COMPARE_S = 10.0
 _RECORDS = 1000
 _COLLECTED = ("group-", "snapshot-")
 """The kinds of records that are looked for."""
+_REPORTED = 10
+"""How many of the volumes that a pool lacks are asked for and named."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +54,8 @@ class Survey:
         self._running = running
         self._places = asyncio.Semaphore(POOLS_AT_ONCE)
         self._collect_at_s: dict[str, float] = {}
+        self._found: dict[str, set[str]] = {}
+        """By pool that was surveyed since what pools lack was looked for: what it has."""
 
     async def keep(self) -> None:
         """Survey pools when they are connected, and collect, until cancelled."""
@@ -63,6 +70,7 @@ class Survey:
             async with asyncio.TaskGroup() as surveys:
                 for pool_id in self._served():
                     surveys.create_task(self._surveyed(pool_id))
+            await self._tried(self._look_for_lacking(), "what pools lack cannot be looked for")
             await self._tried(self._collect(), "old records cannot be looked for")
             await asyncio.sleep(SURVEY_EVERY_S)
 
@@ -125,6 +133,7 @@ class Survey:
         for keys in found:
             await self._record(pool_id, keys)
         await self._names.mark_surveyed(pool_id, witness)
+        self._found[pool_id] = {key for keys in found for key in keys}
         _log.info("pool surveyed", extra={"pool_id": pool_id, "names": sum(map(len, found))})
 
     async def _under_way(self, pool_id: str) -> list[str]:
@@ -190,12 +199,46 @@ class Survey:
 
         return await self._running.run(key, "survey", b"", work)
 
+    async def _look_for_lacking(self) -> None:
+        """Report volumes that are recorded in a pool that was just surveyed, and are not there."""
+        if not self._found:
+            return
+        lacking: dict[str, list[str]] = {}
+        for key, pool_id in await self._records(("volume-",)):
+            if key not in self._found.get(pool_id, {key}):
+                lacking.setdefault(pool_id, []).append(key)
+        for pool_id, keys in lacking.items():
+            await self._tried(self._report_lacking(pool_id, keys), "what a pool lacks is not known")
+        self._found.clear()
+
+    async def _report_lacking(self, pool_id: str, keys: list[str]) -> None:
+        named = [key for key in keys[:_REPORTED] if await self._is_lacking(pool_id, key)]
+        if not named:
+            return
+        _log.warning(
+            "a pool lacks volumes that are recorded there: its disk, or the store, is an older copy, or creations"
+            " never ended; if there is a newer copy of the disk, put it back before they are created again",
+            extra={"pool_id": pool_id, "volumes": len(keys), "name_keys": ", ".join(named)},
+        )
+
+    async def _is_lacking(self, pool_id: str, key: str) -> bool:
+        """Whether the volume is still recorded there and does not stand, in the order of all changes of its name."""
+
+        async def work() -> bool:
+            recorded = await self._router.store.placement(key)
+            return recorded == pool_id and not await self._names.stands(pool_id, key)
+
+        try:
+            return await self._running.run(key, "survey", b"", work)
+        except errors.OperationPending:  # it is being made, or removed
+            return False
+
     async def _collect(self) -> None:
         now = time.monotonic()
         due = [each for each in self._served() if now >= self._collect_at_s.get(each, 0)]
         if not due:
             return
-        records = await self._records()
+        records = await self._records(_COLLECTED)
         for pool_id in due:
             recorded = [key for key, pool in records if pool == pool_id]
             await self._tried(self._collect_in(pool_id, recorded), "old records are kept")
@@ -208,9 +251,9 @@ class Survey:
                     await self.forget_if_gone(pool_id, key)
         self._collect_at_s[pool_id] = time.monotonic() + COLLECT_EVERY_S
 
-    async def _records(self) -> list[tuple[str, str]]:
+    async def _records(self, kinds: Iterable[str]) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
-        for kind in _COLLECTED:
+        for kind in kinds:
             after = kind
             while True:
                 rows = await self._router.store.placements(after, _RECORDS)

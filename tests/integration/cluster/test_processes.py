@@ -371,17 +371,18 @@ async def test_name_that_is_in_two_pools_since_an_older_copy_of_a_disk_was_used_
             return error.code() is code
         return code is Code.OK
 
+    async def is_logged(text: str) -> bool:
+        return text in cluster.controllers["c1"].log
+
     swap(disk, out="newer", to="older")
     await asyncio.wait_for(until(partial(answers, Code.NOT_FOUND)), READY_S)
+    lacking = "a pool lacks volumes that are recorded there"
+    await asyncio.wait_for(until(partial(is_logged, lacking)), READY_S)
     second = await created(controller, wanted("pvc", "n2"))
     assert second.volume_id != first.volume_id
     swap(disk, out="older", to="newer")
     await asyncio.wait_for(until(partial(answers, Code.OK)), READY_S)
-
-    async def is_reported() -> bool:
-        return "one name is in two pools" in cluster.controllers["c1"].log
-
-    await asyncio.wait_for(until(is_reported), READY_S)
+    await asyncio.wait_for(until(partial(is_logged, "one name is in two pools")), READY_S)
     for each in (first, second):
         await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=each.volume_id))
     assert cluster.images() == []
