@@ -38,7 +38,8 @@ class _Open:
     """A connection in use."""
 
     cluster: binding.Rados
-    pools: dict[tuple[str, str], binding.Ioctx] = field(default_factory=dict)
+    pools: dict[tuple[int, str], binding.Ioctx] = field(default_factory=dict)
+    """By number and namespace: a pool that was deleted and made again has another number."""
     calls: int = 0
     is_blocklisted: bool = False
     is_left: bool = False
@@ -269,12 +270,15 @@ class Connection:
         return cluster
 
     def _ioctx(self, held: _Open, pool: str, namespace: str) -> binding.Ioctx:
-        with self._guard:
-            found = held.pools.get((pool, namespace))
-        if found is not None:
-            return found
         try:
-            made = held.cluster.open_ioctx(pool)
+            number = held.cluster.pool_lookup(pool)
+            if number is None:
+                raise self._translated(errno.ENOENT, f"cannot open the pool {pool}", "pool", pool)
+            with self._guard:
+                found = held.pools.get((number, namespace))
+            if found is not None:
+                return found
+            made = held.cluster.open_ioctx2(number)
         except self._binding.failures as err:
             raise self._translated(
                 failures.errno_of(err), f"cannot open the pool {pool}", "pool", pool
@@ -283,7 +287,7 @@ class Connection:
         # Deletes must work on a full pool, and others fail with its quota instead of waiting for it.
         made.set_osdmap_full_try()
         with self._guard:
-            found = held.pools.setdefault((pool, namespace), made)
+            found = held.pools.setdefault((number, namespace), made)
         if found is not made:
             made.close()
         return found

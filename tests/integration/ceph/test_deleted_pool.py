@@ -3,6 +3,7 @@
 A cluster that cannot be asked, and a pool that only the settings name wrongly, are other things: refused.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.engines.rbd.node.access import RbdAccess
+from crust.blockdriver.engines.protocol import ImageMissing
+from crust.blockdriver.engines.rbd.node import access
+from crust.blockdriver.engines.rbd.node.access import RbdAccess, owed
 from crust.blockdriver.engines.rbd.node.own_user import OwnUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
@@ -20,7 +23,7 @@ from crust.ceph.user import CephUser
 from crust.host.block.krbd import KernelRbd
 from examples.cluster.ceph_cluster import CephCluster
 from tests.integration.ceph.conftest import QUICK
-from tests.support.ceph.fake_sysfs_rbd import FakeSysfs
+from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -44,6 +47,11 @@ class Node:
         self.opened.append(made)
         kernel = KernelRbd("node-a", str(self.sysfs.bus), self.sysfs.write, lambda: None)
         return RbdAccess(OwnUser(Place(made, pool, "")), str(self.base), "node-a", kernel)
+
+    def note_mapped(self) -> None:
+        """As if the image were mapped for the node itself."""
+        note = {"cluster": FSID, "pool": POOL, "namespace": "", "on_host": True}
+        (Path(access.directory(str(self.base))) / VOLUME).write_text(json.dumps(note))
 
     def delete_pool(self) -> None:
         self.ceph.command("config set", who="mon", name="mon_allow_pool_delete", value="true")
@@ -85,6 +93,37 @@ def test_volume_of_a_deleted_pool_is_detached_by_a_process_that_knew_the_pool_an
         after.detach(VOLUME)
         node.ceph.make_pool(POOL)
         VolumeImages(node.process()._users.place(VOLUME)).create(VOLUME, 8 << 20)
+
+
+@pytest.mark.parametrize("process", ["that knew the pool", "new"])
+def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(node: Node, process: str) -> None:
+    """Its claim has gone with the pool. This host's kernel has no RBD: what it maps is a directory of the test."""
+    here = node.process()
+    node.note_mapped()
+    node.sysfs.write(
+        f"{node.sysfs.bus}/add_single_major",
+        f"192.0.2.1:6789 name=node,key={here._devices.kernel._mark}{VOLUME} {POOL} {VOLUME} -".encode(),
+    )
+    with here._users.place(VOLUME).ioctx("cannot connect"):
+        """A process that knows the pool."""
+    node.delete_pool()
+    (node.process() if process == "new" else here).detach(VOLUME)
+    assert list((node.sysfs.bus / "devices").iterdir()) == []
+    assert here.attached_here() == owed(str(node.base)) == ()
+
+
+def test_pool_that_was_made_again_under_its_name_is_used_by_a_process_that_knew_the_first(
+    node: Node,
+) -> None:
+    here = node.process()
+    here.attach(VOLUME)
+    node.delete_pool()
+    node.ceph.make_pool(POOL)
+    images = VolumeImages(here._users.place(VOLUME))
+    with pytest.raises(ImageMissing):
+        here.attach(VOLUME)
+    images.create(VOLUME, 16 << 20)
+    assert here.attach(VOLUME).size_bytes == 16 << 20
 
 
 def test_pool_that_only_the_settings_name_wrongly_is_no_deleted_one(node: Node) -> None:

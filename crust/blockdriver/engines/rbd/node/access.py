@@ -260,18 +260,19 @@ class RbdAccess:
         claim, frozen or not. Without a key nothing can be asked, and the note is removed for the same reasons.
         """
         note = self._read_note(volume_id)
-        if note is not None and note.on_host:
-            self._detach_host(note.image_name(volume_id), volume_id)
-        elif note is not None:
-            with contextlib.suppress(*_NO_KEY):
-                try:
-                    self._check_closed(volume_id)
-                except (
-                    CephPoolMissing
-                ) as err:  # the monitors' answer: there is no image, and no claim on it
-                    if note.pool not in ("", err.pool):
-                        raise
         if note is not None:
+            try:
+                if note.on_host:
+                    self._detach_host(note.image_name(volume_id), volume_id)
+                else:
+                    with contextlib.suppress(*_NO_KEY):
+                        self._check_closed(volume_id)
+            except CephPoolMissing as err:
+                # the monitors' answer: there is no image, and no claim on it
+                if note.pool not in ("", err.pool):
+                    raise
+                if note.on_host:
+                    self._devices.unmap(note.image_name(volume_id))
             durable.remove(self._note(volume_id))
         self._users.forget(volume_id)
 
