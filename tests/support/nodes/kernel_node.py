@@ -26,7 +26,8 @@ from examples.kata.guest import archive, image, kernel, packages
 from tests.support.nodes import vm_agent
 
 _MODULES = (
-    "virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32c_generic", "rbd", "ext4", "loop",
+    "virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32c_generic", "rbd", "loop",
+    *kernel.FILESYSTEM_MODULES["ext4"], *kernel.FILESYSTEM_MODULES["xfs"], *kernel.FILESYSTEM_MODULES["btrfs"],
 )  # fmt: skip
 _TUNSETIFF, _TAP = 0x400454CA, 0x0002 | 0x1000
 SOCKET = "/run/node/csi/csi.sock"

@@ -1,0 +1,199 @@
+"""A node whose kernel has RBD mounts images on the host: a real kernel, cluster and driver."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+import rbd
+
+from crust.ceph import claims
+from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.ceph import krbd_bench
+from tests.support.ceph.krbd_bench import KUBELET, MIB, SIZE, Bench, Volume, killed_before
+from tests.support.faults.refusals import refused
+from tests.support.nodes import kernel_node
+
+PENDING = (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+LARGER = [("xfs", 320 * MIB), ("btrfs", 320 * MIB)]
+"""Their programs make none that is much smaller."""
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    """A node and a cluster, for the tests of this file."""
+    async with krbd_bench.running(tmp_path_factory.mktemp("krbd")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("fs_type", "size"), [("ext4", SIZE), *LARGER])
+async def test_filesystem_is_mounted_on_the_host_mapped_at_the_publish_and_grows(
+    bench: Bench, fs_type: str, size: int
+) -> None:
+    volume = await bench.volume(fs_type=fs_type, size=size)
+    await volume.stage()
+    assert await volume.mapped() == []
+    assert volume.holders() == ()
+    await volume.publish()
+    await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
+    assert [each.address for each in volume.holders()] == await volume.mapped()
+    blocks = f"df -Pk {volume.target} | tail -1 | awk '{{print $2}}'"
+    before = int(await bench.vm.shell(blocks))
+    await volume.expand()
+    assert int(await bench.vm.shell(blocks)) > 1.8 * before
+    await volume.publish()
+    await volume.unpublish()
+    await volume.unstage()
+    assert volume.holders() == ()
+    await volume.stage()
+    await volume.publish()
+    assert await bench.vm.shell(f"cat {volume.target}/f") == "kept"
+    await volume.leave()
+
+
+async def test_volume_moves_between_the_host_and_guests_and_neither_formats_what_the_other_made(
+    bench: Bench, tmp_path: Path
+) -> None:
+    volume = await bench.volume(fs_type="ext4")
+    await volume.stage()
+    answer = await volume.publish(deferred=True)
+    assert answer.deferred_mount.HasField("format")
+    await refused(
+        _at(volume, "other").publish(), grpc.StatusCode.FAILED_PRECONDITION, "PublishedElsewhere"
+    )
+    assert await volume.mapped() == []
+    await _format_as_a_guest(bench, volume, tmp_path)
+    await volume.unpublish()
+    await volume.publish()
+    assert await bench.vm.shell(f"cat {volume.target}/f") == "of a guest"
+    await refused(
+        _at(volume, "other").publish(deferred=True),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "PublishedElsewhere",
+    )
+    await bench.vm.shell(f"echo of the host >{volume.target}/f; sync")
+    await volume.unpublish()
+    answer = await volume.publish(deferred=True)
+    assert answer.deferred_mount.network_image.image == volume.id
+    assert await volume.mapped() == []
+    assert volume.holders() == ()
+    await volume.unpublish()
+    await volume.publish()
+    assert await bench.vm.shell(f"cat {volume.target}/f") == "of the host"
+    await volume.leave()
+
+
+@pytest.mark.parametrize("then", ["host", "guest"])
+async def test_driver_that_was_killed_while_it_mapped_for_a_mount_is_completed(
+    bench: Bench, then: str
+) -> None:
+    volume = await bench.volume(fs_type="ext4")
+    await volume.stage()
+    await killed_before("device", volume)
+    assert len(await volume.mapped()) == 1
+    answer = await volume.publish(deferred=then == "guest")
+    if then == "guest":
+        assert answer.deferred_mount.HasField("format")
+        assert await volume.mapped() == []
+    else:
+        await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
+    await volume.leave()
+
+
+async def test_sandbox_that_has_the_image_keeps_it_and_the_volume_stays_staged(
+    bench: Bench,
+) -> None:
+    volume = await bench.volume(fs_type="ext4")
+    await volume.stage()
+    with bench.ioctx() as ioctx:
+        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        await refused(volume.publish(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed")
+        assert await volume.mapped() == []
+        claims.give_back(ioctx, volume.id, "vm")
+    answer = await volume.publish(deferred=True)
+    assert answer.deferred_mount.network_image.image == volume.id
+    await volume.leave()
+
+
+async def test_readers_mount_a_filesystem_and_nothing_is_made_for_them(bench: Bench) -> None:
+    first = await bench.volume(fs_type="ext4")
+    await first.stage()
+    await first.publish()
+    await bench.vm.shell(f"echo kept >{first.target}/f; sync")
+    await first.unpublish()
+    await first.unstage()
+    reader = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id, fs_type="ext4")
+    await reader.stage()
+    await reader.publish(readonly=True)
+    assert await bench.vm.shell(f"cat {reader.target}/f") == "kept"
+    with pytest.raises(kernel_node.NodeFailed, match="Read-only"):
+        await bench.vm.shell(f"echo late >{reader.target}/f")
+    await reader.leave()
+    await first.leave()
+    empty = await bench.volume("MULTI_NODE_READER_ONLY", fs_type="ext4")
+    await empty.stage()
+    await refused(
+        empty.publish(readonly=True), grpc.StatusCode.FAILED_PRECONDITION, "NothingToRead"
+    )
+    await empty.leave()
+
+
+def _at(volume: Volume, name: str) -> Volume:
+    """The same volume, at another target."""
+
+    class _Elsewhere(Volume):
+        @property
+        def target(self) -> str:
+            return f"{KUBELET}/{name}-{self.id}"
+
+    return _Elsewhere(volume.bench, volume.id, volume.context, volume.capability)
+
+
+async def _format_as_a_guest(bench: Bench, volume: Volume, tmp_path: Path) -> None:
+    """What a guest does with its disk: an ext4 with one file."""
+    source, file = tmp_path / "source", tmp_path / "ext4"
+    source.mkdir()
+    (source / "f").write_text("of a guest\n")
+    file.touch()
+    await asyncio.to_thread(
+        subprocess.run,
+        ["mkfs.ext4", "-q", "-d", str(source), str(file), f"{SIZE // 1024}k"],
+        check=True,
+        timeout=60,
+    )
+    with bench.ioctx() as ioctx, rbd.Image(ioctx, volume.id) as image:
+        image.write(file.read_bytes(), 0)
+        image.flush()
+
+
+async def test_unpublish_below_a_cluster_that_stops_ends_when_it_is_back(bench: Bench) -> None:
+    """The kernel waits; the driver answers others, and a repeated call joins the first one."""
+    volume = await bench.volume(fs_type="ext4")
+    await volume.stage()
+    await volume.publish()
+    await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
+    with bench.ceph.osd.frozen():
+        await bench.vm.shell(f"echo late >{volume.target}/g")
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await volume.unpublish(timeout_s=5)
+            assert caught.value.code() in PENDING, caught.value.details()
+        await bench.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=20)
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                await volume.unpublish()
+            except grpc.aio.AioRpcError as err:
+                if err.code() not in PENDING:
+                    raise
+                continue
+            break
+    await volume.publish()
+    assert await bench.vm.shell(f"cat {volume.target}/f {volume.target}/g") == "kept\nlate"
+    await volume.leave()

@@ -1,0 +1,332 @@
+"""A node whose kernel has RBD, a cluster that it reaches, and volumes of it: for tests of what the kernel does.
+
+The node is a virtual machine (`kernel_node`), in which `crust driver --mode node` runs with the keys that its calls
+bring. The controller runs on this host.
+"""
+
+import asyncio
+import contextlib
+import sys
+import tomllib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from crust.ceph import claim_object
+from crust.ceph.claim_object import Holder
+from crust.rpc import channel
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.nodes import kernel_node
+from tests.support.nodes.kernel_node import KernelNode
+
+MIB = 1 << 20
+SIZE = 32 * MIB
+AccessMode = csi_pb2.VolumeCapability.AccessMode
+KUBELET = "/var/lib/kubelet"
+LOG = "/var/log/node.log"
+_CONFIG, _PID = "/etc/node.toml", "/run/node.pid"
+BUS = "/sys/bus/rbd/devices"
+
+
+@dataclass
+class Bench:
+    """The cluster, a controller on this host, and a node."""
+
+    ceph: CephCluster
+    namespace: str
+    user: str
+    key: str
+    controller: Any
+    vm: KernelNode
+    channels: list[grpc.aio.Channel] = field(default_factory=list)
+
+    async def prepare(self) -> None:
+        """Configure and start the driver of a node that has booted."""
+        await self.vm.write(_CONFIG, _config(self.ceph, self.namespace))
+        await self.start_driver()
+
+    async def close(self) -> None:
+        """Close the connections to the driver."""
+        for each in self.channels:
+            await each.close()
+        self.channels.clear()
+
+    async def start_driver(self) -> None:
+        """Start the node's driver, and wait until it serves."""
+        socket = kernel_node.SOCKET
+        await self.vm.shell(
+            f"mkdir -p {Path(socket).parent}; chmod 700 {Path(socket).parent}\n"
+            f"export PYTHONDONTWRITEBYTECODE=1\n"
+            f"{sys.executable} -m crust driver --config={_CONFIG} --mode=node --socket={socket} --run-dir=/run/node"
+            f" --node-id=node-a >>{LOG} 2>&1 & echo $! >{_PID}"
+        )
+        made = self.vm.channel()
+        self.channels.append(made)
+        identity = csi_pb2_grpc.IdentityStub(made)
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    found = await identity.Probe(csi_pb2.ProbeRequest(), timeout=20)
+                    if found.ready.value:
+                        return
+                await asyncio.sleep(0.2)
+
+    async def kill_driver(self) -> None:
+        """SIGKILL."""
+        await self.vm.shell(f"kill -9 $(cat {_PID}); rm {_PID}")
+        await self.close()
+
+    @property
+    def node(self) -> Any:
+        """The node's stub."""
+        return csi_pb2_grpc.NodeStub(self.channels[-1])
+
+    async def delete(self, volume_id: str) -> None:
+        """Delete a volume; a controller that flattens its clone has it open meanwhile, and the CO retries."""
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await self.controller.DeleteVolume(request, timeout=60)
+                except grpc.aio.AioRpcError as err:
+                    if "StillAttached" not in (err.details() or ""):
+                        raise
+                else:
+                    return
+
+    async def volume(
+        self,
+        mode: str = "SINGLE_NODE_WRITER",
+        *,
+        source: str = "",
+        fs_type: str = "",
+        size: int = SIZE,
+    ) -> "Volume":
+        """A new raw volume, or one with a filesystem."""
+        capability = csi_pb2.VolumeCapability(
+            access_mode=AccessMode(mode=AccessMode.Mode.Value(mode))
+        )
+        if fs_type:
+            capability.mount.fs_type = fs_type
+        else:
+            capability.block.SetInParent()
+        request = csi_pb2.CreateVolumeRequest(
+            name=uuid.uuid4().hex,
+            volume_capabilities=[capability],
+            capacity_range=csi_pb2.CapacityRange(required_bytes=size),
+        )
+        if source:
+            request.volume_content_source.volume.volume_id = source
+        made = await self.controller.CreateVolume(request, timeout=60)
+        return Volume(
+            self, made.volume.volume_id, dict(made.volume.volume_context), capability, size
+        )
+
+    @contextlib.contextmanager
+    def ioctx(self) -> Iterator[Any]:
+        with self.ceph.ioctx(POOL, self.namespace) as found:
+            yield found
+
+
+@dataclass
+class Volume:
+    """A raw volume, and where it is used on the node."""
+
+    bench: Bench
+    id: str
+    context: dict[str, str]
+    capability: csi_pb2.VolumeCapability
+    size: int = SIZE
+
+    @property
+    def staging(self) -> str:
+        return f"{KUBELET}/staging-{self.id}"
+
+    @property
+    def target(self) -> str:
+        return f"{KUBELET}/target-{self.id}"
+
+    async def stage(self) -> None:
+        await self.bench.vm.run("mkdir", "-p", self.staging)
+        await self.bench.node.NodeStageVolume(
+            csi_pb2.NodeStageVolumeRequest(
+                volume_id=self.id,
+                staging_target_path=self.staging,
+                volume_capability=self.capability,
+                volume_context=self.context,
+                secrets={"userID": self.bench.user, "userKey": self.bench.key},
+            ),
+            timeout=60,
+        )
+
+    async def publish(self, *, readonly: bool = False, deferred: bool = False) -> Any:
+        return await self.bench.node.NodePublishVolume(
+            csi_pb2.NodePublishVolumeRequest(
+                volume_id=self.id,
+                staging_target_path=self.staging,
+                target_path=self.target,
+                volume_capability=self.capability,
+                volume_context=self.context,
+                readonly=readonly,
+                defer_fs_ops=deferred,
+                secrets={"userID": self.bench.user, "userKey": self.bench.key},
+            ),
+            timeout=60,
+            metadata=(("crust-extensions", "deferral"),),
+        )
+
+    async def unpublish(self, timeout_s: float = 60) -> None:
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=self.id, target_path=self.target)
+        await self.bench.node.NodeUnpublishVolume(request, timeout=timeout_s)
+
+    async def unstage(self) -> None:
+        request = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=self.id, staging_target_path=self.staging
+        )
+        await self.bench.node.NodeUnstageVolume(request, timeout=60)
+
+    async def expand(self) -> None:
+        """Grown to twice its size, by both parts."""
+        wanted = csi_pb2.CapacityRange(required_bytes=2 * self.size)
+        request = csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=self.id, capacity_range=wanted, volume_capability=self.capability
+        )
+        await self.bench.controller.ControllerExpandVolume(request, timeout=60)
+        await self.bench.node.NodeExpandVolume(
+            csi_pb2.NodeExpandVolumeRequest(
+                volume_id=self.id,
+                volume_path=self.target,
+                capacity_range=wanted,
+                volume_capability=self.capability,
+                secrets={"userID": self.bench.user, "userKey": self.bench.key},
+            ),
+            timeout=60,
+        )
+
+    async def leave(self) -> None:
+        """Unpublish, unstage, delete; nothing is left in the pool or the kernel."""
+        await self.unpublish()
+        await self.unstage()
+        assert await self.mapped() == []
+        await self.bench.delete(self.id)
+        assert self.holders() == ()
+
+    async def mapped(self) -> list[str]:
+        """The addresses of the kernel's clients that have the image."""
+        found = await self.bench.vm.shell(
+            f"cd {BUS}; for each in *; do [ -e $each ] || continue;"
+            f' [ "$(cat $each/name)" != {self.id} ] || cat $each/client_addr; done'
+        )
+        return found.split()
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Who has a claim."""
+        with self.bench.ioctx() as ioctx:
+            return claim_object.read(ioctx, self.id).claims.holders
+
+    async def write(self, text: str) -> None:
+        """Write at the start of the device, durably, as a pod does."""
+        await self.bench.vm.run(
+            "/bin/sh", "-c", f"dd of={self.target} bs=512 conv=sync,notrunc,fsync oflag=direct 2>&1",
+            text=text,
+        )  # fmt: skip
+
+    async def read(self) -> str:
+        """What is at the start of the device, from the cluster."""
+        return await self.bench.vm.shell(
+            f"dd if={self.target} bs=512 count=1 iflag=direct 2>/dev/null | tr -d '\\0'"
+        )
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Bench]:
+    """A cluster that the node reaches, with a manager, without which no capacity is known."""
+    async with contextlib.AsyncExitStack() as held:
+        network = held.enter_context(kernel_node.network())
+        ceph = held.enter_context(
+            ceph_cluster.running(directory / "c", with_mgr=True, host=network.host)
+        )
+        driver = held.enter_context(rbd_driver.serving(ceph))
+        vm = await held.enter_async_context(kernel_node.running(directory, network))
+        connected = await held.enter_async_context(channel.connect(str(driver.socket)))
+        namespace, user = _namespace(driver), f"node-{driver.base.name}"
+        key = ceph.node(user, namespace)
+        made = Bench(ceph, namespace, user, key, csi_pb2_grpc.ControllerStub(connected), vm)
+        await made.prepare()
+        await _capacity_known(made)
+        yield made
+        await made.close()
+
+
+def _namespace(driver: RbdDriver) -> str:
+    found: str = tomllib.loads(driver.config.read_text())["rbd"]["namespace"]
+    return found
+
+
+def _config(ceph: CephCluster, namespace: str) -> str:
+    return f"""engine = "rbd"
+log_level = "debug"
+target_roots = ["{KUBELET}"]
+check_propagation = false
+
+[rbd]
+monitors = "{ceph.monitors}"
+pool = "{POOL}"
+namespace = "{namespace}"
+"""
+
+
+async def _capacity_known(bench: Bench) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                made = await bench.volume()
+            except grpc.aio.AioRpcError as err:
+                if err.code() not in {
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    grpc.StatusCode.UNAVAILABLE,
+                }:
+                    raise
+                await asyncio.sleep(0.3)
+                continue
+            await bench.delete(made.id)
+            return
+
+
+_KILLED = """\
+import os, signal, sys
+from crust import volumes
+from crust.blockdriver.engines.protocol import Access
+from crust.blockdriver.engines.rbd import Place
+from crust.blockdriver.engines.rbd.node import access, host_devices, own_user
+from crust.ceph import connection, host_claims, user as ceph_user
+from crust.host.block import krbd
+step, monitors, user, key, pool, namespace, volume = sys.argv[1:]
+place = Place(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
+here = access.RbdAccess(own_user.OwnUser(place), "/run/node", "node-a")
+if step == "give_back":
+    here.attach(volumes.VolumeId(volume), Access(on_host=True))
+where = {"map": krbd.KernelRbd, "device": krbd.KernelRbd}.get(step, host_claims.HostClaim)
+setattr(where, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+if step == "give_back":
+    here.detach(volumes.VolumeId(volume))
+here.attach(volumes.VolumeId(volume), Access(on_host=True))
+"""
+
+
+async def killed_before(step: str, volume: Volume) -> None:
+    """Attach the volume on the node, or give it back, in a process that is killed before a step of that."""
+    bench = volume.bench
+    await bench.vm.write("/run/killed.py", _KILLED)
+    arguments = (step, bench.ceph.monitors, bench.user, bench.key, POOL, bench.namespace, volume.id)
+    code, output = await bench.vm.ask(sys.executable, "/run/killed.py", *arguments)
+    assert code == -9, output
