@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from crust import deferral_keys, errors, volumes
+from crust import deferral_keys, volumes
 from crust.blockdriver.node.node_stage import Stage
 from crust.blockdriver.node.publish import ephemeral
 from crust.blockdriver.node.publish.publish_rules import Publish
@@ -16,17 +16,6 @@ Secrets = dict[tuple[volumes.VolumeId, str], Mapping[str, str]]
 """What opens staged volumes, by volume and staging path."""
 
 
-class StagingPathNotGiven(errors.NotReady):
-    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "staging_target_path is missing",
-            why="this driver stages volumes",
-            hint="call NodeStageVolume and send its path",
-        )
-
-
 def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
     """NodeStageVolume."""
     volume_id = limits.volume_id(request.volume_id)
@@ -37,14 +26,14 @@ def stage(request: csi_pb2.NodeStageVolumeRequest) -> Stage:
 
 
 def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Publish:
-    """NodePublishVolume, with the secrets of its stage. Raises `StagingPathNotGiven`."""
+    """NodePublishVolume, with the secrets of its stage. Raises `limits.StagingPathNotGiven`."""
     volume_id = limits.volume_id(request.volume_id)
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
     _check_contexts(request)
     inline = request.volume_context.get(ephemeral.KEY) == "true"
     if not request.staging_target_path and not inline:
-        raise StagingPathNotGiven()
+        raise limits.StagingPathNotGiven()
     staging = request.staging_target_path or target.text
     secrets = {**of_stages.get((volume_id, staging), {}), **kept_secrets(request)}
     return Publish(

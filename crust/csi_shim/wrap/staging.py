@@ -19,7 +19,7 @@ from crust.csi_shim.wrap.inner import InnerNode, Metadata
 from crust.csi_shim.wrap.private_paths import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import outcome
-from crust.rpc.messages import redaction
+from crust.rpc.messages import limits, redaction
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
@@ -129,9 +129,15 @@ class Staging:
         return Residue.NONE
 
     async def ensure_block(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
-        """Before a deferred publish: whatever is staged as mount is staged as block. Raises `StageForgotten`."""
+        """Before a deferred publish: whatever is staged as mount is staged as block.
+
+        Raises `StageForgotten`, `limits.StagingPathNotGiven`.
+        """
         if not volume.stages:
             return
+        # The driver would not refuse it: its staging path is a private one of the shim.
+        if not request.staging_target_path:
+            raise limits.StagingPathNotGiven()
         if await workers.run(private_directories.is_staged, volume.paths):
             return
         known = self._requests.get(volume.paths.key)

@@ -26,6 +26,17 @@ class MissingField(errors.InvalidRequest):
         self.field = field
 
 
+class StagingPathNotGiven(errors.NotReady):
+    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "staging_target_path is missing",
+            why="this driver stages volumes",
+            hint="call NodeStageVolume and send its path",
+        )
+
+
 class FieldTooLong(errors.InvalidRequest):
     """A field is longer than CSI allows."""
 

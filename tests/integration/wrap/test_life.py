@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from crust import deferral_keys, volumes
@@ -13,6 +14,7 @@ from crust.host.mounts import mountinfo
 from crust.host.process.bounded_calls import BoundedCalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped, node_with
+from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
 
@@ -100,6 +102,25 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
     await node.unstage(deferred)
     await node.delete(ordinary)
     await node.check_gone(deferred, one)
+
+
+async def test_deferred_publish_without_the_staging_path_is_refused_where_the_driver_stages(
+    cloud_node: Wrapped,
+) -> None:
+    """The driver would not refuse it: the shim has a path of its own for it."""
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    asked = node.publish_request(volume, target)
+    asked.staging_target_path = ""
+    await refused(
+        node.node.NodePublishVolume(asked, timeout=60),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "StagingPathNotGiven",
+    )
+    assert node.entry(target) is None
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
 
 
 async def test_ordinary_volume_costs_no_look_on_a_thread(
