@@ -15,7 +15,7 @@ from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import admission, advertised, private_directories, volume_operations
 from crust.csi_shim.wrap.private_paths import PrivatePaths
-from crust.csi_shim.wrap.staging import Volume
+from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc import passthrough
@@ -124,7 +124,7 @@ class Frontend:
         self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         if not (request.volume_capability.HasField("mount") and request.staging_target_path):
-            return await self._pass("NodeStageVolume", request.volume_id, data, context)
+            return await self._stage_raw(request, data, context)
         volume = await self._volume(request.volume_id, context)
         wants_block = await self._wants_block(request, context)
         is_staged = await self._operations.finds(volume, private_directories.is_staged)
@@ -143,9 +143,23 @@ class Frontend:
             if wants_block or in_use:
                 await self._staging.stage_as_block(volume, request)
             else:
-                await self._staging.stage_as_mount(volume, request)
+                await self._staging.stage_as_asked(volume, request)
 
         await self._operations.run(volume, request, context, work)
+        return csi_pb2.NodeStageVolumeResponse().SerializeToString()
+
+    async def _stage_raw(
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
+    ) -> bytes:
+        """A raw block volume is the driver's alone, unless it is staged for a deferred mount."""
+        wanted, path = request.volume_capability, request.staging_target_path
+        volume = await self._volume(request.volume_id, context)
+        is_raw = wanted.HasField("block") and path
+        if not (is_raw and await self._operations.finds(volume, private_directories.is_staged)):
+            return await self._pass("NodeStageVolume", request.volume_id, data, context)
+        await self._operations.run(
+            volume, request, context, lambda: self._staging.stage_raw(volume, request)
+        )
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _wants_block(
@@ -203,10 +217,10 @@ class Frontend:
         )
         volume = await self._volume(request.volume_id, context)
         self._staging.published_on_host(volume.paths.key, request.target_path)
-        if not request.volume_capability.HasField("mount"):
-            return await self._pass("NodePublishVolume", request.volume_id, data, context)
         if not await self._operations.finds(volume, private_directories.is_staged):
             return await self._pass("NodePublishVolume", request.volume_id, data, context)
+        if not request.volume_capability.HasField("mount"):
+            raise StagedForMount(volume.paths.key)
         response = await self._operations.run(
             volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
         )
@@ -261,6 +275,8 @@ class Frontend:
             # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
             size = request.capacity_range.required_bytes
             return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
+
+        advertised.path_of(request)
 
         async def work() -> int:
             if request.defer_fs_ops:

@@ -60,6 +60,17 @@ class PublishedOnHost(errors.NotReady):
         )
 
 
+class StagedForMount(errors.Conflict):
+    """The volume is staged as block for a deferred mount, and the CO wants it as a raw block volume."""
+
+    def __init__(self, key: volumes.VolumeKey) -> None:
+        super().__init__(
+            f"volume {key} is staged for a deferred mount",
+            why="it is asked for as a raw block volume, and is not both",
+            hint="unpublish and unstage it first",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Volume:
     """The volume that a call is about, and whether its driver stages."""
@@ -166,15 +177,26 @@ class Staging:
                 raise StageForgotten(paths.key, "as a filesystem for a mount on the host")
             known = as_block.stage_of(request)
         with _hiding_secrets(known):
-            await self.stage_as_mount(volume, known)
+            await self.stage_as_asked(volume, known)
 
-    async def stage_as_mount(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
-        """Stage what is staged as block as the CO asked.
+    async def stage_raw(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        """As a raw block volume what has the record of a stage for a deferred mount.
+
+        Raises `StagedForMount`, unless that stage is not known and nothing is published: it is of before a reboot.
+        """
+        if volume.paths.key in self._requests or await workers.run(
+            private_directories.is_in_use, volume.paths
+        ):
+            raise StagedForMount(volume.paths.key)
+        await self.stage_as_asked(volume, request)
+
+    async def stage_as_asked(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
+        """Stage what is staged as block for a deferred mount as the CO asked.
 
         The record stays until the driver has staged: if we are killed in between, the retry begins again.
         """
         await self._unstage_block(volume, request.staging_target_path)
-        _log.info("staged again as mount", extra={"volume": str(volume.paths.key)})
+        _log.info("staged again as asked", extra={"volume": str(volume.paths.key)})
         await self._inner.stage(request, volume.metadata)
         await workers.run(private_directories.remove_staging, volume.paths)
         self.remember(volume.paths.key, request)

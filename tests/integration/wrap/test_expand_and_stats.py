@@ -58,6 +58,21 @@ async def test_volume_that_is_staged_only_is_published_to_the_driver_while_it_gr
     await node.check_gone(volume, target)
 
 
+async def test_expansion_without_a_path_is_refused(cloud_node: Wrapped) -> None:
+    node = cloud_node
+    volume = await node.volume()
+    await node.stage(volume)
+    request = csi_pb2.NodeExpandVolumeRequest(volume_id=volume.volume_id)
+    calls = node.driver.names()
+    await refused(
+        node.node.NodeExpandVolume(request, timeout=60),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "volume_path",
+    )
+    assert node.driver.names() == calls
+    await node.unstage(volume)
+
+
 async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
     cloud_node: Wrapped,
 ) -> None:

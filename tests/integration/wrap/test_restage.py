@@ -1,14 +1,16 @@
 """A publish that decides otherwise than the stage: the driver itself unstages and stages again."""
 
 import os
+import stat
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from crust.deferral_keys import Defer
-from tests.integration.wrap.conftest import NAMED, Wrapped, node_with
+from tests.integration.wrap.conftest import NAMED, Wrapped, capability, node_with
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root
@@ -131,6 +133,41 @@ async def test_volume_that_the_host_has_is_not_unstaged_for_a_guest(cloud_node: 
     await node.unpublish(volume, two)
     await node.unstage(volume)
     await node.check_gone(volume, two)
+
+
+async def test_volume_that_is_staged_for_a_guest_is_not_given_as_raw_block_too(
+    cloud_node: Wrapped,
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    raw = replace(volume, capability=capability(block=True))
+    await node.stage(volume)
+    calls = node.driver.names()
+    for call in (node.stage(raw), node.publish(raw, target)):
+        await refused(call, grpc.StatusCode.ALREADY_EXISTS, "StagedForMount")
+    assert node.driver.names() == calls
+    await node.publish(volume, target)
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_raw_block_volume_of_an_id_that_was_a_guests_before_the_reboot_is_staged(
+    cloud_node: Wrapped,
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.reboot()
+    raw = await node.attach(replace(volume, capability=capability(block=True)))
+    assert os.path.lexists(node.paths(volume).staging)
+    await node.stage(raw)
+    assert not os.path.lexists(node.paths(volume).staging)
+    await node.publish(raw, target)
+    assert stat.S_ISBLK(os.stat(target).st_mode)
+    await node.unpublish(raw, target)
+    await node.unstage(raw)
+    await node.check_gone(volume, target)
 
 
 async def test_stage_that_fails_on_the_way_to_the_host_is_tried_again(undecided: Wrapped) -> None:
