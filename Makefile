@@ -67,6 +67,14 @@ $(VENV)/.done: pyproject.toml
 guest: setup ## build the microVM's kernel and initramfs from the distribution's packages
 	$(PY) -m examples.kata.guest build
 
+# Its packages are none of crust's, and its protobuf is another one: an environment of its own.
+EMBER := tests/support/third_party/ember.txt
+.PHONY: third-party
+third-party: $(CACHE)/ember/.done ## the public CSI driver that the tests wrap, in an environment of its own
+$(CACHE)/ember/.done: $(EMBER)
+	@rm -rf $(@D) && python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && touch $@ || \
+	{ echo "error: $(@D) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
+
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
 	$(PY) deploy/image/build.py
@@ -80,13 +88,13 @@ cluster-demo: root guest ## three nodes, local pools behind one controller, and 
 	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e: WITHIN = $(PRIVATE)
-test: REQUIRED = mount,loop,vm,containerd,systemd
-e2e: REQUIRED = mount,loop,vm
-integration: REQUIRED = mount,loop,containerd,systemd
-conformance: REQUIRED = mount,loop
+test: REQUIRED = mount,loop,vm,containerd,systemd,ember
+e2e: REQUIRED = mount,loop,vm,ember
+integration: REQUIRED = mount,loop,containerd,systemd,ember
+conformance: REQUIRED = mount,loop,ember
 
 .PHONY: test
-test: root guest ## all tests, including their set-up (root)
+test: root guest third-party ## all tests, including their set-up (root)
 	@$(PYTEST) -n $(JOBS) tests/unit
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e tests/integration
 
@@ -107,16 +115,16 @@ cluster-chaos: root setup ## 300 volumes on three nodes for five minutes of cuts
 	$(PRIVATE) $(PY) -m tests.support.cluster_chaos --seconds $(SECONDS) --volumes $(VOLUMES) --seed $(SEED)
 
 .PHONY: integration
-integration: root setup ## the tests on real loop devices, mounts and sockets (root)
+integration: root setup third-party ## the tests on real loop devices, mounts and sockets (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
 .PHONY: conformance
 conformance: export TESTS_REPORTS = build/conformance
-conformance: root setup ## crust's driver against its suite, alone and behind proxy and shim; reports in build/conformance (root)
+conformance: root setup third-party ## crust's driver against its suite, alone and behind proxy and shim; reports in build/conformance (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/conformance
 
 .PHONY: e2e
-e2e: root guest ## the tests that boot the microVM (root)
+e2e: root guest third-party ## the tests that boot the microVM (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e
 
 .PHONY: lint

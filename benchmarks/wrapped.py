@@ -19,7 +19,7 @@ from benchmarks.one_process import PAUSE_S
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import cloud
-from examples.kata.demo.kubelet import NODE_ID, Kubelet
+from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.node import HANDLER, NodePaths, Process
 
 NAME = "wrapped"
@@ -175,7 +175,7 @@ async def _driver(paths: NodePaths) -> AsyncIterator[None]:
         "examples.drivers.cloud",
         f"--socket={paths.driver_socket}",
         f"--state-dir={state_dir}",
-        f"--node-id={NODE_ID}",
+        "--node-id=bench",
     )
     try:
         await node.wait_until_serving(paths.driver_socket)

@@ -111,7 +111,6 @@ class Machine:
             self._csi(driver),
             str(self._base / "run" / "inspect.sock"),
             controller_socket,
-            node_id=self.name,
         )
 
     def _csi(self, driver: str) -> str:

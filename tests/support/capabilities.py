@@ -18,6 +18,7 @@ import pytest
 from crust import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
+from tests.support.third_party import ember
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml requires."""
@@ -103,10 +104,15 @@ def _systemd() -> str:
     return "" if shutil.which("systemd-nspawn") else "systemd-nspawn is not installed"
 
 
+def _ember() -> str:
+    return "" if ember.PROGRAM.exists() else f"{ember.PROGRAM} is missing: run make third-party"
+
+
 _PROBES: dict[str, Callable[[], str]] = {
     "mount": _mount,
     "loop": _loop,
     "vm": _vm,
     "containerd": _containerd,
     "systemd": _systemd,
+    "ember": _ember,
 }

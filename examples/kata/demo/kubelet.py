@@ -12,7 +12,6 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
-NODE_ID = "demo-node"
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 180.0
 _PROBE_INTERVAL_S = 0.2
@@ -65,14 +64,13 @@ class Kubelet:
         csi_socket: str,
         inspect_socket: str,
         controller_socket: str = "",
-        node_id: str = NODE_ID,
     ) -> None:
         self.parameters: dict[str, str] = {}
         self.secrets: dict[str, str] = {}
         self.publish_secrets: dict[str, str] = {}
         self.attaches = False
         self._root = root
-        self._node_id = node_id
+        self._node_id = ""
         self._published: dict[str, dict[str, str]] = {}
         self._csi = _connect(csi_socket)
         self._sidecars = _connect(controller_socket or csi_socket)
@@ -146,7 +144,10 @@ class Kubelet:
         return answer.volume
 
     async def attach(self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> None:
-        """ControllerPublishVolume."""
+        """ControllerPublishVolume, to the node that NodeGetInfo names."""
+        if not self._node_id:
+            info = await self._node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=TIMEOUT_S)
+            self._node_id = info.node_id
         answer = await self._controller.ControllerPublishVolume(
             csi_pb2.ControllerPublishVolumeRequest(
                 volume_id=volume.volume_id,

@@ -10,8 +10,10 @@ from crust.conformance import catalogue, suite
 from crust.conformance.case import of
 from crust.conformance.options import MIB, Options, Parameters
 from examples.drivers import cloud
+from tests.support import capabilities
 from tests.support.drivers import own_driver, vendor_driver
 from tests.support.drivers.wrapping_processes import wrapping
+from tests.support.third_party import ember
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -19,11 +21,18 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 # One process has the same shims as three; that they are put together in the same way is seen with the strict driver.
 @pytest.mark.parametrize(
     ("kind", "ways"),
-    [("cloud", ("processes", "node")), ("minimal", ("processes",)), ("stateful", ("processes",))],
+    [
+        ("cloud", ("processes", "node")),
+        ("minimal", ("processes",)),
+        ("stateful", ("processes",)),
+        ("ember", ("node",)),
+    ],
 )
 def test_wrapped_driver_conforms_as_it_does_alone(
     base: Path, kind: str, ways: tuple[str, ...]
 ) -> None:
+    if kind == "ember":
+        capabilities.need("ember")
     alone, wrapped = base / "alone", base / "wrapped"
     without = _outcome(alone, kind, way="alone")
     for way in ways:
@@ -46,7 +55,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
             socket = stack.enter_context(frontend)
         given = Parameters(
             secrets={"token": cloud.TOKEN},
-            size_bytes=64 * MIB,
+            size_bytes=ember.MIN_BYTES if kind == "ember" else 64 * MIB,
             deferral=False,
         )
         options = Options(

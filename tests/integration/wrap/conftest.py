@@ -27,8 +27,9 @@ from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.drivers import cloud, disks, minimal, stateful
+from examples.drivers import cloud, disks
 from tests.support.drivers import vendor_driver
+from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import node as nodes
 from tests.support.nodes import proxy_process
 from tests.support.nodes.node import Places
@@ -36,7 +37,6 @@ from tests.support.runtimes.fake_handler import FakeHandler, running
 
 MIB = 1 << 20
 MODE = csi_pb2.VolumeCapability.AccessMode
-NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME, "stateful": stateful.NAME}
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}

@@ -16,13 +16,13 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import (
     MIB,
     MODE,
-    NAMES,
     TIMEOUT_S,
     Volume,
     Wrapped,
     capability,
     node_with,
 )
+from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root

@@ -1,4 +1,4 @@
-"""A driver of examples/drivers in a process, as a test sees it: started, killed, told to misbehave, read."""
+"""A driver of examples/drivers, or a public one, in a process: started, killed, told to misbehave, read."""
 
 import base64
 import json
@@ -15,15 +15,23 @@ from typing import Any
 import grpc
 
 from crust.wire.csi.v1 import csi_pb2
-from examples.drivers import disks
+from examples.drivers import cloud, disks, minimal, stateful
+from tests.support.third_party import ember
 
 NODE = "node-1"
+NAMES = {
+    "cloud": cloud.NAME,
+    "minimal": minimal.NAME,
+    "stateful": stateful.NAME,
+    "ember": ember.NAME,
+}
+"""What each of them calls itself."""
 START_S = 60.0
 
 
 @dataclass
 class VendorDriver:
-    """One driver, `cloud`, `minimal` or `stateful`."""
+    """One driver, by a key of `NAMES`; only those of examples/drivers can be told to misbehave."""
 
     kind: str
     socket: str
@@ -34,7 +42,8 @@ class VendorDriver:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", f"examples.drivers.{self.kind}"]
+        module = ember.__name__ if self.kind == "ember" else f"examples.drivers.{self.kind}"
+        command = [sys.executable, "-m", module]
         arguments = [
             f"--socket={self.socket}",
             f"--state-dir={self.state_dir}",

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import grpc
 
-from examples.drivers import cloud, minimal, stateful
+from tests.support.drivers.vendor_driver import NAMES
 
 TIMEOUT_S = 60.0
-NAMES = {"cloud": cloud.NAME, "minimal": minimal.NAME, "stateful": stateful.NAME}
 
 
 @contextmanager
