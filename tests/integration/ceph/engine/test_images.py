@@ -11,8 +11,10 @@ from crust.blockdriver.engines.protocol import (
     ImageMissing,
     StillAttached,
 )
+from crust.blockdriver.engines.rbd.provisioning import header
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
+from crust.blockdriver.engines.rbd.provisioning.images import MARK
 from crust.ceph import claims
 from crust.ceph.claim_object import Mode
 from tests.support.ceph.rbd_images import (
@@ -42,6 +44,30 @@ def test_create_is_idempotent_and_keeps_what_is_there(engine: RbdProvisioning) -
     assert engine.image_problem(A, SIZE) == ""
     assert "should have" in engine.image_problem(A, SIZE + 1)
     assert engine.image_problem(B, SIZE) != ""
+
+
+def test_header_is_read_without_an_open_as_librbd_reads_it(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    """By every client that may use the image: the mark, its absence, the size as it is now, and no image."""
+    import rbd
+
+    engine.create(A, SIZE)
+    assert header.read(guest, A, MARK) == header.Header(SIZE, A)
+    engine.grow(A, 2 * SIZE)
+    with rbd.Image(guest, A) as image:
+        image.metadata_set("other", "grüße")
+        assert header.read(guest, A, MARK) == header.Header(image.size(), A)
+    assert header.read(guest, A, "other") == header.Header(2 * SIZE, "grüße")
+    assert header.read(guest, A, "none") == header.Header(2 * SIZE, "")
+    assert header.read(guest, B, MARK) is None
+
+
+def test_foreign_image_in_a_volumes_place_is_a_problem(engine: RbdProvisioning, guest: Any) -> None:
+    import rbd
+
+    rbd.RBD().create(guest, A, SIZE)
+    assert "an image of that name is in" in engine.image_problem(A, SIZE)
 
 
 def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, guest: Any) -> None:

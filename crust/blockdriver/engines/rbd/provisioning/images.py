@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ForeignImage, ImageBeingMade, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
-from crust.blockdriver.engines.rbd.provisioning import directory, image_change, image_use
-from crust.ceph import binding, claim_object, failures
+from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
+from crust.ceph import binding, claim_object
 from crust.ceph.binding import Image, Ioctx
 
 MARK = "crust.volume"
@@ -189,14 +189,12 @@ class VolumeImages:
     def own_size_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The size of the image, which says that it is the volume's. Raises `ImageMissing`, `ForeignImage`."""
         with self.place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            try:
-                with self.place.image(ioctx, volume_id) as image:
-                    size_bytes, is_own = image.size(), is_marked(image, volume_id)
-            except binding.load().rbd.ImageNotFound as err:
-                raise ImageMissing(volume_id) from err
-        if not is_own:
+            found = header.read(ioctx, volume_id, MARK)
+        if found is None:
+            raise ImageMissing(volume_id)
+        if found.value != volume_id:
             raise ForeignImage(volume_id, self.place.shown)
-        return size_bytes
+        return found.size_bytes
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether no object of the image, or of what it is a clone of, exists. Raises `ImageMissing`."""
@@ -208,15 +206,11 @@ class VolumeImages:
                 raise ImageMissing(volume_id) from err
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The image is absent, smaller than it was created, or its object map is invalid."""
-        with self.place.ioctx(f"cannot look at {volume_id}") as ioctx:
-            try:
-                with self.place.image(ioctx, volume_id) as image:
-                    present_bytes = image.size()
-            except binding.load().failures as err:
-                if failures.errno_of(err) != errno.ENOENT:
-                    raise
-                return str(ImageMissing(volume_id))
+        """The image is absent, does not say that it is the volume's, or is smaller than it was created."""
+        try:
+            present_bytes = self.own_size_bytes(volume_id)
+        except (ImageMissing, ForeignImage) as err:
+            return str(err)
         if present_bytes < size_bytes:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"
         return ""
