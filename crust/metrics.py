@@ -157,7 +157,16 @@ cluster_work_failures = Counter(
     ("work",),
     registry=None,
 )
-CLUSTER = (store_certificate_expiry, store_connected, cluster_work_failures)
+LACKING, TWICE = "lacking", "in-two-pools"
+survey_findings = Counter(
+    "crust_survey_findings_total",
+    "Volumes that a controller has found where they must not be, or not where they are recorded.",
+    ("finding",),
+    registry=None,
+)
+for _finding in (LACKING, TWICE):
+    survey_findings.labels(_finding)  # a counter that begins with 1 would have no increase
+CLUSTER = (store_certificate_expiry, store_connected, cluster_work_failures, survey_findings)
 
 claims_fenced = Counter(
     "crust_claims_fenced_total",

@@ -23,7 +23,7 @@ from typing import Any
 
 from google.protobuf import empty_pb2
 
-from crust import errors, operations, pool_ids
+from crust import errors, metrics, operations, pool_ids
 from crust.cluster.central.names import Names
 from crust.cluster.central.routing import Router
 from crust.cluster.methods import NAMES_UNDER_WAY
@@ -177,6 +177,7 @@ class Survey:
                     recorded = await self._corrected(pool_id, key)
             if recorded != pool_id:
                 extra = {"name_key": key, "pool_id": pool_id, "other_pool": recorded}
+                metrics.survey_findings.labels(metrics.TWICE).inc()
                 _log.error("one name is in two pools; delete one of the two by hand", extra=extra)
 
         await asyncio.gather(*(one(each) for each in dict.fromkeys(keys) if each))
@@ -215,6 +216,7 @@ class Survey:
         named = [key for key in keys[:_REPORTED] if await self._is_lacking(pool_id, key)]
         if not named:
             return
+        metrics.survey_findings.labels(metrics.LACKING).inc(len(keys))
         _log.warning(
             "a pool lacks volumes that are recorded there: its disk, or the store, is an older copy, or creations"
             " never ended; if there is a newer copy of the disk, put it back before they are created again",

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from crust import metrics
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.cluster.central_cluster import Sidecar, SimulatedCluster, all_of, leading
 from tests.support.cluster.cluster_contract import eventually
@@ -19,6 +20,7 @@ async def test_pool_that_is_an_older_copy_is_reported_with_the_volumes_that_it_l
         await cluster.surveyed()
         kept = await sidecar.create("kept", "n1")
         older = dict(cluster.pools["n1"].volumes)
+        counted = _count(metrics.LACKING)
         lost = await sidecar.create("lost", "n1")
         assert LACKS not in caplog.text
         await _with_disk(cluster, "older", older)
@@ -27,6 +29,7 @@ async def test_pool_that_is_an_older_copy_is_reported_with_the_volumes_that_it_l
         assert [each["pool_id"] for each in found] == [cluster.pools["n1"].pool_id()]
         assert [each["volumes"] for each in found] == [1]
         assert found[0]["name_keys"].split("-")[-1] == lost.volume_id.split("-")[-1]
+        assert _count(metrics.LACKING) == counted + 1
         assert kept.volume_id.split("-")[-1] not in found[0]["name_keys"]
 
 
@@ -38,12 +41,13 @@ async def test_name_that_was_created_elsewhere_beside_an_older_copy_stays_there_
     async with leading(cluster.store.controller("c")) as sidecar:
         await cluster.surveyed()
         first = await sidecar.create("pvc", "n1")
-        newer = dict(n1.volumes)
+        newer, counted = dict(n1.volumes), _count(metrics.TWICE)
         await _with_disk(cluster, "older", {})
         second = await sidecar.create("pvc", "n2")
         assert second.volume_id == cluster.pools["n2"].ids.volume_id("pvc")
         await _with_disk(cluster, "newer", newer)
         await eventually(lambda: TWICE in caplog.text)
+        assert _count(metrics.TWICE) == counted + 1
         assert (await sidecar.create("pvc", "n2")).volume_id == second.volume_id
         await sidecar.delete(first.volume_id)
         assert cluster.homes("pvc") == ["n2"]
@@ -65,6 +69,10 @@ async def test_volume_that_is_being_created_is_not_reported_as_lacking(
         n1.gate.set()
         await all_of([creating])
     assert LACKS not in caplog.text
+
+
+def _count(finding: str) -> float:
+    return float(metrics.survey_findings.labels(finding)._value.get())
 
 
 async def _with_disk(
