@@ -176,6 +176,12 @@ class CephCluster:
             ioctx.remove_object("ready")
             rbd.RBD().pool_init(ioctx, force=False)
 
+    def delete_pool(self, name: str) -> None:
+        """Delete a pool with what is in it, or none; the administrator's client knows it after that."""
+        self.command("config set", who="mon", name="mon_allow_pool_delete", value="true")
+        self.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
+        self.admin.wait_for_latest_osdmap()
+
     def make_namespace(self, name: str = "", *, pool: str = POOL) -> str:
         """Make a namespace of its own for a test; its name."""
         import rbd

@@ -8,13 +8,18 @@ import pytest
 import pytest_asyncio
 import rbd
 
+from crust import volumes
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claims, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL
 from tests.support.ceph import krbd_bench
-from tests.support.ceph.krbd_bench import BUS, LOG, SIZE, Bench, Volume, killed_before
+from tests.support.ceph.krbd_bench import BUS, LOG, SIZE, Bench, Volume, in_a_process, killed_before
 from tests.support.faults.refusals import refused
 from tests.support.nodes import kernel_node
 
@@ -361,6 +366,24 @@ async def _written(bench: Bench) -> Volume:
     await made.unpublish()
     await made.unstage()
     return made
+
+
+async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench) -> None:
+    """By a process that knows nothing of the pool: the kernel lets go of what is not there any more."""
+    ceph, pool, volume_id = bench.ceph, "ends", volumes.VolumeId("0123456789abcdef-1")
+    ceph.make_pool(pool)
+    who = CephUser(ceph.monitors, "admin", ceph.keys["client.admin"])
+    connection = Connection(who)
+    try:
+        VolumeImages(Place(connection, pool, "")).create(volume_id, SIZE)
+    finally:
+        connection.close()
+    assert await in_a_process(bench, "attach", pool, "admin", volume_id) == volume_id
+    mapped = Volume(bench, volume_id, {}, csi_pb2.VolumeCapability()).mapped
+    assert len(await mapped()) == 1
+    ceph.delete_pool(pool)
+    assert await in_a_process(bench, "detach", pool, "admin", volume_id) == ""
+    assert await mapped() == []
 
 
 async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(bench: Bench) -> None:

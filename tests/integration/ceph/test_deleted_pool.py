@@ -54,11 +54,7 @@ class Node:
         (Path(access.directory(str(self.base))) / VOLUME).write_text(json.dumps(note))
 
     def delete_pool(self) -> None:
-        self.ceph.command("config set", who="mon", name="mon_allow_pool_delete", value="true")
-        self.ceph.command(
-            "osd pool delete", pool=POOL, pool2=POOL, yes_i_really_really_mean_it=True
-        )
-        self.ceph.admin.wait_for_latest_osdmap()
+        self.ceph.delete_pool(POOL)
 
 
 @pytest.fixture

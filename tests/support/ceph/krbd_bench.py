@@ -302,6 +302,30 @@ async def _capacity_known(bench: Bench) -> None:
             return
 
 
+_OF_A_POOL = """\
+import sys
+from crust import volumes
+from crust.blockdriver.engines.protocol import Access
+from crust.blockdriver.engines.rbd import Place
+from crust.blockdriver.engines.rbd.node import access, own_user
+from crust.ceph import connection, user as ceph_user
+method, monitors, user, key, pool, namespace, volume = sys.argv[1:]
+place = Place(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
+here = access.RbdAccess(own_user.OwnUser(place), "/run/of-a-pool", "node-a")
+arguments = [Access(on_host=True)] if method == "attach" else []
+getattr(here, method)(volumes.VolumeId(volume), *arguments)
+print(" ".join(here.attached_here()))
+"""
+
+
+async def in_a_process(bench: Bench, method: str, pool: str, user: str, volume_id: str) -> str:
+    """Attach or detach a volume of another pool on the node, in a process of its own; what is attached then."""
+    await bench.vm.write("/run/of-a-pool.py", _OF_A_POOL)
+    key = bench.ceph.keys[f"client.{user}"]
+    arguments = (method, bench.ceph.monitors, user, key, pool, "", volume_id)
+    return (await bench.vm.run(sys.executable, "/run/of-a-pool.py", *arguments)).strip()
+
+
 _KILLED = """\
 import os, signal, sys
 from crust import volumes
