@@ -67,6 +67,7 @@ def main() -> int:
     unknown = set(names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    arguments.docs.mkdir(parents=True, exist_ok=True)  # now, not after the measurements
     logging.basicConfig(
         level=logging.ERROR
     )  # no warnings of a handler whose proxy is killed on purpose

@@ -1,16 +1,12 @@
 """One controller without root and three node drivers, all as real programs, with an etcd and a pool each."""
 
 import asyncio
-import contextlib
 import json
-import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -27,9 +23,9 @@ from crust.rpc import channel
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import etcd as members
-from examples.cluster import freezing
 from examples.cluster.etcd import Etcd
 from tests.support.cluster.central_cluster import all_of, refused
+from tests.support.cluster.programs import READY_S, Program, until
 from tests.support.drivers.block_driver import MIB, mount
 
 pytestmark = pytest.mark.root
@@ -37,66 +33,9 @@ pytestmark = pytest.mark.root
 NODES = ("n1", "n2", "n3")
 KEY = "crust.dev/node"
 NOBODY = "65534"
-READY_S = 90.0
 Code = grpc.StatusCode
 PENDING = (Code.UNAVAILABLE, Code.ABORTED, Code.DEADLINE_EXCEEDED)
 """A sidecar repeats a call that ends so."""
-
-
-class Program:
-    """A process of `crust`, killed by the kernel if the tests end."""
-
-    def __init__(self, log: Path, *arguments: str, user: str = "") -> None:
-        self._log = log
-        self._arguments = arguments
-        self._user = user
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self, *, wait: bool = True) -> None:
-        """Start it, and wait until it serves."""
-        ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        name = f"crust-test-{uuid.uuid4().hex}"
-        ready.bind(f"\0{name}")
-        # Not another user: a checkout below a home directory is for its owner alone.
-        user = ["--bounding-set=-all", "--inh-caps=-all"] if self._user else []
-        with ready, self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                "/usr/bin/setpriv", *user, "--pdeathsig", "KILL", "--",
-                sys.executable, "-m", "crust", *self._arguments,
-                stdout=log, stderr=log, cwd="/",
-                env={"NOTIFY_SOCKET": f"@{name}", "PATH": os.environ["PATH"],
-                     "PYTHONPATH": os.pathsep.join(sys.path)},
-            )  # fmt: skip
-            if wait:
-                data = asyncio.get_running_loop().sock_recv(ready, 4096)
-                assert b"READY=1" in await asyncio.wait_for(data, READY_S), self.log
-
-    @property
-    def log(self) -> str:
-        """The end of what it has logged."""
-        return self._log.read_text(encoding="utf-8", errors="replace")[-6000:]
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """No thread of it runs while the block does; its sockets stay open."""
-        assert self._process is not None
-        freezing.freeze(self._process.pid)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
-
-    async def ended(self) -> int:
-        """Wait until it ends by itself; returns its exit code."""
-        assert self._process is not None
-        return await asyncio.wait_for(self._process.wait(), READY_S)
-
-    async def end(self, number: int = signal.SIGKILL) -> int:
-        """End it; returns its exit code."""
-        assert self._process is not None
-        if self._process.returncode is None:
-            self._process.send_signal(number)
-        return await self._process.wait()
 
 
 class Cluster:
@@ -192,12 +131,6 @@ class Cluster:
         except TimeoutError:
             logs = [each.log for each in (*self.nodes.values(), self.controllers[name])]
             raise AssertionError("\n".join(logs)) from None
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until the answer is yes, which no program tells unasked."""
-    while not await check():  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
 
 
 @pytest.fixture

@@ -1,12 +1,7 @@
 """What /readyz of controllers and of nodes says while etcd is away, is new, or takes no certificate of theirs."""
 
 import asyncio
-import re
-import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -18,78 +13,8 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import etcd as members
 from examples.cluster.authority import DAY, Authority, Pair
 from examples.cluster.etcd import PREFIX, Etcd
-from tests.integration.cluster.test_processes import READY_S, Program, until
+from tests.support.cluster.programs import READY_S, Started, until
 from tests.support.faults.refusals import refused
-
-LEASE_S = 60
-"""A leader whose store is away for longer ends, and is asked before."""
-
-
-class Started:
-    """Programs of crust, and what they answer."""
-
-    def __init__(self, base: Path, etcd: Etcd, stack: AsyncExitStack) -> None:
-        self.base = base
-        self._etcd = etcd
-        self._stack = stack
-
-    async def start(self, name: str, *arguments: str, files: Files) -> None:
-        """`crust driver`, as a member of the cluster with these certificates."""
-        root = self.base / name
-        root.mkdir(mode=0o700)
-        config = root / "driver.toml"
-        config.write_text(
-            f'[cluster]\nendpoints = ["{self._etcd.members[0].address}"]\nprefix = "{PREFIX}"\n'
-            f"lease_s = {LEASE_S}\nsettle_s = {LEASE_S}\n"
-            f'ca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
-        )
-        program = Program(
-            root / "log", "driver", "--config", str(config), "--socket", f"{root}/csi.sock",
-            "--run-dir", f"{root}/run", "--metrics-address", "127.0.0.1:0", *arguments,
-        )  # fmt: skip
-        self._stack.push_async_callback(program.end)
-        await program.start()
-
-    async def controller(self, name: str, files: Files | None = None) -> None:
-        """A controller."""
-        files = files or self._etcd.files("controller")
-        await self.start(name, "--mode", "controller", files=files)
-
-    async def node(self, name: str, files: Files | None = None) -> None:
-        """A node with a pool of its own."""
-        root = self.base / name
-        files = files or self._etcd.files(name)
-        await self.start(
-            name, "--mode", "node", "--node-id", name, "--state-dir", f"{root}/pool",
-            "--create-pool", "--no-check-propagation", files=files,
-        )  # fmt: skip
-
-    async def answer(self, name: str, path: str = "/readyz") -> tuple[int, str]:
-        """What it answers over HTTP."""
-        log = (self.base / name / "log").read_text()
-        found = re.search(r"metrics +address=(\S+)", log)
-        assert found is not None, log
-        return await asyncio.to_thread(read, f"http://{found[1]}{path}")
-
-    async def becomes(self, name: str, status: int, word: str) -> None:
-        """Wait until /readyz answers so, which no program tells unasked."""
-        said = (0, "")
-        try:
-            async with asyncio.timeout(READY_S):
-                while said[0] != status or word not in said[1]:
-                    await asyncio.sleep(0.1)
-                    said = await self.answer(name)
-        except TimeoutError:
-            raise AssertionError(f"{said}: {(self.base / name / 'log').read_text()}") from None
-
-
-def read(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=READY_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 @pytest.fixture
@@ -97,14 +22,6 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """A member for one test."""
     with members.running(tmp_path, nodes=("n1", "n2")) as etcd:
         yield etcd
-
-
-@pytest.fixture
-async def programs(etcd: Etcd) -> AsyncIterator[Started]:
-    """Programs that end with the test."""
-    async with AsyncExitStack() as stack:
-        base = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-cluster-"))
-        yield Started(Path(base), etcd, stack)
 
 
 def in_use(etcd: Etcd) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -17,6 +18,14 @@ scrape_configs:
   - job_name: crust-node
     static_configs: [{{targets: ["{address}"]}}]
 """
+
+
+def compared(rules: Path) -> list[str]:
+    """The expressions of the alerts in a file, without what each is compared with: they find series in health too."""
+    text = rules.read_text()
+    found = re.findall(r"^ +expr: (.*?) (?:==|<|>) [\d.]+$", text, re.MULTILINE)
+    assert len(found) == text.count("expr: ")
+    return found
 
 
 def free_port() -> int:
