@@ -1,4 +1,4 @@
-"""A small Ceph cluster: one monitor and one OSD (and a manager where capacity is asked for) at one address.
+"""A small Ceph cluster: one monitor or three and one OSD (and a manager where capacity is asked for) at one address.
 
 Everything lies below one directory; nothing in /etc/ceph is read. The daemons stay in the foreground, as children
 that the kernel kills with the process that started them (`setpriv --pdeathsig`), so neither a pid file nor a socket
@@ -32,7 +32,7 @@ _START_S = 60
 _CONF = """\
 [global]
 fsid = {fsid}
-mon host = [v2:{host}:{port},v1:{host}:{port_v1}]
+mon host = {monitors}
 public addr = {host}
 cluster addr = {host}
 ms bind port min = {first_port}
@@ -44,7 +44,7 @@ pid file =
 log file = {directory}/$name.log
 mon cluster log file = {directory}/cluster.log
 keyring = {directory}/keyring
-mon data = {directory}/mon
+mon data = {directory}/mon.$id
 osd data = {directory}/osd
 mgr data = {directory}/mgr
 osd objectstore = {store}
@@ -108,6 +108,8 @@ class CephCluster:
     store: Store
     host: str = "127.0.0.1"
     """The address of all daemons."""
+    count: int = 1
+    """How many monitors: one, or three, of which two are enough."""
     keys: dict[str, str] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
     _admin: Any = None
@@ -115,7 +117,14 @@ class CephCluster:
     @property
     def monitors(self) -> str:
         """`mon_host`, with the protocols: without them a wrong key would be retried instead of refused."""
-        return f"[v2:{self.host}:{self.first_port},v1:{self.host}:{self.first_port + 1}]"
+        return ",".join(self._addresses().values())
+
+    def _addresses(self) -> dict[str, str]:
+        ports = {name: self.first_port + 2 * i for i, name in enumerate("abc"[: self.count])}
+        return {
+            name: f"[v2:{self.host}:{port},v1:{self.host}:{port + 1}]"
+            for name, port in ports.items()
+        }
 
     @property
     def conf(self) -> Path:
@@ -124,8 +133,8 @@ class CephCluster:
 
     @property
     def mon(self) -> Daemon:
-        """The monitor."""
-        return self.daemons["mon"]
+        """The first monitor."""
+        return self.daemons["mon.a"]
 
     @property
     def osd(self) -> Daemon:
@@ -202,21 +211,28 @@ class CephCluster:
             found.close()
 
     def start(self, name: str) -> None:
-        """Start a daemon: "mon", "osd" or "mgr"."""
-        number = {"mon": "a", "osd": "0", "mgr": "x"}[name]
-        self.daemons[name] = Daemon(name, self._spawn(f"ceph-{name}", "-i", number, "-f"))
+        """Start a daemon: "mon.a" (or b, or c), "osd" or "mgr"."""
+        kind, _, number = name.partition(".")
+        number = number or {"osd": "0", "mgr": "x"}[name]
+        self.daemons[name] = Daemon(name, self._spawn(f"ceph-{kind}", "-i", number, "-f"))
+
+    def start_monitors(self) -> None:
+        """Start those monitors that do not run."""
+        for each in self._addresses():
+            if f"mon.{each}" not in self.daemons:
+                self.start(f"mon.{each}")
 
     def restart(self) -> None:
         """End all daemons and start them again. A memstore is empty then, and useless."""
         self.end_daemons()
-        for name in ("mon", "osd"):
-            self.start(name)
+        self.start_monitors()
+        self.start("osd")
         with self.ioctx() as ioctx:
             ioctx.write_full("ready", b"")
 
     def end_daemons(self) -> None:
-        """End all daemons: the manager first, the monitor last."""
-        for name in ("mgr", "osd", "mon"):
+        """End all daemons: the manager first, the monitors last."""
+        for name in ("mgr", "osd", *(f"mon.{each}" for each in self._addresses())):
             daemon = self.daemons.pop(name, None)
             if daemon is not None:
                 daemon.process.send_signal(signal.SIGCONT)
@@ -232,13 +248,13 @@ class CephCluster:
     def make(self, *, with_mgr: bool) -> None:
         """Write the configuration, make the stores and start the daemons."""
         self.directory.mkdir(parents=True, mode=0o700)
-        for each in ("mon", "osd", "mgr"):
+        for each in ("osd", "mgr", *(f"mon.{each}" for each in self._addresses())):
             (self.directory / each).mkdir()
         self._write_conf()
         self._make_keys()
         osd_uuid = str(uuid.uuid4())
-        self._make_monitor()
-        self.start("mon")
+        self._make_monitors()
+        self.start_monitors()
         self._run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd_uuid)
         self.command("osd new", uuid=osd_uuid)
         self.start("osd")
@@ -249,7 +265,7 @@ class CephCluster:
             self.wait_for_statistics(POOL)
 
     def connected_users(self) -> frozenset[str]:
-        """Who has a session with the monitor now, without `client.`."""
+        """Who has a session with the first monitor now, without `client.`."""
         found = self._monitor_asked("sessions")
         return frozenset(each["entity_name"].removeprefix("client.") for each in found)
 
@@ -292,9 +308,8 @@ class CephCluster:
                 directory=self.directory,
                 fsid=self.fsid,
                 host=self.host,
-                port=self.first_port,
-                port_v1=self.first_port + 1,
-                first_port=self.first_port + 2,
+                monitors=self.monitors,
+                first_port=self.first_port + 2 * self.count,
                 last_port=self.first_port + _PORTS - 1,
                 store=self.store,
             )
@@ -316,12 +331,13 @@ class CephCluster:
         shown = self._run("ceph-authtool", keyring, "-n", "client.admin", "-p")
         self.keys["client.admin"] = shown.decode().strip()
 
-    def _make_monitor(self) -> None:
+    def _make_monitors(self) -> None:
         monmap = str(self.directory / "monmap")
-        address = self.monitors
-        self._run("monmaptool", "--create", "--addv", "a", address, "--fsid", self.fsid, monmap)
+        added = [part for each in self._addresses().items() for part in ("--addv", *each)]
+        self._run("monmaptool", "--create", *added, "--fsid", self.fsid, monmap)
         keyring = str(self.directory / "keyring")
-        self._run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "-k", keyring)
+        for name in self._addresses():
+            self._run("ceph-mon", "--mkfs", "-i", name, "--monmap", monmap, "-k", keyring)
 
     def connected(self, user: str, key: str) -> Any:
         """A connection of a user (rados.Rados); the caller shuts it down, with what it has opened."""
@@ -370,10 +386,11 @@ def running(
     store: Store = "memstore",
     with_mgr: bool = False,
     host: str = "127.0.0.1",
+    monitors: int = 1,
 ) -> Iterator[CephCluster]:
     """A cluster in `directory`, which must not exist, while the block runs; its daemons have the address `host`."""
     with _ports() as first_port:
-        cluster = CephCluster(directory, str(uuid.uuid4()), first_port, store, host)
+        cluster = CephCluster(directory, str(uuid.uuid4()), first_port, store, host, monitors)
         try:
             cluster.make(with_mgr=with_mgr)
             yield cluster
@@ -390,7 +407,7 @@ def _ports() -> Iterator[int]:
         with socket.socket(socket.AF_UNIX) as mark, contextlib.ExitStack() as stack:
             try:
                 mark.bind(f"\0crust-tests-ceph-{first}")  # held as long as the socket is open
-                for port in (first, first + 1):
+                for port in range(first, first + 6):
                     probe = stack.enter_context(socket.socket())
                     probe.bind(("127.0.0.1", port))
             except OSError:

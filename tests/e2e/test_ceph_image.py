@@ -186,7 +186,7 @@ async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_
 
 @pytest.mark.timeout(480)
 @pytest.mark.spec("H-55", "H-56")
-@pytest.mark.parametrize("stopped", ["osd", "mon"])
+@pytest.mark.parametrize("stopped", ["osd", "mon.a"])
 async def test_cluster_that_stops_answering_stops_neither_the_runtime_nor_another_hypervisor(
     node: ImageNode, storage: Storage, stopped: str
 ) -> None:

@@ -1,5 +1,6 @@
 """A node whose kernel has RBD uses images as block devices of its own: a real kernel, cluster and driver."""
 
+import signal
 import sys
 from collections.abc import AsyncIterator
 
@@ -404,3 +405,19 @@ async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(ben
     assert holder.id != before[0].id
     assert [holder.address] == await volume.mapped()
     await volume.leave()
+
+
+async def test_dead_monitor_stops_neither_a_mapping_nor_the_next_one(bench: Bench) -> None:
+    """The last test here: the monitor stays dead."""
+    volume, other = await bench.volume(), await bench.volume()
+    await volume.stage()
+    await volume.publish()
+    bench.ceph.daemons.pop("mon.a").end(signal.SIGKILL)
+    await volume.write("kept")
+    for each in (other, volume):
+        await each.stage()
+        await each.publish()
+    await other.write("other")
+    assert (await volume.read(), await other.read()) == ("kept", "other")
+    for each in (other, volume):
+        await each.leave()

@@ -249,11 +249,11 @@ class Volume:
 
 @contextlib.asynccontextmanager
 async def running(directory: Path) -> AsyncIterator[Bench]:
-    """A cluster that the node reaches, with a manager, without which no capacity is known."""
+    """A cluster of three monitors that the node reaches, with a manager, without which no capacity is known."""
     async with contextlib.AsyncExitStack() as held:
         network = held.enter_context(kernel_node.network())
         ceph = held.enter_context(
-            ceph_cluster.running(directory / "c", with_mgr=True, host=network.host)
+            ceph_cluster.running(directory / "c", with_mgr=True, host=network.host, monitors=3)
         )
         driver = held.enter_context(rbd_driver.serving(ceph))
         vm = await held.enter_async_context(kernel_node.running(directory, network))

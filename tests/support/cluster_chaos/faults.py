@@ -100,7 +100,7 @@ class Faults:
         ]
         ceph = [
             (name, fault)
-            for name in ("osd", "mon")
+            for name in ("osd", "mon.a")
             for fault in (self._kill_ceph, self._pause_ceph)
             if self._cluster.ceph is not None
         ]
