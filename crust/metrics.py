@@ -5,7 +5,7 @@ counted anyway, e.g. entries, is asked for when the metrics are read (`Sampled`)
 to read beside the event loop.
 
 Calls of CSI are measured under the name, the labels and the buckets that a kubelet has, so that its dashboards show
-them. Dashboards depend on the names: docs/operations.md lists them.
+them. Dashboards depend on the names: docs/monitoring.md lists them.
 """
 
 import platform

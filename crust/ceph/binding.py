@@ -26,7 +26,7 @@ class CephBindingMissing(errors.NotReady):
             f"Ceph cannot be used: this Python {version} has no module {module!r}",
             why=why,
             hint=f"install python3-rados and python3-rbd of a distribution with this Python, and make "
-            f"{module}{suffix} visible to this environment: docs/operations.md, Ceph",
+            f"{module}{suffix} visible to this environment: docs/settings.md, Ceph",
         )
         self.module = module
 

@@ -106,7 +106,7 @@ def command_path() -> str:
         raise NotInstallable(
             "crust cannot be installed",
             why=f"{path} does not exist: this is no environment that crust is installed in",
-            hint="make one, as docs/operations.md, Install, shows",
+            hint="make one, as docs/install.md shows",
         )
     return str(path)
 

@@ -31,7 +31,7 @@ class InvalidSettings(errors.InvalidRequest):
 
     def __init__(self, program: str, why: str) -> None:
         super().__init__(
-            f"crust {program} cannot start", why=why, hint="see docs/operations.md, Settings"
+            f"crust {program} cannot start", why=why, hint="see docs/settings.md"
         )
 
 

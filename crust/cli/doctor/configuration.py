@@ -25,7 +25,7 @@ def accepted(node: Node) -> Iterator[Finding]:
             node.load(program)
         except errors.InvalidRequest as problem:
             yield error(
-                f"{path} is refused", problem.why, "correct it: docs/operations.md, Settings"
+                f"{path} is refused", problem.why, "correct it: docs/settings.md"
             )
             continue
         if node.at(path).stat().st_mode & 0o022:

@@ -17,7 +17,7 @@ KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 VERSIONS = ("1.28", "1.31", "1.34", "1.37")
 NEWER = {("VolumeAttributesClass", "1.28"), ("VolumeAttributesClass", "1.31")}
-"""What an older Kubernetes has not, as docs/operations.md says."""
+"""What an older Kubernetes has not, as docs/kubernetes.md says."""
 OVERLAYS = {
     ("block-driver",): (),
     ("snapshots",): ("--snapshots",),

@@ -29,7 +29,7 @@ OVERLAYS = (
 CONTROLLERS = ("central-controller", "ceph-controller")
 VERSIONS = ("1.28", "1.31", "1.34", "1.37")
 NEWER = {("VolumeAttributesClass", "1.28"), ("VolumeAttributesClass", "1.31")}
-"""What an older Kubernetes has not, as docs/operations.md says."""
+"""What an older Kubernetes has not, as docs/kubernetes.md says."""
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 """Custom resources: their schemas are not Kubernetes' own."""
 
@@ -234,7 +234,7 @@ def test_sidecars_may_do_what_they_do(overlay: str) -> None:
 
 
 def test_images_of_sidecars_are_those_of_the_page() -> None:
-    page = (KUBERNETES.parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(csi-[a-z]+:v[0-9.]+)` \|", page, re.MULTILINE))
     used = {
         each["image"].removeprefix("registry.k8s.io/sig-storage/")

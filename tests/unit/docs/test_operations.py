@@ -1,4 +1,4 @@
-"""docs/operations.md and deploy/: settings, metrics, parameters and errors are those of the code."""
+"""The pages for operators and deploy/: settings, metrics, parameters and errors are those of the code."""
 
 import inspect
 import re
@@ -29,7 +29,8 @@ from crust.settings.shim import ShimSettings
 from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGES = ("operations", "settings", "kubernetes", "wrapping", "monitoring")
+PAGE = "\n".join((ROOT / "docs" / f"{each}.md").read_text(encoding="utf-8") for each in PAGES)
 DEPLOY = ROOT / "deploy"
 COMMON = ProgramSettings.model_fields
 _REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
@@ -189,7 +190,7 @@ def test_every_reason_of_a_bad_health_is_explained() -> None:
 
 
 def test_every_parameter_of_a_storage_class_is_explained() -> None:
-    explained = PAGE.partition("### StorageClass\n")[2].partition("\n###")[0]
+    explained = PAGE.partition("\n## StorageClass\n")[2].partition("\n## ")[0]
     assert [each for each in parameters.KEYS if f"`{each}`" not in explained] == []
     (row,) = (each for each in explained.splitlines() if f"`{deferral_keys.DEFER}`" in each)
     assert [each.value for each in deferral_keys.Defer if f"`{each.value}`" not in row] == []
