@@ -30,9 +30,7 @@ class InvalidSettings(errors.InvalidRequest):
     """A setting is missing, unknown or invalid."""
 
     def __init__(self, program: str, why: str) -> None:
-        super().__init__(
-            f"crust {program} cannot start", why=why, hint="see docs/settings.md"
-        )
+        super().__init__(f"crust {program} cannot start", why=why, hint="see docs/settings.md")
 
 
 def load(

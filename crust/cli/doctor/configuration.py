@@ -24,9 +24,7 @@ def accepted(node: Node) -> Iterator[Finding]:
         try:
             node.load(program)
         except errors.InvalidRequest as problem:
-            yield error(
-                f"{path} is refused", problem.why, "correct it: docs/settings.md"
-            )
+            yield error(f"{path} is refused", problem.why, "correct it: docs/settings.md")
             continue
         if node.at(path).stat().st_mode & 0o022:
             why = "others than its owner can change what daemons run as root do"
