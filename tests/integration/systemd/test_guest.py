@@ -18,7 +18,7 @@ SLOW_S = 300.0
 
 def blocks() -> list[list[str]]:
     """The blocks of commands of the page's part about a guest."""
-    part = PAGE.partition("\n### A volume in a guest\n")[2].partition("\n#")[0]
+    part = PAGE.partition("\n## A volume in a guest\n")[2].partition("\n#")[0]
     return [
         [line.strip() for line in block.splitlines()]
         for block in re.findall(r"(?:^    .+\n)+", part, re.MULTILINE)

@@ -34,8 +34,8 @@ CAPABILITY = csi_pb2.VolumeCapability(
 
 def documented(heading: str) -> list[str]:
     """The commands of the first block below a heading of the page. The environment is there: it needs no network."""
-    _, _, rest = PAGE.partition(f"\n### {heading}")
-    block = re.search(r"\n\n((?:    .+\n)+)", rest)
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    block = re.search(r"\n((?:    .+\n)+)", section)
     assert block is not None, f"no block of commands below {heading!r}"
     lines = [line.strip() for line in block[1].splitlines()]
     return [line for line in lines if "pip install" not in line and "-m venv" not in line]
