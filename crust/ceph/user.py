@@ -30,8 +30,11 @@ class MonitorsInvalid(errors.InvalidRequest):
 class Timeouts:
     """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
 
-    connect_s: int = 5
-    monitors_s: int = 5
+    connect_s: int = 8
+    """Longer than monitors take to elect a leader when one of three has died: 6 s (`mon_election_timeout` and a round
+    of paxos). Shorter than the least deadline of a sidecar: the external-provisioner's 10 s."""
+    monitors_s: int = 8
+    """For the same reasons."""
     data_s: int = 10
     """Longer than a busy cluster takes for one step, shorter than the deadline of a CO's call."""
 

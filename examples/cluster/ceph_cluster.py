@@ -24,6 +24,7 @@ from typing import Any, Literal
 from examples.cluster import freezing
 
 Store = Literal["memstore", "bluestore"]
+Monitors = Literal[1, 3]
 POOL = "rbd"
 _PORTS = 100
 _START_S = 60
@@ -108,7 +109,7 @@ class CephCluster:
     store: Store
     host: str = "127.0.0.1"
     """The address of all daemons."""
-    count: int = 1
+    count: Monitors = 1
     """How many monitors: one, or three, of which two are enough."""
     keys: dict[str, str] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
@@ -386,7 +387,7 @@ def running(
     store: Store = "memstore",
     with_mgr: bool = False,
     host: str = "127.0.0.1",
-    monitors: int = 1,
+    monitors: Monitors = 1,
 ) -> Iterator[CephCluster]:
     """A cluster in `directory`, which must not exist, while the block runs; its daemons have the address `host`."""
     with _ports() as first_port:
