@@ -43,7 +43,9 @@ class UnsupportedByKernel(errors.Unsupported):
 
     answered_as = errors.RuntimeFailed
     retried_by = errors.RuntimeFailed.retried_by
-    advice = "compare the kernel and the filesystem with the requirements in docs/operations.md"
+    advice = (
+        "see the requirements of kernel and filesystem in docs/install.md; crust doctor checks them"
+    )
 
 
 class NameTooLongForKernel(errors.InvalidRequest):
