@@ -32,7 +32,7 @@ class Timeouts:
 
     connect_s: int = 8
     """Longer than monitors take to elect a leader when one of three has died: 6 s (`mon_election_timeout` and a round
-    of paxos). Shorter than the least deadline of a sidecar: the external-provisioner's 10 s."""
+    of paxos). Shorter than the least deadline of a sidecar: the external-resizer's 10 s."""
     monitors_s: int = 8
     """For the same reasons."""
     data_s: int = 10
