@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -95,9 +96,17 @@ def machine() -> Iterator[Machine]:
                 found.run("mknod", "-m", "600", f"/dev/loop{number}", "b", "7", str(number))
             yield found
     finally:
+        _detach_loops(base / "t" / "r")
         for mount in reversed(mountinfo.below(str(base))):
             mount_api.unmount(mount.target)
         shutil.rmtree(base)
+
+
+def _detach_loops(root: Path) -> None:
+    """What a test that failed has left attached: a device keeps its file system alive after the unmount."""
+    for image in (root / "var/lib/crust").rglob("*.img"):
+        for each in loop_devices.find(image):
+            loop.detach(each)
 
 
 def _root(base: Path) -> Path:
