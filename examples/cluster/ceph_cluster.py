@@ -64,6 +64,8 @@ mon max pg per osd = 4000
 mon warn on pool no redundancy = false
 auth allow insecure global id reclaim = false
 [mon]
+# The default, 1 s, paces monitors under load: here each snapshot and each key would wait for it.
+paxos propose interval = 0.05
 osd heartbeat grace = 600
 [osd]
 osd heartbeat grace = 600
