@@ -12,8 +12,8 @@ imports nothing but the standard library: it survives the runtime's daemon and i
 Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
 Killing one releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper forks
 another. If the keeper ends between the fork of a new standby and the end of the old one, the one byte in the `token`
-pipe decides which of the two replaces it. A change is answered when only the new one remains. Both end with the VM;
-SIGTERM, SIGINT and SIGHUP are meant for the daemon, and ignored.
+pipe decides which of the two replaces it. A change is answered when only the new one remains: while no process can be
+forked, nobody is answered. Both end with the VM; SIGTERM, SIGINT and SIGHUP are meant for the daemon, and ignored.
 """
 
 import array
@@ -28,6 +28,7 @@ import sys
 
 _MESSAGE_BYTES = 4096
 _DESCRIPTORS = 16
+_AGAIN_MS = 1000
 
 
 class _Promoted(Exception):  # it is no error
@@ -39,6 +40,7 @@ class Keeper:
 
     def __init__(self, listener: socket.socket, vm: int) -> None:
         self._listener = listener
+        listener.settimeout(0)
         self._vm = vm
         self._held: dict[str, list[int]] = {}
         self._clients: dict[int, socket.socket] = {}
@@ -67,9 +69,8 @@ class Keeper:
     def _keep(self) -> None:
         while True:
             if self._standby < 0:
-                with contextlib.suppress(OSError):  # no memory for a process: again in a second
-                    self._renew_standby()
-            ready = self._wait(self._vm, self._standby, self._listener.fileno(), *self._clients)
+                self._renew_standby()
+            ready = _wait(self._vm, self._standby, self._listener.fileno(), *self._clients)
             if self._vm in ready:
                 return
             if self._standby in ready:
@@ -81,16 +82,31 @@ class Keeper:
                 self._serve(self._clients[fd])
 
     def _renew_standby(self) -> None:
-        """Fork a standby that holds what this process holds now, then kill the previous one."""
-        keeper = os.pidfd_open(os.getpid())
+        """Fork a standby that holds what this process holds now, then kill the previous one.
+
+        Without memory or a descriptor for it again in a second, and until then no answer: a client would take a
+        change for done that the previous standby does not have.
+        """
+        while not self._is_forked():
+            if self._vm in _wait(self._vm, timeout_ms=_AGAIN_MS):
+                os._exit(0)
+
+    def _is_forked(self) -> bool:
+        try:
+            keeper = os.pidfd_open(os.getpid())
+        except OSError:
+            return False
         try:
             pid = os.fork()
-            if pid == 0:
-                self._stand_by(keeper)
-        finally:
+        except OSError:
             os.close(keeper)
+            return False
+        if pid == 0:
+            self._stand_by(keeper)
+        os.close(keeper)
         self._end_standby()
         self._standby, self._standby_pid = os.pidfd_open(pid), pid
+        return True
 
     def _end_standby(self) -> None:
         if self._standby >= 0:
@@ -100,12 +116,16 @@ class Keeper:
             self._standby, self._standby_pid = -1, 0
 
     def _stand_by(self, keeper: int) -> None:
-        """In the standby: wait until the keeper has ended, then replace it, unless another standby does."""
+        """In the standby: wait until the keeper has ended, then replace it, unless another standby does.
+
+        For as long as that takes: a standby that woke up before would become a second keeper.
+        """
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        if self._vm in self._wait(self._vm, keeper):
+        if self._vm in _wait(self._vm, keeper):
             os._exit(0)
+        os.close(keeper)
         try:
             os.read(self._token[0], 1)
         except BlockingIOError:
@@ -113,8 +133,9 @@ class Keeper:
         raise _Promoted
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        self._clients[client.fileno()] = client
+        with contextlib.suppress(OSError):  # the client has given up
+            client, _ = self._listener.accept()
+            self._clients[client.fileno()] = client
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -155,12 +176,13 @@ class Keeper:
         held = {name: len(fds) for name, fds in self._held.items()}
         return {"pids": [os.getpid(), self._standby_pid], "held": held}
 
-    def _wait(self, *fds: int) -> set[int]:
-        poll = select.poll()
-        for fd in fds:
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        return {fd for fd, _ in poll.poll(1000 if self._standby < 0 else None)}
+
+def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
+    """Those that are readable; empty after the timeout alone."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(timeout_ms)}
 
 
 def _receive(client: socket.socket) -> tuple[bytes, list[int]]:

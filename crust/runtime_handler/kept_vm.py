@@ -125,7 +125,7 @@ class KeptVm:
             if keeper is None:
                 keeper = keepers.start(self.socket, self.pid)
             for name in missing:
-                keeper.hold(name, fds[name])
+                keeper = self._hold(keeper, name, fds[name])
         except BaseException:
             if keeper is not None:
                 keeper.close()
@@ -133,10 +133,29 @@ class KeptVm:
         return keeper
 
     def _keeper(self) -> tuple[keepers.Keeper | None, Mapping[str, int]]:
-        with contextlib.suppress(keepers.KeeperGone):
+        """The one that runs, or none: one that ends while it is asked has a standby, which holds as much."""
+        while True:
+            try:
+                keeper = keepers.connect(self.socket)
+            except keepers.KeeperGone:
+                return None, {}
+            try:
+                return keeper, keeper.held()
+            except keepers.KeeperGone:
+                keeper.close()
+            except BaseException:
+                keeper.close()
+                raise
+
+    def _hold(self, keeper: keepers.Keeper, name: str, fds: Sequence[int]) -> keepers.Keeper:
+        """Give it the claim, or its standby if it ends meanwhile; returns the one that has it."""
+        try:
+            keeper.hold(name, fds)
+        except keepers.KeeperGone:
+            keeper.close()
             keeper = keepers.connect(self.socket)
-            return keeper, keeper.held()
-        return None, {}
+            keeper.hold(name, fds)
+        return keeper
 
     def _claimed(
         self,

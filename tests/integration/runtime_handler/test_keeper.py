@@ -1,6 +1,7 @@
 """The keeper holds a claim exactly as long as the VM lives, whichever process is killed."""
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -134,6 +135,58 @@ def test_keeper_or_standby_killed_releases_nothing(
     with keepers.connect(socket) as line:
         line.release("volume")
     assert not _is_held(store, claim.record.device)
+
+
+@pytest.mark.spec("H-45")
+def test_standby_stays_one_for_as_long_as_its_keeper_lives(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    """Before the first volume, and after each succession: what must not happen would happen within a second."""
+    keepers.start(socket, vm.pid).close()
+    for killed in (None, 1, 0):
+        before = _held(socket)
+        if killed is not None:
+            _kill(before[1][killed])
+        _, pids = _held(socket)
+        assert not _children_within(2.5, pids[1]), "the standby has one of its own"
+        assert {_held(socket)[1] for _ in range(4)} == {pids}
+    with keepers.connect(socket) as line:
+        line.hold("volume", claim.fds)
+    claim.hand_over()
+    _kill(line.pids[0])
+    assert _is_held(store, claim.record.device)
+    assert _held(socket)[0] == {"volume": 2}
+
+
+def _children_within(seconds: float, pid: int) -> str:
+    end = os.pidfd_open(pid)
+    assert not select.select([end], [], [], seconds)[0], "it has ended"
+    os.close(end)
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.mark.spec("H-45")
+def test_change_is_not_answered_before_the_standby_has_it(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    """The keeper has one descriptor left, which the change takes; it needs another to fork a standby."""
+    with keepers.start(socket, vm.pid) as line:
+        line.hold("before", claim.fds)
+        claim.hand_over()
+        used = {int(each) for each in os.listdir(f"/proc/{line.pid}/fd")}
+        limits = resource.prlimit(line.pid, resource.RLIMIT_NOFILE)
+        least_free = min(set(range(len(used) + 1)) - used)
+        resource.prlimit(line.pid, resource.RLIMIT_NOFILE, (least_free + 1, limits[1]))
+        line._line.settimeout(1)
+        with open(os.devnull, "rb") as other, pytest.raises(keepers.KeeperNotResponding):
+            line.hold("other", [other.fileno()])
+        resource.prlimit(line.pid, resource.RLIMIT_NOFILE, limits)
+        line._line.settimeout(20)
+        assert _answer(line)
+        assert line.held() == {"before": 2, "other": 1}
+        _kill(line.pid)
+    assert _held(socket)[0] == {"before": 2, "other": 1}
+    assert _is_held(store, claim.record.device)
 
 
 @pytest.mark.spec("H-45")
