@@ -8,6 +8,7 @@ A read refuses what another user could have written: a symbolic link, a pipe or 
 or may write.
 """
 
+import errno
 import logging
 import os
 import secrets
@@ -76,11 +77,17 @@ def create(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> N
 def read(path: str | os.PathLike[str], *, limit_bytes: int) -> bytes:
     """The content of a regular file of at most `limit_bytes` that only root or this user can have written.
 
-    Raises `NotFound`, `UntrustedFile`, `UnreadableFile`.
+    Raises `NotFound`, `UntrustedFile`, `UnreadableFile`. A file that is there is never `NotFound`: a disk that is
+    offline gives ENODEV, a socket ENXIO.
     """
     with oserrors.translating(f"cannot read {path}"):
-        # O_NONBLOCK: opening a pipe that another user put there must not hang.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # O_NONBLOCK: opening a pipe that another user put there must not hang.
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as err:
+            if err.errno in (errno.ENODEV, errno.ENXIO):
+                raise UnreadableFile(str(path), oserrors.reason(err)) from err
+            raise
         try:  # not open(fd): it refuses a directory without our reason, and leaks the descriptor
             status = os.fstat(fd)
             _check_trust(str(path), status)

@@ -1,6 +1,7 @@
 """Durable files: written atomically, and read only if no other user could have written them."""
 
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -122,6 +123,15 @@ def test_read_of_a_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     with pytest.raises(durable.UnreadableFile, match="regular file"):
         durable.read(tmp_path / "a", limit_bytes=LIMIT)
+
+
+def test_file_that_open_calls_no_device_is_not_absent(tmp_path: Path) -> None:
+    """ENXIO here; a disk that was set offline gives ENODEV for each file on it."""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        with pytest.raises(durable.UnreadableFile, match="ENXIO"):
+            durable.read(path, limit_bytes=10)
 
 
 def test_read_of_a_file_writable_by_others_is_refused(tmp_path: Path) -> None:
