@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from crust import errors, operations, volumes
+from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.entry import Entry
 from crust.handoff.look import Looks
@@ -229,13 +230,23 @@ class DeferredVolumes:
         await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
 
     async def is_claimed(self, record: Record) -> bool:
-        """Whether a sandbox has claimed the volume, or is claiming it."""
+        """Whether a sandbox has claimed the volume, or is claiming it. Raises as `holder`."""
         return await self.holder(record) is not None
 
     async def holder(self, record: Record) -> Holder | None:
-        """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox."""
-        entry = await asyncio.to_thread(self.store.read, record.target)
-        if entry is None or entry.claim is None or not entry.live:
+        """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox.
+
+        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same.
+        """
+        return await asyncio.to_thread(self._holder, record.target)
+
+    def _holder(self, target: volumes.TargetPath) -> Holder | None:
+        entry = self.store.read(target)
+        if entry is None:
+            return None
+        if entry.claim_error is not None and claims.is_held(self.store.layout.entry(target)):
+            raise entry.claim_error
+        if entry.claim is None or not entry.live:
             return None
         return entry.claim.sandbox_id, entry.claim.claimed_at
 

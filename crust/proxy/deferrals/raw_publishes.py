@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from crust import errors, volumes
 from crust.host.block.device_sets import DeviceSet
+from crust.host.block.devices import NotABlockDevice
 from crust.proxy.deferrals.devices import Devices
 
 _KUBELETS = "plugins/kubernetes.io/csi/volumeDevices/publish"
@@ -54,12 +55,12 @@ class RawPublishes:
 
     def check(self, source: volumes.BlockSource, shared: DeviceSet, *, readonly: bool) -> None:
         """Raise `DevicePublishedRaw` if a target has the device, or one that shares bytes with it, and one of the two
-        publishes can write. Blocks.
+        publishes can write. Raises too why a target cannot be looked at. Blocks.
         """
         for target in tuple(self._targets):
             try:
                 found = self._devices.device_set(self._devices.identify(target))
-            except errors.CrustError:  # nothing is there any more, or not yet
+            except (errors.NotFound, NotABlockDevice):  # nothing is there any more, or not yet
                 continue
             if found.shares_bytes_with(shared) and not (readonly and _is_readonly(target)):
                 raise DevicePublishedRaw(source.path, target)

@@ -7,6 +7,7 @@ import pytest
 
 from crust import volumes
 from crust.host.block.device_sets import DeviceSet
+from crust.host.process.oserrors import ProcessOutOfResources
 from crust.proxy.deferrals.raw_publishes import DevicePublishedRaw, RawPublishes
 from tests.support.drivers.fake_driver import device_of
 from tests.support.nodes.fake_targets import FakeDevices
@@ -38,6 +39,20 @@ def test_target_without_a_device_refuses_nothing() -> None:
     raw = RawPublishes(devices)
     raw.passes("/pods/a")
     check(raw, devices)
+
+
+class FullProcess(FakeDevices):
+    """No descriptor is left to look at a target."""
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        raise ProcessOutOfResources("cannot look", why="EMFILE")
+
+
+def test_target_that_cannot_be_looked_at_is_not_taken_for_free() -> None:
+    raw = RawPublishes(FullProcess())
+    raw.passes("/pods/a")
+    with pytest.raises(ProcessOutOfResources):
+        check(raw, FakeDevices())
 
 
 def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from crust import errors, volumes
+from crust.handoff.store import Store
 from crust.proxy.runtimes import peers
 from crust.wire.v1 import inspect_pb2, runtime_pb2
 from tests.support.drivers.fake_driver import Gate
@@ -67,6 +69,20 @@ async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(node: N
         assert not (await thaw(node, target)).was_frozen
     await until(session.lost)
     assert not (await freeze(node, target)).frozen
+
+
+@pytest.mark.spec("D-30")
+async def test_held_claim_that_cannot_be_read_is_not_taken_for_none(node: Node) -> None:
+    """Of a newer runtime: nobody knows its sandbox, but the lock says that there is one."""
+    target = node.places.target("one")
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            paths = Store(node.places.volumes).layout.entry(volumes.TargetPath.parse(target))
+            Path(paths.claim).write_text('{"schema": 2}')
+            for call in (freeze(node, target), thaw(node, target)):
+                await refused(call, Code.DATA_LOSS, "claim.json")
+        assert not (await freeze(node, target)).frozen, "the lock is free"
 
 
 @pytest.mark.spec("D-30")
