@@ -23,6 +23,8 @@ PASSPHRASE = "passphrase"
 USER_ID = "userID"
 USER_KEY = "userKey"
 """The keys of the secret with a Ceph user: in a stage or a publish; the key alone also in a deferred mount."""
+INLINE = "csi.storage.k8s.io/ephemeral"
+"""The kubelet's key of a volume that a pod's manifest declares: the publish creates it, the unpublish deletes it."""
 EXT4_BYTES_PER_INODE = "crust.dev/ext4-bytes-per-inode"
 EXT4_RESERVED_PERCENT = "crust.dev/ext4-reserved-percent"
 
@@ -179,6 +181,11 @@ def _check_not_never(context: Mapping[str, str], key: str) -> None:
         raise InvalidDeferKey(
             DEFER, Defer.NEVER.value, f"always or runtime-class where {key} is set"
         )
+
+
+def is_inline(context: Mapping[str, str]) -> bool:
+    """Whether the volume is its pod's own. Whoever fails its publish does not unpublish it: only a CO deletes it."""
+    return context.get(INLINE) == "true"
 
 
 def without(context: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Answers the calls whose flag says "deferred", for a driver in this process or behind a socket.
 
 The shim calls the inner driver with the flag set, and the driver must answer with metadata. If it mounts instead, the
-shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host.
+shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host. An inline
+volume alone stays mounted until the CO unpublishes it: its unpublish deletes it, with the data of before a reboot.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import outcome
 from crust.rpc.driver_facts import DeferralUnsupported
@@ -50,7 +51,7 @@ class MountedInsteadOfDeferred(errors.RuntimeFailed):
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"volume {volume_id[:128]} was not deferred",
-            why="the driver answered a deferred publish without deferred_mount; the shim called unpublish",
+            why="the driver answered a deferred publish without deferred_mount",
             hint="this is a bug in the driver; do not defer its volumes until it is fixed",
         )
 
@@ -113,6 +114,8 @@ class Deferral:
     async def _undo(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> outcome.Residue:
+        if deferral_keys.is_inline(request.volume_context):
+            return outcome.Residue.UNKNOWN
         undo = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=request.volume_id, target_path=request.target_path
         )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from crust import deferral_keys, volumes
 from crust.blockdriver.node.node_stage import Stage
-from crust.blockdriver.node.publish import ephemeral
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
@@ -31,7 +30,7 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Pu
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
     _check_contexts(request)
-    inline = request.volume_context.get(ephemeral.KEY) == "true"
+    inline = deferral_keys.is_inline(request.volume_context)
     if not request.staging_target_path and not inline:
         raise limits.StagingPathNotGiven()
     staging = request.staging_target_path or target.text

@@ -26,8 +26,6 @@ _MODES = frozenset(
     }
 )
 _OPTIONS_KNOWN = ("ext4", "xfs", "btrfs")
-_INLINE = "csi.storage.k8s.io/ephemeral"
-"""The kubelet's key in the volume context of a volume that a pod's own specification declares."""
 
 
 class CannotBeDeferred(errors.InvalidRequest):
@@ -64,7 +62,7 @@ def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
 def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
     limits.volume_id_of_any_driver(request.volume_id)
-    if request.volume_context.get(_INLINE) == "true":
+    if deferral_keys.is_inline(request.volume_context):
         # the driver makes it in the publish, as a directory, and a refused publish is followed by no unpublish
         raise CannotBeDeferred(
             request.volume_id, "it is an inline volume, which its driver makes as a filesystem"

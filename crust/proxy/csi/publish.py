@@ -6,8 +6,9 @@ with the answer. Then it publishes the entry, which appears atomically.
 
 The guard is mounted before the driver is called and unmounted after it: whatever a driver may have done for a target,
 a guard or an entry shows it, after a kill too. If a step fails, what this attempt made is removed, and the error's
-code depends on what remains (crust/rpc/outcome.py). The retry of a publish that succeeded before needs no handler and
-removes nothing.
+code depends on what remains (crust/rpc/outcome.py). An inline volume stays as it is: its unpublish deletes it, and it
+may have been the pod's before a reboot. The retry of a publish that succeeded before needs no handler and removes
+nothing.
 """
 
 import asyncio
@@ -303,6 +304,9 @@ class DeferredPublish:
 
     async def _take_back(self, backend: Backend, wanted: Wanted, caller: Caller) -> Residue:
         """Remove what the driver and the proxy have made; returns what remains."""
+        if wanted.is_inline:
+            self._deferred.unfinished.add(wanted.target.text)
+            return Residue.UNKNOWN
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )

@@ -16,7 +16,7 @@ class DriverIgnoredDeferral(errors.RuntimeFailed):
     def __init__(self, key: volumes.VolumeKey) -> None:
         super().__init__(
             f"volume {key} was not deferred",
-            why="the driver answered without deferred_mount; the proxy called unpublish",
+            why="the driver answered without deferred_mount",
             hint="put a crust shim between the proxy and the driver",
         )
 
@@ -42,6 +42,8 @@ class Wanted:
     access: volumes.MountAccess
     options: tuple[str, ...]
     readonly: bool
+    is_inline: bool = False
+    """A volume of the pod itself, which its unpublish deletes."""
 
     @classmethod
     def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
@@ -52,7 +54,8 @@ class Wanted:
             raise CannotDeferRawBlock()
         options = mount_options.for_guest(capability.access.mount_flags)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
-        return cls(key, target, capability.access, options.options, readonly)
+        is_inline = deferral_keys.is_inline(request.volume_context)
+        return cls(key, target, capability.access, options.options, readonly, is_inline)
 
     def is_request_of(self, record: Record) -> bool:
         """Whether the record is of a publish with these arguments, as far as a record tells."""

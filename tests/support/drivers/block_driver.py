@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crust import volumes
+from crust import deferral_keys, volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.publish import ephemeral
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.blockdriver.services.roles import Role
 from crust.host.cgroups import throttling
@@ -242,7 +241,7 @@ class Bench:
             volume_id=volume_id,
             target_path=target,
             volume_capability=csi.capability_to_wire(capability or mount(), deferred=deferred),
-            volume_context={ephemeral.KEY: "true", "csi.storage.k8s.io/pod.uid": "u"}
+            volume_context={deferral_keys.INLINE: "true", "csi.storage.k8s.io/pod.uid": "u"}
             | (attributes or {}),
             defer_fs_ops=deferred,
         )

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust import deferral_keys
 from crust.csi_shim import deferral, library, process, runtime_client
 from crust.rpc import channel
 from crust.rpc.messages import extensions
@@ -187,8 +188,16 @@ class TestShim:
     @pytest.mark.spec("D-10")
     async def test_a_driver_that_mounts_instead_is_undone(self, shim: Shim) -> None:
         shim.driver.mounts_instead = True
-        await refused(shim.publish(), Code.INTERNAL, "vol-1", "called unpublish", "bug")
+        await refused(shim.publish(), Code.INTERNAL, "vol-1", "without deferred_mount", "bug")
         assert shim.driver.published == {}
+
+    @pytest.mark.spec("D-10")
+    async def test_inline_volume_is_not_deleted_by_an_undo(self, shim: Shim) -> None:
+        shim.driver.mounts_instead = True
+        inline = {deferral_keys.INLINE: "true"}
+        await refused(shim.publish(volume_context=inline), Code.UNAVAILABLE, "vol-1")
+        assert shim.driver.called("NodeUnpublishVolume") == []
+        assert shim.driver.published
 
     async def test_an_undo_that_the_driver_refuses_is_no_final_answer(self, shim: Shim) -> None:
         """NOT_FOUND of the driver would say that nothing is published, and the mount is there."""
@@ -335,7 +344,7 @@ async def test_undo_has_its_own_deadline_and_not_the_rest_of_its_callers() -> No
     async with AsyncExitStack() as stack:
         shim = await _built(stack, "process", report_condition=True)
         shim.driver.mounts_instead = True
-        await refused(shim.publish(), Code.INTERNAL, "called unpublish")
+        await refused(shim.publish(), Code.INTERNAL, "without deferred_mount")
         (publish,) = shim.driver.called("NodePublishVolume")
         (undo,) = shim.driver.called("NodeUnpublishVolume")
         assert publish.time_left_s is not None

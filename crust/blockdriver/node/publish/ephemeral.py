@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from crust import errors, quantities, volumes
+from crust import deferral_keys, errors, quantities, volumes
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_stage import NodeStage, Stage
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
@@ -27,8 +27,6 @@ from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.process import workers
 
-KEY = "csi.storage.k8s.io/ephemeral"
-"""The kubelet's mark of such a volume (podInfoOnMount)."""
 SIZE = "size"
 T = TypeVar("T")
 
@@ -64,7 +62,7 @@ class NotEphemeral(errors.InvalidRequest):
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} is not published as an ephemeral volume",
-            why=f"it was created by CreateVolume, and the volume context says {KEY}: true",
+            why=f"it was created by CreateVolume, and the volume context says {deferral_keys.INLINE}: true",
             hint="remove that key from the PersistentVolume's attributes",
         )
         self.volume_id = volume_id
@@ -72,7 +70,7 @@ class NotEphemeral(errors.InvalidRequest):
 
 def is_wanted(request: Publish) -> bool:
     """Whether a publish is of an ephemeral volume."""
-    return dict(request.volume_context).get(KEY) == "true"
+    return deferral_keys.is_inline(dict(request.volume_context))
 
 
 def size_bytes(text: str) -> int:

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import errors, volumes
+from crust import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
 from crust.proxy.csi import backend
@@ -85,6 +85,35 @@ async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: No
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "'btrfs'")
     assert target in kata.driver.published
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-10")
+@pytest.mark.parametrize(
+    "kind", ["an answer that is refused", "a guard of before, and a driver that fails"]
+)
+async def test_inline_volume_is_never_deleted_by_the_undo_of_its_publish(
+    kata: Node, kind: str
+) -> None:
+    """Its unpublish is its delete, and after a reboot its publish is a new one."""
+    target = kata.places.target("one")
+    inline = {**NAMED, deferral_keys.INLINE: "true"}
+    if kind == "an answer that is refused":
+        _other_filesystem(kata)
+    else:
+        kata.driver.failures["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "no pool yet")
+        await refused(
+            kata.co.publish("vol-1", target, volume_context=inline), Code.UNAVAILABLE, "no pool yet"
+        )
+        kata.driver.failing["NodePublishVolume"] = Failure(Code.DATA_LOSS, "needs repair")
+    for _ in range(2):
+        await refused(kata.co.publish("vol-1", target, volume_context=inline), Code.UNAVAILABLE)
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    kata.driver.failing.clear()
+    kata.driver.alter = lambda _: None
+    await kata.co.publish("vol-1", target, volume_context=inline)
+    kata.check_published("vol-1", target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
 
