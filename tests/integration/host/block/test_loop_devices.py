@@ -52,7 +52,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_find_opens_only_devices_whose_file_has_the_name(
     attach: Attach, sparse_file: MakeFile, opened: list[str]
 ) -> None:
-    device, _, absent = attach(), attach(name="other.img"), sparse_file(name="detached.img")
+    device = attach(name="only-of-this-test.img")
+    attach(name="other.img")
+    absent = sparse_file(name="detached-only-of-this-test.img")
     opened.clear()
     assert loop_devices.find(device.backing) == (device,)
     assert opened == [device.path]
@@ -64,7 +66,7 @@ def test_find_opens_only_devices_whose_file_has_the_name(
 def test_attach_once_opens_only_devices_whose_file_has_the_name(
     attach: Attach, opened: list[str]
 ) -> None:
-    device = attach()
+    device = attach(name="only-of-this-test.img")
     attach(name="other.img")
     opened.clear()
     assert loop.attach_once(device.backing) == device
