@@ -2,6 +2,7 @@
 
     record "deleting"                     the delete is finished at once: it was requested
     record "creating", older than a day   deleted: CreateVolume never answered, and no CO still retries it
+        and its content was used          kept, and logged: the record is an old one, of a backup
     image without a record                kept, and reported as health: the record was lost, not the data
     record without an image               kept, and reported as health
 
@@ -13,6 +14,7 @@ import logging
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.records.volume_record import VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.process import workers
 
@@ -20,6 +22,19 @@ GRACE_S = 24 * 3600.0
 """Longer than any CO keeps retrying a CreateVolume."""
 
 _log = logging.getLogger(__name__)
+
+
+class CreatingVolumeUsed(errors.Corrupt):
+    """A volume record says that CreateVolume never succeeded, and the content record says that the volume was used."""
+
+    def __init__(self, volume_id: str, state: str) -> None:
+        super().__init__(
+            f"the volume {volume_id} is not deleted",
+            why=f'its record says "creating", and its content is {state!r}: the volume was in use after its record was '
+            "written, which is therefore of a backup",
+            hint='restore a newer volume record, or stop the driver and set its field phase to "ready"',
+        )
+        self.volume_id = volume_id
 
 
 class VolumeGarbageCollector:
@@ -66,4 +81,18 @@ class VolumeGarbageCollector:
         record = self._volume_records.find(volume_id)
         if record is None or record.phase == "ready":
             return False
-        return record.phase == "deleting" or self._volume_records.age_s(volume_id) >= grace_s
+        if record.phase == "deleting":
+            return True
+        if self._volume_records.age_s(volume_id) < grace_s:
+            return False
+        self._check_unused(record)
+        return True
+
+    def _check_unused(self, record: VolumeRecord) -> None:
+        """A create writes the content once, as the last but one step; everything after that a node has written."""
+        content = self._provisioner.content_records.find(volumes.VolumeId(record.volume_id))
+        if content is None:
+            return
+        is_copy = record.content_source is not None
+        if content.revision > 1 or (not is_copy and (content.state != "new" or content.in_guest)):
+            raise CreatingVolumeUsed(record.volume_id, content.state)

@@ -42,6 +42,30 @@ async def test_gc_removes_an_interrupted_create_after_the_grace_period(
     assert (await bench.create()).volume_id == volume_id
 
 
+async def test_gc_keeps_a_volume_that_was_used_although_its_record_is_of_its_creation(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record of a backup: tar keeps the time of the file, so it is old at once."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    known = bench.driver.stores.volume_records
+    created = known.load(volume_id)
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, bench.target("a"))
+    await bench.unpublish(volume_id, bench.target("a"))
+    await bench.unstage(volume_id)
+    known.save(known.load(volume_id).but(phase="creating"))
+    bench.restart()
+    assert await collect(bench) == ()
+    assert "an unfinished volume stays" in caplog.text
+    assert (bench.root / "state" / "images" / f"{volume_id}.img").exists()
+    left = bench.driver.stores.volume_records.find(volume_id)
+    assert left is not None
+    bench.driver.stores.volume_records.save(left.but(phase=created.phase))
+    bench.restart()
+    await bench.stage(volume_id)
+    await bench.unstage(volume_id)
+
+
 async def test_gc_finishes_an_interrupted_delete_at_once(bench: Bench) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     known = bench.driver.stores.volume_records
