@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class CreatingVolumeUsed(errors.Corrupt):
-    """A volume record says that CreateVolume never succeeded, and the content record says that the volume was used."""
+    """The volume record says that CreateVolume never succeeded, the content record that the volume was used."""
 
     def __init__(self, volume_id: str, state: str) -> None:
         super().__init__(
             f"the volume {volume_id} is not deleted",
-            why=f'its record says "creating", and its content is {state!r}: the volume was in use after its record was '
-            "written, which is therefore of a backup",
+            why=f'its record says "creating", and its content is {state!r}: the volume was in use after that '
+            "record was written, which is of a backup",
             hint='restore a newer volume record, or stop the driver and set its field phase to "ready"',
         )
         self.volume_id = volume_id
