@@ -158,6 +158,39 @@ def test_keeper_that_was_succeeded_by_its_standby_is_connected_to(
         assert line.held() == {"a": 2}
 
 
+@pytest.mark.parametrize("question", ["held", "hold"])
+def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
+    question: str,
+    store: Store,
+    record: Record,
+    vm: kept_vm.KeptVm,
+    process: subprocess.Popen[bytes],
+    device: MakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its standby has the same claims, and is asked instead."""
+    store.publish(record_of(device("b"), OTHER))
+    really = getattr(keepers.Keeper, question)
+    killed: list[int] = []
+
+    def asked(line: keepers.Keeper, *arguments: object) -> object:
+        if line.pids and not killed:
+            killed.append(line.pid)
+            end = os.pidfd_open(line.pid)
+            os.kill(line.pid, signal.SIGKILL)
+            assert select.select([end], [], [], 20)[0]
+            os.close(end)
+        return really(line, *arguments)
+
+    monkeypatch.setattr(keepers.Keeper, question, asked)
+    claim_volume(store.root, OTHER, ONE, HANDLER).hand_over()
+    with vm.recover({"a": TARGET, "b": OTHER}) as line:
+        assert line.held() == {"a": 2, "b": 2}
+        assert line.pid not in killed
+    assert killed
+    assert process.poll() is None
+
+
 def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
     store: Store, record: Record, vm: kept_vm.KeptVm, device: MakeDevice
 ) -> None:
