@@ -152,7 +152,7 @@ def record(ioctx: Ioctx, image: str, holder_id: str) -> str:
     of(claims, holder_id, image)
     known = {*claims.ended, *(each.address for each in claims.holders if each.id != holder_id)}
     with opened(ioctx, image, read_only=True) as there:
-        new = own_clients.strangers(ioctx, image, lambda: watchers(there) - known)
+        new = own_clients.unknown_clients(ioctx, image, lambda: watchers(there) - known)
     if len(new) != 1:
         raise ImageNotOpened(image, len(new))
     [address] = new
@@ -278,7 +278,7 @@ def check_watchers(ioctx: Ioctx, image: str) -> None:
         return  # the addresses of readers are not recorded: they can do no harm
     known = {*claims.ended, *(each.address for each in claims.holders)}
     with opened(ioctx, image, read_only=True) as there:
-        unknown = own_clients.strangers(ioctx, image, lambda: watchers(there) - known)
+        unknown = own_clients.unknown_clients(ioctx, image, lambda: watchers(there) - known)
         if unknown:
             raise ImageWatched(image, tuple(sorted(unknown)))
         held = lockers(there) & set(claims.ended)

@@ -150,7 +150,7 @@ def _addresses(
         return recorded
     spared = {each.address for each in staying} | {cluster.get_addrs()}
     with suppress(load().rbd.ImageNotFound), opened(ioctx, image, read_only=True) as there:
-        recorded |= own_clients.strangers(
+        recorded |= own_clients.unknown_clients(
             ioctx, image, lambda: (watchers(there) | lockers(there)) - spared
         )
     return recorded

@@ -1,6 +1,6 @@
 """The clients of crust itself that have an image open for writing: to flatten it, grow it, or take a snapshot.
 
-To whoever looks at an image's watchers they are no strangers: nobody is refused because of them, and fencing does not
+To whoever looks at an image's watchers they are not unknown: nobody is refused because of them, and fencing does not
 cut them off. librbd hands its lock over between them and a hypervisor, and they never write a guest's data.
 
 The object `crust.clients` lies beside the claims (`crust.ceph.claim_object`). For as long as a client has an image
@@ -19,7 +19,7 @@ from crust.ceph.binding import Ioctx, WriteOp, load
 OBJECT = "crust.clients"
 _MOST = 1000
 _FULL = (errno.EDQUOT, errno.ENOSPC)
-"""A pool that is full: a snapshot can be deleted all the same, by a client that is a stranger meanwhile."""
+"""A pool that is full: a snapshot can be deleted all the same, by a client that is unknown meanwhile."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def addresses(ioctx: Ioctx, image: str) -> frozenset[str]:
         ioctx.release_read_op(op)
 
 
-def strangers(ioctx: Ioctx, image: str, look: Callable[[], frozenset[str]]) -> frozenset[str]:
+def unknown_clients(ioctx: Ioctx, image: str, look: Callable[[], frozenset[str]]) -> frozenset[str]:
     """Those of the addresses that `look` finds that are not crust's own.
 
     The notes are read before, because a client may end and remove its note, and after, because one may begin.

@@ -48,7 +48,7 @@ class TooManyRequests(errors.PeerUnavailable):
         )
 
 
-class RequestReturned(errors.PeerUnavailable):
+class StaleRequest(errors.PeerUnavailable):
     """A request was in the store before the node knew it: it may have been carried out, and be there again."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Agent:
         """Put a request in its queue, or into the place of its earlier delivery."""
         is_known = request.request_id in self._pending
         if request.has_returned and not is_known and request.request_id not in self._answered:
-            self._start(self._refuse(request, RequestReturned()))
+            self._start(self._refuse(request, StaleRequest()))
             return
         if is_known or len(self._pending) < self._limits.waiting:
             self._pending[request.request_id] = request

@@ -41,7 +41,7 @@ class MethodNotForNodes(errors.Unsupported):
         )
 
 
-class PoolNotHere(errors.PeerUnavailable):
+class PoolNotOnNode(errors.PeerUnavailable):
     """A request is for another pool than the node has now."""
 
     def __init__(self, wanted: str, here: str) -> None:
@@ -77,7 +77,7 @@ class AnswerTooLarge(errors.RuntimeFailed):
         )
 
 
-class RequestMetFault(errors.RuntimeFailed):
+class RequestFailedUnexpectedly(errors.RuntimeFailed):
     """Carrying a request out failed in a way nobody expected."""
 
     def __init__(self, method: str) -> None:
@@ -117,7 +117,7 @@ class NodeCalls:
             answer = _answer_of_status(error)
         except Exception:  # without an answer no later request about this volume would begin
             _log.exception("a request failed")
-            answer = answer_of(RequestMetFault(request.method))
+            answer = answer_of(RequestFailedUnexpectedly(request.method))
         fields = {
             "rpc": request.method.rpartition("/")[2],
             "request_id": request.request_id,
@@ -134,7 +134,7 @@ class NodeCalls:
         if 0 < request.deadline_unix_s < self._clock() - CLOCKS_APART_S:
             raise RequestExpired()
         if request.pool_id != self._pool_id():
-            raise PoolNotHere(request.pool_id, self._pool_id())
+            raise PoolNotOnNode(request.pool_id, self._pool_id())
         try:
             method.request.FromString(request.message)
         except DecodeError as error:

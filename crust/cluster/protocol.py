@@ -79,7 +79,7 @@ class Announcement:
     """How often the node's process found that the store had lost its latest history. `NodeSide` sets it."""
 
     @property
-    def witness(self) -> str:
+    def node_process(self) -> str:
         """Another one when the node cannot say, or denies, that the store has all that the node knows of."""
         return f"{self.boot}-{self.restored}"
 

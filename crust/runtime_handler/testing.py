@@ -29,6 +29,7 @@ from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.rpc import channel
+from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.rpc.serving import server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
@@ -36,24 +37,6 @@ __all__ = ["FakeProxy", "Runtime", "serving"]
 
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
-
-
-class RegisterRequestInvalid(errors.InvalidRequest):
-    """A RegisterRequest breaks the contract of handlers.proto."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            "the runtime handler cannot be registered",
-            why=why,
-            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
-        )
-
-
-class NameRegistered(errors.Conflict):
-    """Another session of the fake proxy has the name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"runtime handler {name!r} is registered already")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +126,8 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
         self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
         _check(request)
-        if request.name in self._proxy.runtimes:
-            raise NameRegistered(request.name)
+        if holder := self._proxy.runtimes.get(request.name):
+            raise HandlerNameTaken(request.name, holder.request.endpoint)
         async with channel.connect(request.endpoint) as connected:
             stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
             stub = handlers_pb2_grpc.RuntimeHandlerStub(connected)
@@ -182,19 +165,19 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
 
 
 def _check(request: handlers_pb2.RegisterRequest) -> None:
-    """Raise `RegisterRequestInvalid` for what the proxy refuses."""
+    """Raise `InvalidRegistration` for what the proxy refuses."""
     if not _NAME.fullmatch(request.name):
-        raise RegisterRequestInvalid(f"the name {request.name[:64]!r} is invalid")
+        raise InvalidRegistration(f"the name {request.name[:64]!r} is invalid")
     try:
         channel.target_of(request.endpoint)
     except errors.InvalidRequest as error:
-        raise RegisterRequestInvalid(str(error)) from error
+        raise InvalidRegistration(str(error)) from error
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
-        raise RegisterRequestInvalid("volume_types lacks BLOCK")
+        raise InvalidRegistration("volume_types lacks BLOCK")
     if not request.filesystems or not all(map(_FILESYSTEM.fullmatch, request.filesystems)):
-        raise RegisterRequestInvalid("filesystems is empty, or holds an invalid name")
+        raise InvalidRegistration("filesystems is empty, or holds an invalid name")
     if request.max_volumes_per_sandbox < 0:
-        raise RegisterRequestInvalid("max_volumes_per_sandbox is negative")
+        raise InvalidRegistration("max_volumes_per_sandbox is negative")
 
 
 @contextlib.asynccontextmanager

@@ -139,7 +139,9 @@ async def test_readers_mount_a_filesystem_and_nothing_is_made_for_them(bench: Be
     empty = await bench.volume("MULTI_NODE_READER_ONLY", fs_type="ext4")
     await empty.stage()
     await refused(
-        empty.publish(readonly=True), grpc.StatusCode.FAILED_PRECONDITION, "NothingToRead"
+        empty.publish(readonly=True),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "ReadOnlyVolumeNotFormatted",
     )
     await empty.leave()
 

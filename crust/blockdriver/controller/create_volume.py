@@ -116,7 +116,7 @@ class Provisioner:
         Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`,
         `parameters.InvalidParameter`, `volume_size.VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
         `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
-        was created already and whose image is gone: it is never made anew under the name that stands for its data.
+        was created already and whose image is gone: it is never recreated under the name that stands for its data.
         """
         record = await workers.run(self._create, request)
         if record.phase == "creating":

@@ -26,7 +26,7 @@ class Users:
 class Kernel(Protocol):
     """The host, for a proof. Every method blocks."""
 
-    def blind_to(self) -> str:
+    def not_visible(self) -> str:
         """What of the host cannot be seen from here; empty: nothing is hidden."""
         ...
 
@@ -62,7 +62,7 @@ class Kernel(Protocol):
 class Host:
     """`Kernel` by this host's."""
 
-    def blind_to(self) -> str:
+    def not_visible(self) -> str:
         """The initial PID namespace sees all processes; its mount namespace is where the kubelet binds."""
         if not propagation.host_is_visible():
             return "processes of the host (this process has a PID namespace of its own: hostPID)"

@@ -1,4 +1,4 @@
-"""The witnesses: each looks at one fact, and says what it saw. An orphan is proven if all of them are."""
+"""The checks: each looks at one fact, and says what it saw. An orphan is proven if all of them are."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from crust.cli.inspecting import views
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class Check:
     """One fact. `text`: what was seen, or why it does not prove anything."""
 
     name: str
@@ -29,7 +29,7 @@ class Evidence:
     grace_s: float
 
 
-def witnesses(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Witness, ...]:
+def checks(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Check, ...]:
     """All of them. Blocks."""
     return (
         _identity(orphan, evidence),
@@ -53,61 +53,61 @@ def why_staged(orphan: Orphan, grace_s: float) -> str:
     return "a kubelet works with it" if _age_s(orphan.data) < grace_s else ""
 
 
-def _identity(orphan: Orphan, evidence: Evidence) -> Witness:
+def _identity(orphan: Orphan, evidence: Evidence) -> Check:
     if not orphan.volume_id:
         text = f"{orphan.data or 'the entry'} does not say which volume it is"
-        return Witness("identity", proven=False, text=text)
+        return Check("identity", proven=False, text=text)
     known = orphan.driver in evidence.drivers
     text = f"volume {orphan.volume_id} of {orphan.driver}, which the proxy serves"
     other = f"the proxy serves no driver {orphan.driver}"
-    return Witness("identity", known, text if known else other)
+    return Check("identity", known, text if known else other)
 
 
-def _visibility(kernel: Kernel) -> Witness:
-    hidden = kernel.blind_to()
+def _visibility(kernel: Kernel) -> Check:
+    hidden = kernel.not_visible()
     seen = "all processes and mounts of the host can be seen from here"
-    return Witness("visibility", not hidden, f"hidden from here: {hidden}" if hidden else seen)
+    return Check("visibility", not hidden, f"hidden from here: {hidden}" if hidden else seen)
 
 
-def _pod_directory(orphan: Orphan) -> Witness:
+def _pod_directory(orphan: Orphan) -> Check:
     is_gone = orphans.is_absent(orphan.pod_directory)
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
-    return Witness("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
+    return Check("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
 
 
-def _pod_processes(orphan: Orphan, kernel: Kernel) -> Witness:
+def _pod_processes(orphan: Orphan, kernel: Kernel) -> Check:
     found = kernel.processes_of(orphan.pod_uid)
     text = f"still running: {', '.join(found[:5])}" if found else "no process is in a group of it"
-    return Witness("pod-processes", not found, f"pod {orphan.pod_uid}: {text}")
+    return Check("pod-processes", not found, f"pod {orphan.pod_uid}: {text}")
 
 
-def _claim(orphan: Orphan, evidence: Evidence) -> Witness:
+def _claim(orphan: Orphan, evidence: Evidence) -> Check:
     unreadable = [each.entry for each in evidence.entries if each.state == "unreadable"]
     if unreadable:
         text = f"the entry {unreadable[0]} cannot be read: it may be of this volume"
-        return Witness("claim", proven=False, text=text)
+        return Check("claim", proven=False, text=text)
     for each in evidence.entries:
         if (each.driver, each.volume_id) != (orphan.driver, orphan.volume_id):
             continue
         if each.sandbox_id or each.state in ("claimed", "mounted"):
             text = f"sandbox {each.sandbox_id or '?'} has claimed it at {each.target_path}"
-            return Witness("claim", proven=False, text=text)
+            return Check("claim", proven=False, text=text)
         if each.target_path != orphan.target:
             text = f"it is deferred at {each.target_path}"
-            return Witness("claim", proven=False, text=text)
-    return Witness("claim", proven=True, text="no sandbox has claimed it")
+            return Check("claim", proven=False, text=text)
+    return Check("claim", proven=True, text="no sandbox has claimed it")
 
 
-def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Witness]:
+def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Check]:
     bound = _devices_of(orphan, evidence, kernel)
     if len(bound) > 1:
         text = f"{orphan.target} and {orphan.mapped} are bound to different devices: {' and '.join(bound)}"
-        yield Witness("device", proven=False, text=text)
+        yield Check("device", proven=False, text=text)
         return
     device = next(iter(bound), "")
     if not device:
         text = "no device is bound there any more; the driver looks before it detaches its own"
-        yield Witness("device", proven=True, text=text)
+        yield Check("device", proven=True, text=text)
         return
     own = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
     users = kernel.users_of(device)
@@ -117,10 +117,10 @@ def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Witn
         others += [f"{each}: {text}" for text in (*upon.others, *upon.loops)]
     nobody = f"nobody has {', '.join((device, *own))} open, mounted or built upon"
     text = f"{device} is in use: {'; '.join(others)}" if others else nobody
-    yield Witness("device", not others, text)
+    yield Check("device", not others, text)
     elsewhere = [each for each in kernel.bound_at(device) if not _is_own(orphan, each)]
     text = f"{device} is also bound at {', '.join(elsewhere)}" if elsewhere else "bound there only"
-    yield Witness("binds", not elsewhere, text)
+    yield Check("binds", not elsewhere, text)
 
 
 def _is_own(orphan: Orphan, path: str) -> bool:
@@ -138,7 +138,7 @@ def _devices_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[str
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _age(orphan: Orphan, evidence: Evidence) -> Witness:
+def _age(orphan: Orphan, evidence: Evidence) -> Check:
     if orphan.mapped:
         parents = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
         age_s = min(map(_age_s, parents))
@@ -148,7 +148,7 @@ def _age(orphan: Orphan, evidence: Evidence) -> Witness:
         age_s = time.time() - since.timestamp() if since else 0.0
     is_old = age_s >= evidence.grace_s
     text = f"unchanged for {age_s:.0f} s, the grace period is {evidence.grace_s:.0f} s"
-    return Witness("age", is_old, text)
+    return Check("age", is_old, text)
 
 
 def _age_s(path: str) -> float:

@@ -15,10 +15,10 @@ from crust.wire.v1 import inspect_pb2
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One orphan. `outcome`: "proven" (dry run), "settled", "kept" (a witness is missing) or "refused"."""
+    """One orphan. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
 
     orphan: orphans.Orphan
-    witnesses: tuple[proof.Witness, ...]
+    checks: tuple[proof.Check, ...]
     steps: tuple[str, ...]
     outcome: str
     message: str
@@ -74,13 +74,13 @@ async def _one(
     kernel: Kernel,
 ) -> Result:
     try:
-        seen = await asyncio.to_thread(proof.witnesses, orphan, evidence, kernel)
+        seen = await asyncio.to_thread(proof.checks, orphan, evidence, kernel)
     except (errors.CrustError, OSError) as err:
-        message = f"nothing is touched, because a witness could not look: {_text(err)}"
+        message = f"nothing is touched, because a check could not look: {_text(err)}"
         return Result(orphan, (), (), "kept", message)
-    missing = ", ".join(each.name for each in seen if not each.proven)
-    if missing:
-        message = f"nothing is touched without the witness {missing}"
+    failed = ", ".join(each.name for each in seen if not each.proven)
+    if failed:
+        message = f"nothing is touched: the check {failed} failed"
         return Result(orphan, seen, (), "kept", message)
     steps: tuple[str, ...] = ()
     try:
@@ -123,8 +123,8 @@ def _described(result: Result) -> Text:
         ),
         Text(f"  target    {output.printable(orphan.target)}"),
     ]
-    for each in result.witnesses:
-        word, style = ("proven", output.GOOD) if each.proven else ("missing", output.BAD)
+    for each in result.checks:
+        word, style = ("proven", output.GOOD) if each.proven else ("failed", output.BAD)
         text = f"  {each.name}: {output.printable(each.text)}"
         lines.append(Text.assemble("  ", (f"{word:<8}", style), text))
     verb = "done" if result.outcome == "settled" else "step"

@@ -17,7 +17,7 @@ Command = Callable[..., None]
 RUN_DIR = click.option(
     "--run-dir", default="/run/crust", show_default=True, help="The proxy's run directory."
 )
-_FORMAT = click.option(
+FORMAT = click.option(
     "-o",
     "--output",
     "form",
@@ -34,7 +34,7 @@ _CODES = """\b
 def _shows(command: Command) -> Command:
     """The options that all of these commands have."""
     command.__doc__ = f"{command.__doc__}\n\n    {_CODES}"
-    return RUN_DIR(_FORMAT(_WATCH(command)))
+    return RUN_DIR(FORMAT(_WATCH(command)))
 
 
 @click.command()
@@ -93,7 +93,7 @@ def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
 
 @click.command()
 @RUN_DIR
-@_FORMAT
+@FORMAT
 @click.option("--check", "only", multiple=True, metavar="NAME", help="Run this check only.")
 def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
     """Check what this node needs: kernel, programs, settings, the kubelet's directories, sockets, versions.
@@ -111,7 +111,7 @@ def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
 
 @click.command()
 @RUN_DIR
-@_FORMAT
+@FORMAT
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -128,7 +128,7 @@ def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
 def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_s: float) -> None:
     """Settle what a kubelet forgot: publishes whose pod is gone, with proof that nobody uses them.
 
-    Without complete proof nothing is touched, and the missing witness is named. Run it as root in the host's
+    Without complete proof nothing is touched, and the check that failed is named. Run it as root in the host's
     namespaces.
 
     Exit codes: 0 nothing is left (with --dry-run: all that was found is proven), 1 something is,

@@ -45,9 +45,9 @@ def _settings(text: str) -> NodeSettings | DriverSettings:
     pods have their own.
     """
     if _is_of_controller(text):
-        here = {"node_id": os.uname().nodename}  # each pod has its own
+        node_identity = {"node_id": os.uname().nodename}  # each pod has its own
         return loading.load(
-            DriverSettings, "driver", toml=text, environ={}, flags={}, defaults=here
+            DriverSettings, "driver", toml=text, environ={}, flags={}, defaults=node_identity
         )
     return loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
 

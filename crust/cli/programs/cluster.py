@@ -4,7 +4,6 @@ The settings are those of `crust driver` in mode controller: the certificate mus
 """
 
 import asyncio
-import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crust import errors, pool_ids
+from crust.cli.inspecting.commands import FORMAT
 
 if TYPE_CHECKING:
+    from crust.cli.output import Format
     from crust.settings.cluster import ClusterSettings
 
 _CONFIG = click.option(
@@ -44,10 +45,10 @@ def cluster() -> None:
 
 @cluster.command()
 @_CONFIG
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def nodes(config: Path | None, *, as_json: bool) -> None:
+@FORMAT
+def nodes(config: Path | None, form: "Format") -> None:
     """List the nodes and their pools. Exit codes: 0 listed, 1 the store does not answer, 2 bad settings."""
-    sys.exit(asyncio.run(_answered(config, lambda store: _nodes(store, as_json=as_json))))
+    sys.exit(asyncio.run(_answered(config, lambda store: _nodes(store, form))))
 
 
 @cluster.command()
@@ -94,37 +95,11 @@ def _settings(config: Path | None) -> "ClusterSettings":
     return found.cluster
 
 
-async def _nodes(store: Any, *, as_json: bool) -> None:
-    connected = store.nodes()
-    rows = [_row(pool, node, connected.get(node)) for pool, node in store.known_pools().items()]
-    rows += [{"node": "", "pool": pool, "state": "retired"} for pool in store.retired_pools()]
-    rows.sort(key=lambda row: (str(row["node"]), str(row["pool"])))
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-        return
-    click.echo(f"{'NODE':<24} {'POOL':<17} {'STATE':<10} {'FREE MIB':>10} {'VOLUMES':>8}")
-    for row in rows:
-        free = row.get("free_bytes")
-        shown = "-" if free is None else str(int(free) >> 20)
-        volumes = str(row.get("published", "-"))
-        click.echo(
-            f"{row['node'] or '-':<24} {row['pool']:<17} {row['state']:<10} {shown:>10} {volumes:>8}"
-        )
+async def _nodes(store: Any, form: "Format") -> None:
+    from crust.cli.inspecting import watching
+    from crust.cli.programs import cluster_nodes
 
-
-def _row(pool: str, node: str, said: Any) -> dict[str, Any]:
-    if said is None or said.pool_id != pool:
-        state = "absent" if said is None else "other-pool"
-        return {"node": node, "pool": pool, "state": state}
-    return {
-        "node": node,
-        "pool": pool,
-        "state": "ready" if said.is_ready else "not-ready",
-        "free_bytes": said.capacity_bytes,
-        "published": said.volumes,
-        "segments": dict(said.segments),
-    }
+    watching.print_once(cluster_nodes.shown(store), form)
 
 
 async def _retire_named(store: Any, node: str | None, pool: str | None) -> None:

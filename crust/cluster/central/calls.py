@@ -16,7 +16,7 @@ from crust import errors, operations, pool_ids
 from crust.cluster.central import routing
 from crust.cluster.central.create import VolumePlacement
 from crust.cluster.central.listing import ClusterLists
-from crust.cluster.central.names import NameElsewhere, Names
+from crust.cluster.central.names import Names, NameUsedInOtherPool
 from crust.cluster.central.routing import Router
 from crust.cluster.central.survey import Survey
 from crust.cluster.methods import BY_NAME
@@ -129,7 +129,7 @@ class ClusterCalls:
     async def copy(
         self, name: str, kind: str, request: Any, sources: Sequence[str], context: Context
     ) -> Any:
-        """Route a snapshot or group to the pool of its sources. Raises `VolumesOnSeveralNodes`, `NameElsewhere`."""
+        """Route a snapshot or group to its sources' pool. Raises `VolumesOnSeveralNodes`, `NameUsedInOtherPool`."""
         pools = sorted({routing.pool_of(each) for each in sources})
         if len(pools) > 1:
             raise VolumesOnSeveralNodes(pools)
@@ -152,7 +152,7 @@ class ClusterCalls:
         known = await self.names.pool_of(key)
         if known not in ("", pool_id):
             if await self.names.stands(known, key):
-                raise NameElsewhere(kind, name, known)
+                raise NameUsedInOtherPool(kind, name, known)
             await self.names.forget(key, known)
         await self.names.record(key, pool_id)
         return known != pool_id

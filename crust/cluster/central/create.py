@@ -37,7 +37,7 @@ class VolumePlacement:
         """Create the volume in a pool; a retry goes to the same one.
 
         Raises `placement.NoNodeForVolume`, `placement.NoNodeConnected`, `routing.NotInThisCluster`,
-        `names.NamesUnknown`, as `Router.call`.
+        `names.PoolNotSurveyed`, as `Router.call`.
         """
         key = pool_ids.name_key("volume", limits.required(request.name, "name"))
         tried: dict[str, errors.CrustError] = {}

@@ -11,7 +11,7 @@ an empty store it is not even known which pools there are: the first term in it 
 had time to announce themselves.
 
 A store can also be restored from a backup. It lacks the names that were created since, and says that their pools were
-surveyed. So the record of a survey names the pool's witness, the process of its node, and counts no more for another
+surveyed. So the record of a survey names the process of the pool's node, and counts no more for another
 one: a node that has run through a restore says so by another count, and then all pools are surveyed again, those of
 nodes that are away too, as in an empty store. Each term compares the records with the nodes that are connected before
 it creates a new name; and while a pool is not surveyed, a record counts for a name only if its volume stands there.
@@ -41,7 +41,7 @@ _ASK = {
 _log = logging.getLogger(__name__)
 
 
-class NamesUnknown(errors.PeerUnavailable):
+class PoolNotSurveyed(errors.PeerUnavailable):
     """A pool's names are not known yet, and its node is not connected."""
 
     def __init__(self, pool_id: str, node_id: str) -> None:
@@ -64,7 +64,7 @@ class StoreIsNew(errors.PeerUnavailable):
         )
 
 
-class NameElsewhere(errors.Conflict):
+class NameUsedInOtherPool(errors.Conflict):
     """The name of a snapshot or group is used in another pool."""
 
     def __init__(self, kind: str, name: str, pool_id: str) -> None:
@@ -86,7 +86,7 @@ class Names:
         self._is_settled = False
         self._is_new = False
         self._surveyed: dict[str, str] = {}
-        """The witness of each pool's survey; that of a pool whose node is away was not compared."""
+        """By pool, the node's process at its survey; that of a pool whose node is away was not compared."""
         self._compared = asyncio.Event()
         self._compared.set()
         self._settles_s = 0.0
@@ -103,7 +103,7 @@ class Names:
     async def pool_of(self, key: str) -> str:
         """The pool that has `key`, or may have it; empty for a new one.
 
-        Raises `StoreIsNew`, `NamesUnknown`, `StoreUnavailable`, and what a node that is asked answers.
+        Raises `StoreIsNew`, `PoolNotSurveyed`, `StoreUnavailable`, and what a node that is asked answers.
         """
         recorded = await self._store.placement(key)
         if recorded in self._store.retired_pools():
@@ -168,39 +168,39 @@ class Names:
         else:
             self._is_settled = True
 
-    def witness(self, pool_id: str) -> str:
+    def node_process(self, pool_id: str) -> str:
         """Who speaks for the pool now; empty while its node is away. It is of now if the node has just answered."""
-        return self._witnesses().get(pool_id, "")
+        return self._node_processes().get(pool_id, "")
 
     async def is_surveyed(self, pool_id: str) -> bool:
         """Whether all that the pool has is recorded. Raises `StoreUnavailable`, `StoreIsNew`."""
         await self._compared.wait()
-        return await self.compare(pool_id, self.witness(pool_id))
+        return await self.compare(pool_id, self.node_process(pool_id))
 
-    async def compare(self, pool_id: str, witness: str) -> bool:
-        """Whether the pool was surveyed, for all that `witness` knows. Raises as `is_surveyed`."""
-        if self._is_known(pool_id, witness):
+    async def compare(self, pool_id: str, node_process: str) -> bool:
+        """Whether the pool was surveyed, for all that `node_process` knows. Raises as `is_surveyed`."""
+        if self._is_known(pool_id, node_process):
             return True
         recorded = await self._store.placement(_mark(pool_id))
-        if _is_denied(recorded, witness):
-            await self._forget_surveys(pool_id, recorded, witness)
+        if _is_denied(recorded, node_process):
+            await self._forget_surveys(pool_id, recorded, node_process)
             raise StoreIsNew(self.settle_s)
-        if not recorded or witness not in ("", recorded):
+        if not recorded or node_process not in ("", recorded):
             return False
         self._surveyed[pool_id] = recorded
         return True
 
-    async def mark_surveyed(self, pool_id: str, witness: str) -> None:
-        """All that the pool has is recorded, says `witness`. Raises as `record`."""
-        recorded = await self._store.place(_mark(pool_id), witness)
-        if recorded != witness:
+    async def mark_surveyed(self, pool_id: str, node_process: str) -> None:
+        """All that the pool has is recorded, says `node_process`. Raises as `record`."""
+        recorded = await self._store.place(_mark(pool_id), node_process)
+        if recorded != node_process:
             await self._store.unplace(_mark(pool_id), recorded)
-            await self._store.place(_mark(pool_id), witness)
-        self._surveyed[pool_id] = witness
+            await self._store.place(_mark(pool_id), node_process)
+        self._surveyed[pool_id] = node_process
 
-    async def _forget_surveys(self, pool_id: str, recorded: str, witness: str) -> None:
+    async def _forget_surveys(self, pool_id: str, recorded: str, node_process: str) -> None:
         """The store has lost names, and nobody knows of which pools."""
-        extra = {"pool_id": pool_id, "recorded": recorded, "witness": witness}
+        extra = {"pool_id": pool_id, "recorded": recorded, "node_process": node_process}
         _log.warning(
             "the store was restored from a backup: all pools are surveyed again", extra=extra
         )
@@ -209,25 +209,25 @@ class Names:
         self._is_settled, self._is_new = False, True
         self._settles_s = time.monotonic() + self.settle_s
 
-    def _witnesses(self) -> dict[str, str]:
-        return {each.pool_id: each.witness for each in self._router.connected()}
+    def _node_processes(self) -> dict[str, str]:
+        return {each.pool_id: each.node_process for each in self._router.connected()}
 
-    def _is_known(self, pool_id: str, witness: str) -> bool:
+    def _is_known(self, pool_id: str, node_process: str) -> bool:
         known = self._surveyed.get(pool_id, "")
-        return known != "" and witness in ("", known)
+        return known != "" and node_process in ("", known)
 
     async def _unsurveyed(self) -> list[str]:
         """The pools that may have names without a record. Raises as `is_surveyed`."""
         await self._compared.wait()
-        witnesses = self._witnesses()
+        processes = self._node_processes()
         pools = [
             each
             for each in self._router.pools()
-            if not self._is_known(each, witnesses.get(each, ""))
+            if not self._is_known(each, processes.get(each, ""))
         ]
         # those that can deny what is recorded of the others are first
-        pools.sort(key=lambda each: each not in witnesses)
-        return [each for each in pools if not await self.compare(each, witnesses.get(each, ""))]
+        pools.sort(key=lambda each: each not in processes)
+        return [each for each in pools if not await self.compare(each, processes.get(each, ""))]
 
     async def _unrecorded(self, key: str) -> str:
         """The pool that has a volume without a record of it."""
@@ -244,7 +244,7 @@ class Names:
             self._router.find(pool_id)
         except errors.PeerUnavailable as error:
             node_id = self._store.known_pools().get(pool_id, "")
-            raise NamesUnknown(pool_id, node_id) from error
+            raise PoolNotSurveyed(pool_id, node_id) from error
         return await self.stands(pool_id, key)
 
 
@@ -252,7 +252,7 @@ def _mark(pool_id: str) -> str:
     return f"surveyed-{pool_id}"
 
 
-def _is_denied(recorded: str, witness: str) -> bool:
-    """Whether the process that has witnessed the survey says that the store has lost its history since."""
-    same = recorded.rpartition("-")[0] == witness.rpartition("-")[0] != ""
-    return same and recorded != witness
+def _is_denied(recorded: str, node_process: str) -> bool:
+    """Whether the process that was surveyed says that the store has lost its history since."""
+    same = recorded.rpartition("-")[0] == node_process.rpartition("-")[0] != ""
+    return same and recorded != node_process

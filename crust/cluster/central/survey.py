@@ -105,7 +105,7 @@ class Survey:
     async def _compared(self, pool_id: str) -> None:
         async with self._places:
             await self._tried(self._under_way(pool_id), "a node does not answer")
-            found = self._names.compare(pool_id, self._names.witness(pool_id))
+            found = self._names.compare(pool_id, self._names.node_process(pool_id))
             await self._tried(found, "a survey cannot be compared")
 
     def _served(self) -> list[str]:
@@ -120,11 +120,11 @@ class Survey:
             _log.warning(what, extra={"error": error})
 
     async def _survey(self, pool_id: str) -> None:
-        if await self._names.compare(pool_id, self._names.witness(pool_id)):
+        if await self._names.compare(pool_id, self._names.node_process(pool_id)):
             return
         found = [await self._under_way(pool_id)]
-        witness = self._names.witness(pool_id)
-        if not witness or await self._names.compare(pool_id, witness):
+        node_process = self._names.node_process(pool_id)
+        if not node_process or await self._names.compare(pool_id, node_process):
             return
         found += [
             [key async for key in each]
@@ -132,7 +132,7 @@ class Survey:
         ]
         for keys in found:
             await self._record(pool_id, keys)
-        await self._names.mark_surveyed(pool_id, witness)
+        await self._names.mark_surveyed(pool_id, node_process)
         self._found[pool_id] = {key for keys in found for key in keys}
         _log.info("pool surveyed", extra={"pool_id": pool_id, "names": sum(map(len, found))})
 

@@ -2,7 +2,7 @@
 
 The driver never sees a key of crust: strict ones refuse what they do not know. The answer has the keys in its volume
 context, where the node's shim and the proxy find them, with `crust.dev/created-empty` if nobody can have written the
-volume. That takes three witnesses: the request names no source, the answer names none, and no parameter does (some
+volume. That takes three signs: the request names no source, the answer names none, and no parameter does (some
 drivers take a backup there).
 
 The kind is changed from mount to block only if every use of the volume is to be deferred: some drivers fix it at

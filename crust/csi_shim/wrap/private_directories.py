@@ -23,7 +23,7 @@ _MODE = 0o750
 _DEPTH_MAX = 16
 
 
-class LeftByDriver(errors.RuntimeFailed):
+class DriverDidNotCleanUp(errors.RuntimeFailed):
     """The driver answered OK, and left a mount or files where it must have removed them."""
 
     def __init__(self, call: str, path: str, left: str) -> None:
@@ -150,20 +150,22 @@ def is_in_use(paths: PrivatePaths) -> bool:
 def remove_leaf(path: str) -> None:
     """Remove what a driver leaves of an unmounted leaf, and the directory above if it is empty.
 
-    Raises `LeftByDriver`: a file with content and a directory with files are nobody's to delete.
+    Raises `DriverDidNotCleanUp`: a file with content and a directory with files are nobody's to delete.
     """
     found = look(path)
     if found.mounts:
-        raise LeftByDriver("NodeUnpublishVolume", path, "a mount")
+        raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a mount")
     with oserrors.translating(f"cannot remove {path}"):
         if found.kind is Kind.DIRECTORY:
             try:
                 os.rmdir(path)
             except OSError as err:
-                raise LeftByDriver("NodeUnpublishVolume", path, "a directory with files") from err
+                raise DriverDidNotCleanUp(
+                    "NodeUnpublishVolume", path, "a directory with files"
+                ) from err
         elif found.kind is not Kind.ABSENT:
             if found.kind is Kind.FILE and os.lstat(path).st_size:
-                raise LeftByDriver("NodeUnpublishVolume", path, "a file with content")
+                raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a file with content")
             os.unlink(path)
     with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
         os.rmdir(os.path.dirname(path))
@@ -178,9 +180,9 @@ def is_mounted(path: str) -> bool:
 
 
 def remove_staging(paths: PrivatePaths) -> None:
-    """Remove the record, with the files that the driver left in it. Raises `LeftByDriver` if it left mounts."""
+    """Remove the record, and the files that the driver left in it. Raises `DriverDidNotCleanUp` for mounts."""
     if is_mounted(paths.staging):
-        raise LeftByDriver("NodeUnstageVolume", paths.staging, "a mount")
+        raise DriverDidNotCleanUp("NodeUnstageVolume", paths.staging, "a mount")
     with oserrors.translating(f"cannot remove {paths.staging}"):
         try:
             _remove_tree(paths.staging, os.lstat(paths.staging).st_dev, _DEPTH_MAX)

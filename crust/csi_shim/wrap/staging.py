@@ -202,7 +202,7 @@ class Staging:
         self.remember(volume.paths.key, request)
 
     async def unstage(self, volume: Volume, co_path: str) -> None:
-        """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `LeftByDriver`."""
+        """NodeUnstageVolume of a volume that is staged as block. Raises `PublishedAsBlock`, `DriverDidNotCleanUp`."""
         await self._unstage_block(volume, co_path)
         if await workers.run(private_directories.is_mounted, co_path):
             # killed between the stage as mount and the removal of the record

@@ -15,7 +15,7 @@ from crust import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, private_directories, published_device, vendors
 from crust.csi_shim.wrap.inner import InnerNode
-from crust.csi_shim.wrap.private_directories import LeftByDriver
+from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
 from crust.rpc import outcome
@@ -132,7 +132,7 @@ class WrappedVolumes:
         return Residue.NONE
 
     async def unpublish(self, volume: Volume, target: str) -> None:
-        """NodeUnpublishVolume. Raises the driver's status, `LeftByDriver`."""
+        """NodeUnpublishVolume. Raises the driver's status, `DriverDidNotCleanUp`."""
         await self._take_down(volume, volume.paths.leaf(target))
 
     async def _take_down(self, volume: Volume, leaf: str) -> None:
@@ -150,9 +150,9 @@ class WrappedVolumes:
                 await workers.run(private_directories.remove_leaf, leaf)
                 return
             if left >= before:
-                raise refusal or LeftByDriver("NodeUnpublishVolume", leaf, f"{left} mounts")
+                raise refusal or DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{left} mounts")
             before = left
-        raise LeftByDriver("NodeUnpublishVolume", leaf, f"{before} mounts")
+        raise DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{before} mounts")
 
     async def expand(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, *, driver_expands: bool

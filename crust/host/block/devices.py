@@ -168,7 +168,7 @@ def is_readonly(path: str) -> bool:
 def is_blank(path: str) -> bool:
     """Whether every position of a superblock reads as zeros.
 
-    One witness of the rule "never format on doubt"; the other one is the driver's record. Raises for a device that
+    One half of the rule "never format on doubt"; the other one is the driver's record. Raises for a device that
     cannot be read.
     """
     return reads_zero(path, PROBE_WINDOWS)

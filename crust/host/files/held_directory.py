@@ -39,7 +39,7 @@ class DirectoryReplaced(errors.PeerUnavailable):
         self.path = path
 
 
-class FolderCovered(errors.PeerUnavailable):
+class FolderMountedOver(errors.PeerUnavailable):
     """Something is mounted over a folder of a directory, so its files cannot be reached."""
 
     def __init__(self, path: str) -> None:
@@ -68,14 +68,14 @@ class HeldDirectory:
         self._is_held = True
 
     def hold_folder(self, name: str) -> None:
-        """Hold a folder too: no path into it leads through a mount. Raises `NotFound`, `FolderCovered`."""
+        """Hold a folder too: no path into it leads through a mount. Raises `NotFound`, `FolderMountedOver`."""
         folder = self._folders.setdefault(name, HeldDirectory(f"{self.path}/{name}"))
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         with oserrors.translating(f"cannot open {folder.path}"):
             fd = os.open(name, flags, dir_fd=self.descriptor())
             if syscalls.is_mount_root(fd):
                 os.close(fd)
-                raise FolderCovered(folder.path)
+                raise FolderMountedOver(folder.path)
             folder._put(fd)
         folder._is_held = True
 

@@ -1,7 +1,7 @@
 """Making a filesystem on a device, by its mkfs program.
 
 `make` never overwrites: it looks first, because mkfs.ext4 asks "proceed?" of a terminal only, and without one it
-formats over whatever is there. It probes, unless the caller has a better witness: an engine that knows that it stores
+formats over whatever is there. It probes, unless the caller has a better source: an engine that knows that it stores
 no data for the device at all. Whether a blank device may be formatted is the caller's decision, from its own record
 and `devices.is_blank`.
 """

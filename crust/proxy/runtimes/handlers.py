@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from crust import errors, metrics, volumes
+from crust.rpc.registration import HandlerNameTaken
 
 Feature = volumes.HandlerFeature
 
@@ -61,17 +62,6 @@ class HandlerDisconnected(errors.PeerUnavailable):
             f"runtime handler {name!r} cannot be reached",
             why="it is not registered now",
             hint="start it again; running sandboxes are not affected",
-        )
-
-
-class HandlerNameTaken(errors.Conflict):
-    """Another registered handler has the name."""
-
-    def __init__(self, name: str, endpoint: str) -> None:
-        super().__init__(
-            f"runtime handler {name!r} is registered already",
-            why=f"the registered one serves on {endpoint}",
-            hint="stop it first, or register under another name",
         )
 
 

@@ -15,6 +15,7 @@ from crust.proxy.deferrals.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.rpc import channel
+from crust.rpc.registration import InvalidRegistration
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
 _log = logging.getLogger(__name__)
@@ -22,17 +23,6 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _FEATURES = {feature.value: feature for feature in Feature}
-
-
-class InvalidRegistration(errors.InvalidRequest):
-    """A handler's RegisterRequest is malformed."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            "the runtime handler cannot be registered",
-            why=why,
-            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
-        )
 
 
 class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):

@@ -41,7 +41,7 @@ class Node:
     opened: list[Connection]
 
     def process(self, pool: str = POOL) -> RbdAccess:
-        """The node's driver, started anew: it knows nothing but the notes and the kernel."""
+        """The node's driver, started again: it knows nothing but the notes and the kernel."""
         who = CephUser(self.ceph.monitors, "admin", self.ceph.keys["client.admin"])
         made = Connection(who, QUICK)
         self.opened.append(made)

@@ -1,4 +1,4 @@
-"""What was answered once and was removed behind crust's back: never OK again, never made anew, and it can be deleted.
+"""What was answered once and was removed behind crust's back: never OK again, never recreated, and it can be deleted.
 
 By the controller's socket, on a real cluster. What the calls on a node answer is in `test_refusals_by_socket.py`.
 """

@@ -21,7 +21,7 @@ PV, POD = "pv-raw", "0a1b2c3d-gone"
 class Host(kernel.Host):
     """The host as the tests have it: in namespaces of their own, with all that they made in view."""
 
-    def blind_to(self) -> str:
+    def not_visible(self) -> str:
         return ""
 
 
@@ -77,7 +77,7 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     host = Host()
     with Path(mapped).open("rb"):
         (held,) = await run.collect(options, host)
-    assert (held.outcome, [each.name for each in held.witnesses if not each.proven]) == (
+    assert (held.outcome, [each.name for each in held.checks if not each.proven]) == (
         "kept", ["device"],
     )  # fmt: skip
     assert host.loops_of(mapped)

@@ -13,7 +13,7 @@ from crust.cli.doctor import run as doctor
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import run as gc
 from crust.cli.gc.orphans import Orphan
-from crust.cli.gc.proof import Witness
+from crust.cli.gc.proof import Check
 from crust.cli.inspecting import show, views
 from crust.volumes import HandlerFeature
 
@@ -125,8 +125,8 @@ def _orphan() -> gc.Result:
         "raw volume", "csi.example.com", "vol-3", _POD, f"{_KUBELET}/pods", target, mapped
     )
     seen = (
-        Witness("pod-directory", proven=True, text=f"{orphan.pod_directory} does not exist"),
-        Witness("device", proven=True, text="nobody has /dev/loop4, /dev/loop5 open, mounted or built upon"),
+        Check("pod-directory", proven=True, text=f"{orphan.pod_directory} does not exist"),
+        Check("device", proven=True, text="nobody has /dev/loop4, /dev/loop5 open, mounted or built upon"),
     )  # fmt: skip
     steps = (
         "detach the kubelet's loop device /dev/loop5",

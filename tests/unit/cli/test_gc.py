@@ -1,4 +1,4 @@
-"""`crust gc`: which publishes count as forgotten, what each witness needs, and what is done then."""
+"""`crust gc`: which publishes count as forgotten, what each check needs, and what is done then."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ class FakeKernel:
     other_devices: dict[str, str] = field(default_factory=dict)
     on_unmount: Callable[[], None] = lambda: None
 
-    def blind_to(self) -> str:
+    def not_visible(self) -> str:
         return self.hidden
 
     def device_at(self, path: str) -> str:
@@ -94,9 +94,9 @@ class Forgotten:
         return [each.method for each in self.node.driver.calls if each.method in wanted]
 
     async def kept_for(self, name: str) -> str:
-        """Check that nothing is touched for want of one witness; returns what it says."""
+        """Check that nothing is touched because one check failed; returns what it says."""
         (result,) = await self.gc()
-        missing = [each for each in result.witnesses if not each.proven]
+        missing = [each for each in result.checks if not each.proven]
         assert [each.name for each in missing] == [name]
         assert (result.outcome, self.called(), self.kernel.loops) == (
             "kept",
@@ -140,7 +140,7 @@ async def test_dry_run_says_the_proof_and_the_steps_and_changes_nothing(
 ) -> None:
     (result,) = await forgotten.gc(dry_run=True)
     assert result.outcome == "proven"
-    assert [each.proven for each in result.witnesses] == [True] * len(result.witnesses)
+    assert [each.proven for each in result.checks] == [True] * len(result.checks)
     assert result.steps == (
         f"detach the kubelet's loop device {LOOP}",
         f"unmount the kubelet's bind {forgotten.mapped}",
@@ -322,7 +322,7 @@ async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgo
     await node.co.publish("inline-1", target)
     os.rename(f"{forgotten.root}/pods/gone", f"{forgotten.root}/lost")
     (young,) = await forgotten.gc()
-    assert [each.name for each in young.witnesses if not each.proven] == ["age"]
+    assert [each.name for each in young.checks if not each.proven] == ["age"]
     options = run.Options(node.places.run, forgotten.root, 0, dry_run=False)
     (result,) = await run.collect(options, forgotten.kernel)
     assert (result.outcome, result.orphan.kind) == ("settled", "deferred volume")

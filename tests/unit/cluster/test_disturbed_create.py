@@ -123,7 +123,7 @@ async def test_lost_store_and_a_node_that_is_away_creates_no_new_name(
     async with leading(cluster.store.controller("c")) as sidecar:
         async with refused(Code.UNAVAILABLE) as found:
             await sidecar.create("pvc")
-        assert "NamesUnknown" in (found[0].details() or "")
+        assert "PoolNotSurveyed" in (found[0].details() or "")
         await cluster.store.controller("operator").retire("n1")
         await sidecar.create("pvc")
     assert cluster.homes("pvc")[0] == "n1"

@@ -40,7 +40,7 @@ async def test_name_that_a_node_may_have_that_was_away_during_the_restore_waits_
     async with leading(cluster.store.controller("c2")) as second:
         async with refused(Code.UNAVAILABLE) as found:
             await second.create("pvc", "n1")
-        assert "NamesUnknown" in (found[0].details() or "")
+        assert "PoolNotSurveyed" in (found[0].details() or "")
         cluster.store.heal("n3")
         await eventually(lambda: set(cluster.store.kept.announcements) == set(NODES))
         await second.create("pvc", "n1")

@@ -111,7 +111,7 @@ async def test_name_in_a_retired_pool_is_free_at_once(cluster: SimulatedCluster)
     assert volume.volume_id == cluster.pools["n2"].ids.volume_id("pvc")
 
 
-async def test_name_that_may_stand_at_a_node_moves_once_that_node_says_that_it_does_not(
+async def test_uncertain_name_is_placed_elsewhere_after_node_denies_it(
     cluster: SimulatedCluster,
 ) -> None:
     sidecar = await cluster.controller()

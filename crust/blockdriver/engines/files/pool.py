@@ -109,7 +109,7 @@ class DirectoryPool:
 
     def open(self) -> None:
         """Read the identity, or make the pool if that was asked for; remember it. Durable. Raises as `find` does,
-        `FolderCovered`, and `DirectoryReplaced` for a folder that was moved away since it was opened.
+        `FolderMountedOver`, and `DirectoryReplaced` for a folder that was moved away since it was opened.
         """
         self.find()
         durable.remove_temporary_files(self.directory / ".")

@@ -10,7 +10,7 @@
       background, directory  work that takes the time of the data; librbd's names and trash
     node/                    what a node has
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
-      own_user, lent_users   as which user of Ceph a node connects
+      own_user, volume_users as which user of Ceph a node connects
       fencing                cuts off nodes that are declared gone
 
 The pool is the only truth, and several controllers serve it at once: each holds a volume's lock while it changes it,
@@ -22,8 +22,8 @@ from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
-from crust.blockdriver.engines.rbd.node.lent_users import LentUsers
 from crust.blockdriver.engines.rbd.node.own_user import OwnUser
+from crust.blockdriver.engines.rbd.node.volume_users import VolumeUsers
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import provisioning
@@ -55,12 +55,12 @@ def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") 
 
 
 def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node: str) -> Engine:
-    """The engine of a node that has no key of its own, only those that calls bring (`lent_users`). Without I/O."""
+    """The engine of a node that has no key of its own, only those that calls bring (`volume_users`). Without I/O."""
 
     def pool_noted() -> str:
         return next((found for each in noted(run_dir) if (found := pool_of(each))), "")
 
-    users = LentUsers(monitors, pool, namespace, pool_noted)
+    users = VolumeUsers(monitors, pool, namespace, pool_noted)
 
     def records(kind: RecordKind) -> RbdRecords:
         return RbdRecords(users.shared, kind)

@@ -1,10 +1,10 @@
 """Whether a device is formatted: the only decision that can destroy a volume, as a pure function.
 
 mkfs runs when the record says that no user ever had the device *and* the device is blank: it reads so, or its engine
-stores no data of it at all. Two witnesses, because each can be wrong: a record may come from an old backup, a probe
+stores no data of it at all. Two sources, because each can be wrong: a record may come from an old backup, a probe
 may read a failing disk. If they disagree the stage is refused.
 
-After an interrupted mkfs the record says "formatting". That is one witness, and the record may be an old one, of a
+After an interrupted mkfs the record says "formatting". That is one source, and the record may be an old one, of a
 volume that has been in use since. The other is the device: mkfs.ext4 and mkfs.btrfs write the superblock last, and
 mkfs.xfs marks its own until it ends. Without a complete filesystem the device is cleared and formatted again. A
 complete one with the UUID that the record planned is kept. Anything else is in doubt: nothing that is a complete

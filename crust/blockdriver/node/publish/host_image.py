@@ -24,7 +24,7 @@ from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.host.process import workers
 
 
-class NothingToRead(errors.NotReady):
+class ReadOnlyVolumeNotFormatted(errors.NotReady):
     """A volume that is only read has no filesystem yet."""
 
     def __init__(self, volume_id: str) -> None:
@@ -61,7 +61,7 @@ class HostImage:
         filesystem needs before a mount: `prepare` it then, and call again.
 
         Raises what `PublishCheck.check_rules` raises, the engine's `NoHostDevice` and others,
-        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and `NothingToRead`.
+        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
         """
         staged = self.node_state.staged(request.volume_id)
         if staged is None or not staged.host:
@@ -132,4 +132,4 @@ def _access(request: Publish, *, on_host: bool) -> Access:
 
 def _check_readable(volume_id: volumes.VolumeId, action: format_decision.Action | None) -> None:
     if action not in (None, format_decision.Action.KEEP):
-        raise NothingToRead(volume_id)
+        raise ReadOnlyVolumeNotFormatted(volume_id)

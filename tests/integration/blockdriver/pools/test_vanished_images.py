@@ -1,4 +1,4 @@
-"""Files that were removed behind the driver's back: no call answers OK for them, and none makes them anew."""
+"""Files that were removed behind the driver's back: no call answers OK for them, and none recreates them."""
 
 from collections.abc import Callable
 from pathlib import Path

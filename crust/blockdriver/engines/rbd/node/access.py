@@ -4,7 +4,7 @@ Attaching for a hypervisor opens nothing. It checks that the image is there, and
 volume may have one writer; the runtime claims the image when its virtual machine starts (`crust.ceph.claims`), which
 is what decides. What this node has attached is a note in the run directory, gone with the boot, like everything that
 a hypervisor had open. The note has what was attached, without any key, so that the volume can be unstaged and counted
-by a node that was started since and has no key so far (`lent_users`).
+by a node that was started since and has no key so far (`volume_users`).
 
 A volume that this host itself uses is mapped by the kernel; its note is written before, and says so.
 """
@@ -28,7 +28,7 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
 )
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices, image_name
-from crust.blockdriver.engines.rbd.node.lent_users import CephKeyNotGiven
+from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claim_object, claims

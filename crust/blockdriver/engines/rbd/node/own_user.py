@@ -1,6 +1,6 @@
 """The one user of a process that has a key of its own, by its settings: for every volume.
 
-It has the interface of `lent_users.LentUsers`, which a node without a key of its own has. Secrets of calls are not
+It has the interface of `volume_users.VolumeUsers`, which a node without its own key has. Secrets of calls are not
 looked at: they are the guest's.
 """
 

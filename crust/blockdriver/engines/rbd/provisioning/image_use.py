@@ -77,7 +77,7 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
     """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it."""
     claims = claim_object.read(ioctx, name).claims
     with place.image(ioctx, name) as image:
-        found = own_clients.strangers(
+        found = own_clients.unknown_clients(
             ioctx, name, lambda: frozenset(watchers(image)).difference(claims.ended)
         )
     if found:

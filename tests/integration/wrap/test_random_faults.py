@@ -1,7 +1,7 @@
 """Pods come and go at random while driver and shim die, restart, and answer errors before and after their work.
 
 The CO does as a kubelet: a final status means to it that nothing exists, and it never unpublishes or unstages what it
-takes for that. So whenever a status is final, nothing may be there. SEEDS in the environment is how often each runs.
+treats as that. So whenever a status is final, nothing may be there. SEEDS in the environment is how often each runs.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SEEDS = pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "1")))
 ROUNDS = 6
 Code = grpc.StatusCode
 _log = logging.getLogger(__name__)
-TROUBLES = (
+FAULTS = (
     *("die before", "die after"),
     *("fail INTERNAL no", "fail-after INTERNAL late", "fail PERMISSION_DENIED no"),
     *("fail ABORTED busy", "fail-after UNAVAILABLE late", "fail-after DEADLINE_EXCEEDED late"),
@@ -35,16 +35,16 @@ TROUBLES = (
 
 @dataclass
 class Kubelet:
-    """Calls in a kubelet's order, with a trouble of the dice in each."""
+    """Calls in a kubelet's order, with a random fault in each."""
 
     node: Wrapped
-    dice: random.Random
+    random_faults: random.Random
 
     async def call(self, method: str, step: Callable[[], Awaitable[None]]) -> str:
         """One attempt: "ok", "final" or "uncertain"."""
-        trouble = self.dice.choice(TROUBLES) if self.dice.random() < 0.5 else ""
-        self.node.driver.misbehave(**({method: trouble} if trouble else {}))
-        _log.info("%s, %s", method, trouble or "no trouble")
+        fault = self.random_faults.choice(FAULTS) if self.random_faults.random() < 0.5 else ""
+        self.node.driver.misbehave(**({method: fault} if fault else {}))
+        _log.info("%s, %s", method, fault or "no fault")
         try:
             await step()
         except grpc.aio.AioRpcError as error:
@@ -61,7 +61,7 @@ class Kubelet:
         if driver.process is not None and driver.process.poll() is not None:
             await asyncio.to_thread(driver.wait)
             await asyncio.to_thread(driver.start)
-        if self.dice.random() < 0.15:
+        if self.random_faults.random() < 0.15:
             await self.node.restart_shim()
 
     async def until_ok(self, method: str, step: Callable[[], Awaitable[None]]) -> None:
@@ -70,12 +70,12 @@ class Kubelet:
             pass
 
     async def stages(self, volume: Volume) -> str:
-        """Until it is staged, the kubelet takes it for not staged, or the pod is deleted."""
+        """Until it is staged, the kubelet treats it as not staged, or the pod is deleted."""
         while True:
             found = await self.call("NodeStageVolume", lambda: self.node.stage(volume))
             if found == "final":
                 assert not os.path.lexists(self.node.paths(volume).staging)
-            if found != "uncertain" or self.dice.random() < 0.2:
+            if found != "uncertain" or self.random_faults.random() < 0.2:
                 return found
 
     async def publishes(self, volume: Volume, target: str, *, flag: bool) -> str:
@@ -86,7 +86,7 @@ class Kubelet:
             if found == "final":
                 assert self.node.entry(target) is None
                 assert not os.path.lexists(self.node.paths(volume).leaf(target))
-            if found != "uncertain" or self.dice.random() < 0.2:
+            if found != "uncertain" or self.random_faults.random() < 0.2:
                 return found
 
     async def runs(self, volume: Volume, target: str, *, flag: bool) -> None:
@@ -117,7 +117,7 @@ class Kubelet:
             published = await self.publishes(volume, target, flag=flag)
             if published == "ok" and deferred:
                 await self.runs(volume, target, flag=flag)
-        if self.dice.random() < 0.2:
+        if self.random_faults.random() < 0.2:
             volume = await self.reboot(volume, target)
         # what a driver says of a publish on the host passes unchanged, also if it is not true
         elif published != "final" or not deferred:
@@ -140,7 +140,7 @@ class Kubelet:
 
 @SEEDS
 @pytest.mark.parametrize("kind", ["cloud", "minimal", "stateful"])
-async def test_nothing_is_left_of_pods_in_bad_weather(kind: str, seed: int) -> None:
+async def test_pods_under_random_driver_faults_leave_no_mounts(kind: str, seed: int) -> None:
     async with node_with(kind) as node:
         kubelet = Kubelet(node, random.Random(seed))
         volume = await node.volume(context=DEFERRED)
@@ -156,7 +156,7 @@ async def test_nothing_is_left_of_pods_that_are_decided_one_by_one(seed: int) ->
         kubelet = Kubelet(node, random.Random(seed))
         volume = await node.volume(context=NAMED)
         for number in range(ROUNDS):
-            in_guest = kubelet.dice.random() < 0.5
+            in_guest = kubelet.random_faults.random() < 0.5
             name = f"pod-{number}"
             volume = await kubelet.pod(volume, name, flag=in_guest, deferred=in_guest)
         await node.delete(volume)

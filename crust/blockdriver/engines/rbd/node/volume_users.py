@@ -45,7 +45,7 @@ class CephKeyNotGiven(errors.NotReady):
         )
 
 
-class LentUsers:
+class VolumeUsers:
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     is_lent: ClassVar[bool] = True

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.blockdriver.engines.rbd.node import lent_users
-from crust.blockdriver.engines.rbd.node.lent_users import LentUsers
+from crust.blockdriver.engines.rbd.node import volume_users
+from crust.blockdriver.engines.rbd.node.volume_users import VolumeUsers
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.rpc import channel
 from crust.rpc.messages import csi
@@ -321,9 +321,9 @@ async def test_key_that_was_changed_takes_the_place_of_the_old_one(node: Node) -
 async def test_connections_are_bounded_and_opened_again_for_their_volumes(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lent_users, "MOST_OPEN", 1)
+    monkeypatch.setattr(volume_users, "MOST_OPEN", 1)
     volumes = [VolumeId(await node.create(each)) for each in ("one", "two")]
-    users = LentUsers(node.ceph.monitors, POOL, node.namespace, str)
+    users = VolumeUsers(node.ceph.monitors, POOL, node.namespace, str)
     try:
         for volume, each in zip(volumes, (node.secrets("a"), node.secrets("b")), strict=True):
             await asyncio.to_thread(users.use, volume, each)
