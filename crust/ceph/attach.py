@@ -22,9 +22,20 @@ from typing import Any
 from crust import errors, volumes
 from crust.ceph import claims, failures
 from crust.ceph.claim_object import Mode
+from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
 from crust.ceph.user import CephUser, Timeouts
+
+__all__ = [
+    "Host",
+    "ImageCalls",
+    "ImageProcessFailed",
+    "Key",
+    "Mode",
+    "WrongCephCluster",
+    "asking",
+]
 
 
 class WrongCephCluster(errors.NotReady):
@@ -67,7 +78,7 @@ class ImageCalls:
         self._process = process
         self._timeout_s = timeout_s
 
-    async def take(self, mode: Mode, host: claims.Host, sandbox: str, holder_id: str) -> None:
+    async def take(self, mode: Mode, host: Host, sandbox: str, holder_id: str) -> None:
         """See `claims.take`; the cluster is the image's, and the image exists."""
         await self.ask(
             "take", mode=mode.value, **asdict(host), sandbox=sandbox, holder_id=holder_id
@@ -177,7 +188,7 @@ class _Answers:
         self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
     ) -> dict[str, object]:
         with self._pool() as ioctx:
-            host = claims.Host(node, machine)
+            host = Host(node, machine)
             claims.take(ioctx, self._image.image, Mode(mode), host, sandbox, holder_id)
         return {}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from crust import volumes
 from crust.ceph import attach
-from crust.ceph.claim_object import Mode
-from crust.ceph.claims import Host
+from crust.ceph.attach import Host, Mode
 from crust.handoff.record import Record
 from examples.kata.runtime.taken_images import Taken, TakenImages
 

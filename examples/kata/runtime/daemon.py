@@ -15,7 +15,7 @@ from pathlib import Path
 
 import crust
 from crust import volumes
-from crust.ceph.claims import Host
+from crust.ceph.attach import Host
 from crust.host.files import durable, flocks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
