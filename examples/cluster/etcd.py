@@ -181,7 +181,9 @@ class Etcd:
         done = subprocess.run(
             [
                 "/usr/bin/etcdctl", "--endpoints", ",".join(f"https://{each.address}" for each in self.members),
-                "--cacert", given.ca, "--cert", given.cert, "--key", given.key, *arguments,
+                "--cacert", given.ca, "--cert", given.cert, "--key", given.key,
+                f"--command-timeout={READY_S - 1:.0f}s",  # 5 s are too short for an election on a busy machine
+                *arguments,
             ],
             capture_output=True, text=True, timeout=READY_S, check=False,
             env={"ETCDCTL_API": "3", "PATH": "/usr/bin"},
