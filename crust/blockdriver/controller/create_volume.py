@@ -277,8 +277,12 @@ class Provisioner:
     def _delete(self, volume_id: volumes.VolumeId) -> None:
         self.pool.ids.check(volume_id)
         record = self.volume_records.find(volume_id)
-        if record is None:
-            return
+        if record is not None:
+            self.remove(record)
+
+    def remove(self, record: VolumeRecord) -> None:
+        """Delete a record's volume, unless it was written since: `RecordChanged`. Raises as `delete`; blocks."""
+        volume_id = volumes.VolumeId(record.volume_id)
         attachment = self.node.attached(volume_id)
         if attachment is not None:
             where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"

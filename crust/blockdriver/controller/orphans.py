@@ -71,22 +71,24 @@ class VolumeGarbageCollector:
             return False
 
     async def _finish(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
-        if not await workers.run(self._is_orphan, volume_id, grace_s):
+        record = await workers.run(self._orphan, volume_id, grace_s)
+        if record is None:
             return False
-        await self._provisioner.delete(volume_id)
+        # what was judged, and no other: another controller may have made the volume again meanwhile
+        await workers.run(self._provisioner.remove, record)
         _log.info("removed an unfinished volume", extra={"volume_id": volume_id})
         return True
 
-    def _is_orphan(self, volume_id: volumes.VolumeId, grace_s: float) -> bool:
+    def _orphan(self, volume_id: volumes.VolumeId, grace_s: float) -> VolumeRecord | None:
         record = self._volume_records.find(volume_id)
         if record is None or record.phase == "ready":
-            return False
+            return None
         if record.phase == "deleting":
-            return True
+            return record
         if self._volume_records.age_s(volume_id) < grace_s:
-            return False
+            return None
         self._check_unused(record)
-        return True
+        return record
 
     def _check_unused(self, record: VolumeRecord) -> None:
         """A create writes the content once, as the last but one step; everything after that a node has written."""

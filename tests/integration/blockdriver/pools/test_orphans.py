@@ -9,6 +9,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
+from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.node import node_state
 from crust.host.block import loop, loop_devices, loopctl
 from crust.host.process import boot
@@ -64,6 +65,22 @@ async def test_gc_keeps_a_volume_that_was_used_although_its_record_is_of_its_cre
     bench.restart()
     await bench.stage(volume_id)
     await bench.unstage(volume_id)
+
+
+async def test_gc_does_not_delete_what_was_made_again_since_it_looked(bench: Bench) -> None:
+    """By another controller of a shared pool: this process's locks are not its."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    known = bench.driver.stores.volume_records
+    known.save(known.load(volume_id).but(phase="deleting"))
+    bench.restart()
+    collector = bench.driver.volume_orphans
+    judged = collector._orphan(volume_id, orphans.GRACE_S)
+    assert judged is not None
+    assert (await bench.create()).volume_id == volume_id
+    with pytest.raises(RecordChanged):
+        collector._provisioner.remove(judged)
+    assert bench.driver.stores.volume_records.load(volume_id).phase == "ready"
+    assert (bench.root / "state" / "images" / f"{volume_id}.img").exists()
 
 
 async def test_gc_finishes_an_interrupted_delete_at_once(bench: Bench) -> None:
