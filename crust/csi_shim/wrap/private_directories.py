@@ -46,16 +46,21 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PublishedLeaf:
-    """What is at a leaf: its kind as a user sees it, the device's number, and how many mounts there are."""
+    """What is at a leaf: its kind as a user sees it, the device's number, and how many mounts there are.
+
+    `sources` is the number of different files that are mounted there. A mount namespace that has two mounts of the
+    kubelet's root, as systemd's ReadWritePaths= makes them, lists each mount of the driver twice: one source.
+    """
 
     kind: Kind
     number: int
     mounts: int
+    sources: int
 
     @property
     def is_published(self) -> bool:
-        """Whether it is what one publish of a block volume makes: one bind of a device."""
-        return self.kind is Kind.DEVICE and self.mounts == 1
+        """Whether it is what a publish of a block volume makes: binds of one device."""
+        return self.kind is Kind.DEVICE and self.sources == 1
 
 
 def has_volumes(kubelet_root: str) -> bool:
@@ -121,14 +126,15 @@ def make_published(paths: PrivatePaths) -> None:
 def look(path: str) -> PublishedLeaf:
     """What is at a leaf."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    mounts = len(mountinfo.stacked_at(real))
+    stacked = mountinfo.stacked_at(real)
+    mounts = len(stacked), len({(each.major, each.minor, each.root) for each in stacked})
     with oserrors.translating(f"cannot look at {path}"):
         try:
             found = os.lstat(path)
         except FileNotFoundError:
-            return PublishedLeaf(Kind.ABSENT, 0, mounts)
+            return PublishedLeaf(Kind.ABSENT, 0, *mounts)
     kinds = {stat.S_IFBLK: Kind.DEVICE, stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
-    return PublishedLeaf(kinds.get(stat.S_IFMT(found.st_mode), Kind.OTHER), found.st_rdev, mounts)
+    return PublishedLeaf(kinds.get(stat.S_IFMT(found.st_mode), Kind.OTHER), found.st_rdev, *mounts)
 
 
 def leaves(paths: PrivatePaths) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """What the driver published: is it a block device at all, and which one? Its answer alone is not believed.
 
 A driver that knows no raw block volumes may format and mount whatever it is told to publish, and answer OK. So the
-leaf must be a block device, with one bind at most: a few drivers make a device node themselves, and a second bind
-would outlive the unpublish. The device is the one of its number, never the one of the mount: that is devtmpfs.
+leaf must be a block device: a few drivers make a device node themselves, all others bind one, and only one. How often
+the mount namespace lists that bind does not matter. The device is the one of its number, never the one of the mount:
+that is devtmpfs.
 """
 
 import os
@@ -17,13 +18,23 @@ class NotPublishedAsBlock(errors.RuntimeFailed):
     """The driver answered OK to the publish of a raw block volume, and there is no block device."""
 
     def __init__(self, key: volumes.VolumeKey, found: PublishedLeaf) -> None:
-        many = f" under {found.mounts} mounts" if found.mounts > 1 else ""
         super().__init__(
             f"volume {key} cannot be deferred",
             why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
-            f"{found.kind.value}{many}; this was undone",
+            f"{found.kind.value}; this was undone",
             hint=vendors.without_device(key.driver)
             or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
+        )
+
+
+class CoveredDevice(errors.PeerUnavailable):
+    """Different files are mounted over each other where the driver publishes the device of a deferred volume."""
+
+    def __init__(self, key: volumes.VolumeKey, leaf: str, sources: int) -> None:
+        super().__init__(
+            f"volume {key} cannot be deferred now",
+            why=f"{sources} different files are mounted at {leaf}, and which of them is the volume is not known",
+            hint=f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did not mount",
         )
 
 
@@ -32,10 +43,12 @@ def device(
 ) -> tuple[volumes.BlockSource, int]:
     """The device at the leaf, or that partition of it, and its size. Blocks.
 
-    Raises `NotPublishedAsBlock`, `device_nodes.DeviceNodeMissing`, `device_nodes.PartitionMissing`.
+    Raises `NotPublishedAsBlock`, `CoveredDevice`, `device_nodes.DeviceNodeMissing`, `device_nodes.PartitionMissing`.
     """
     found = private_directories.look(leaf)
-    if found.kind is not Kind.DEVICE or found.mounts > 1:
+    if found.sources > 1:
+        raise CoveredDevice(key, leaf, found.sources)
+    if found.kind is not Kind.DEVICE:
         raise NotPublishedAsBlock(key, found)
     number = found.number
     if partition is not None:
