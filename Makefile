@@ -127,6 +127,14 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 e2e: root guest third-party ## the tests that boot the microVM (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e
 
+.PHONY: size
+size: $(VENV)/.done ## count lines by package, and error classes
+	@$(PY) -m tests.support.measures.size
+
+.PHONY: trace
+trace: root $(VENV)/.done ## count functions and files that run in a publish, a creation and a stage; VERBOSE=1 names them (root)
+	@$(PRIVATE) $(PY) -m tests.support.measures.trace $(if $(VERBOSE),--verbose)
+
 .PHONY: lint
 lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff format --check $(SOURCES) specs deploy
