@@ -25,6 +25,7 @@ from crust.csi_shim.wrap.staging import Staging
 from crust.csi_shim.wrap.volume_operations import VolumeOperations
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
+from crust.host.process import oserrors
 from crust.host.process.workers import Workers
 from crust.rpc import passthrough, wiring
 from crust.rpc.driver_facts import DriverFacts
@@ -126,7 +127,8 @@ async def serving(  # noqa: PLR0913 - one per setting
     connections as before, and hands on those calls that work on private directories.
     """
     directory = os.path.dirname(socket_path)
-    await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
+    with oserrors.translating(f"cannot make the directory {directory}"):
+        await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
         starting(f"{socket_path}.lock", take_over=take_over) as daemon,
         part(

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
+from tests.support import environments
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = environments.CHECKOUT
 ENVIRONMENT = "/opt/crust"
 _TIMEOUT_S = 50
 _LOOPS = 64
@@ -126,14 +127,8 @@ def _root(base: Path) -> Path:
 
 
 def _install_environment(root: Path) -> None:
+    wheel = environments.build_wheel(root / "opt")
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    here = ("--no-deps", "--no-build-isolation")
-    with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
-        source = shutil.copytree(
-            CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
-        )
-        _do(*pip, "wheel", *here, "--wheel-dir", root / "opt", source)
-    (wheel,) = (root / "opt").glob("*.whl")
     chroot = ("chroot", root)
     _do(*chroot, "python3", "-m", "venv", "--without-pip", ENVIRONMENT)
     python = f"{ENVIRONMENT}/bin/python"

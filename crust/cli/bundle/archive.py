@@ -36,7 +36,7 @@ class UnknownArchive(errors.InvalidRequest):
     """The name of the archive does not say which kind it is, or its compression is not installed."""
 
     def __init__(self, path: Path, why: str) -> None:
-        hint = "name it .tar.gz, or .tar.zst where the package zstandard is installed"
+        hint = "name it .tar.gz, or .tar.zst with pip install 'crust-csi[zstd]'"
         super().__init__(f"{path} cannot be written", why=why, hint=hint)
 
 

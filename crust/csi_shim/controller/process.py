@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from crust.csi_shim.controller.frontend import ControllerShim, Users
 from crust.deferral_keys import Defer
+from crust.host.process import oserrors
 from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.serving import server
@@ -30,7 +31,9 @@ async def serving(
 
     It has no state: one that was taken over answers its old connections as before.
     """
-    await asyncio.to_thread(os.makedirs, os.path.dirname(socket_path), 0o700, exist_ok=True)
+    directory = os.path.dirname(socket_path)
+    with oserrors.translating(f"cannot make the directory {directory}"):
+        await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
         channel.connect(driver_socket) as driver,
         contextlib.aclosing(DriverFacts(driver)) as facts,

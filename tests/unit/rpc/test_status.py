@@ -8,7 +8,6 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors
-from crust.cli import explain
 from crust.rpc import status
 from tests.support.pages import error_table
 
@@ -29,7 +28,7 @@ def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
 def test_every_error_has_a_branch_and_internal_is_runtime_failed(
     leaf: type[errors.CrustError],
 ) -> None:
-    branch = explain.branch_of(leaf)
+    branch = status.branch_of(leaf)
     assert branch in status.CODES
     internal = status.code_of_class(leaf) is grpc.StatusCode.INTERNAL
     assert internal == issubclass(leaf.answered_as or leaf, errors.RuntimeFailed)

@@ -1,0 +1,83 @@
+"""Environments that hold the wheel of this checkout and what it declares, and nothing else; nothing is downloaded.
+
+A dependency is linked from the environment that runs the tests, file by file, because several share the directory
+`google`.
+"""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+_PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+def build_wheel(into: Path) -> Path:
+    """Build the wheel of this checkout into a directory that has none."""
+    with tempfile.TemporaryDirectory() as built:  # setuptools writes beside the sources
+        source = shutil.copytree(
+            CHECKOUT, f"{built}/source", ignore=shutil.ignore_patterns(".*", "build", "tests")
+        )
+        here = ("--no-deps", "--no-build-isolation")
+        _do(*_PIP, "wheel", *here, "--wheel-dir", str(into), source)
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+def extras(wheel: Path) -> tuple[str, ...]:
+    """The names of the extras that a wheel declares."""
+    (found,) = importlib.metadata.distributions(path=[str(wheel)])
+    return tuple(found.metadata.get_all("Provides-Extra") or ())
+
+
+def make(directory: Path, wheel: Path, wanted: tuple[str, ...]) -> Path:
+    """An environment with these extras; returns its `python`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+    python = directory / "bin" / "python"
+    _do(*_PIP, "--python", str(python), "install", "--no-deps", "--no-compile", str(wheel))
+    (packages,) = directory.glob("lib/python3*/site-packages")
+    (own,) = importlib.metadata.distributions(path=[str(wheel)])
+    for name in sorted(_closure(own.requires or [], frozenset(wanted), set())):
+        _link(name, packages)
+    return python
+
+
+def _closure(requires: list[str], wanted: frozenset[str], known: set[str]) -> set[str]:
+    for requirement in map(Requirement, requires):
+        marker = requirement.marker
+        if marker is not None and not any(
+            marker.evaluate({"extra": extra}) for extra in (*wanted, "")
+        ):
+            continue
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name not in known or requirement.extras:
+            known.add(name)
+            _closure(importlib.metadata.requires(name) or [], frozenset(requirement.extras), known)
+    return known
+
+
+def _link(name: str, packages: Path) -> None:
+    distribution = importlib.metadata.distribution(name)
+    for file in _files(distribution):
+        target = packages / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(str(distribution.locate_file(file)))
+
+
+def _files(distribution: importlib.metadata.Distribution) -> Iterator[str]:
+    """Of the package itself: no scripts, no compiled files."""
+    for file in distribution.files or ():
+        if ".." not in file.parts and "__pycache__" not in file.parts:
+            yield str(file)
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
