@@ -1,4 +1,4 @@
-"""Every command of `crust` with no extra, with each extra alone and with all: it runs, or names the extra in a line."""
+"""Every command of `crust` with no extra, each extra alone and all of them: it runs, or names the extra in a line."""
 
 import json
 import subprocess
