@@ -1,9 +1,12 @@
 """crust.handoff.store: entries appear, change and disappear atomically; unknown files are kept and reported."""
 
+import json
 import os
+import shutil
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.handoff import claims, layout
+from crust.handoff import claims, layout, reserved
 from crust.handoff.claims import HeldBySandbox, NotPublished
+from crust.handoff.look import IN_TURN, Looks
 from crust.handoff.record import NewerHandoffSchema, UnreadableHandoffRecord
 from crust.handoff.reserved import Reserved
 from crust.handoff.store import (
@@ -267,6 +271,18 @@ def test_entry_of_which_nothing_can_be_read_reserves_what_is_not_known(store: St
     assert entry.reserved is None
 
 
+def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
+    """Else an entry could reserve, and let `remove_orphans` clear, a target that is not its own."""
+    store.publish(a_record())
+    other = store.publish(a_record(OTHER))
+    shutil.copyfile(_paths(store).reserved, f"{other.directory}/{layout.RESERVED}")
+    shutil.copyfile(_paths(store).record, f"{other.directory}/{layout.RECORD}")
+    found = store.read(OTHER)
+    assert found is not None
+    assert isinstance(found.error, UnreadableHandoffRecord)
+    assert reserved.read(_paths(store, OTHER)) is None
+
+
 def test_rewrite_with_another_device_changes_what_is_reserved(store: Store) -> None:
     source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))
     store.publish(a_record())
@@ -276,6 +292,34 @@ def test_rewrite_with_another_device_changes_what_is_reserved(store: Store) -> N
     assert entry is not None
     assert entry.reserved is not None
     assert entry.reserved.identity == source.identity
+
+
+@pytest.mark.spec("H-16")
+def test_rewrite_keeps_the_keys_of_a_later_version_at_every_level(store: Store) -> None:
+    entry = store.publish(a_record())
+    path = Path(f"{entry.directory}/{layout.RECORD}")
+    plain = json.loads(path.read_bytes())
+    plain["later"] = {"outer": 1}
+    plain["crust"]["later"] = {"inner": 2}
+    path.write_text(json.dumps(plain))
+    found = store.read(TARGET)
+    assert found is not None
+    store.rewrite(found.require(), a_record(capacity_bytes=1 << 40).mount)
+    written = json.loads(path.read_bytes())
+    assert (written["later"], written["crust"]["later"]) == ({"outer": 1}, {"inner": 2})
+
+
+def test_entry_that_changed_a_moment_ago_is_read_at_the_next_look_too(store: Store) -> None:
+    """Two changes within one tick of the kernel's clock leave one time of the directory."""
+    targets = [volumes.TargetPath.parse(f"/var/lib/kubelet/pods/{n}/mount") for n in range(9)]
+    entries = [store.publish(a_record(target)) for target in targets]
+    looks = Looks(store.layout)
+    hour_ns = 3600 * 10**9
+    for age_ns, read in ((-hour_ns, len(targets)), (hour_ns, IN_TURN)):
+        for entry in entries:
+            os.utime(entry.directory, ns=(0, time.time_ns() - age_ns))
+        looks.look()
+        assert len(looks.look().read) == read
 
 
 def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:

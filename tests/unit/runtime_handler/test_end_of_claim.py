@@ -1,4 +1,4 @@
-"""In which order a claim gives back what it has: the lock is free only when the device is."""
+"""The end of a claim: the order in which it gives back what it has, and who may take it again."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,8 @@ import pytest
 
 from crust import volumes
 from crust.handoff import claims, layout
-from crust.runtime_handler import Claim
+from crust.handoff.store import Store
+from crust.runtime_handler import Claim, ClaimLost, reclaim_volume
 from tests.support.records.records import TARGET, a_record
 
 NEVER_OPEN = 10**6
@@ -51,3 +52,19 @@ def test_lock_is_closed_though_the_device_is_not(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         claim.hand_over()
     assert lock.fd == -1
+
+
+@pytest.mark.spec("H-46")
+def test_claim_of_another_handlers_sandbox_is_not_reclaimed(tmp_path: Path) -> None:
+    """Two runtimes may give their sandboxes the same id."""
+    store = Store(f"{tmp_path}/volumes")
+    store.open()
+    record = store.publish(a_record()).require()
+    paths = store.layout.entry(TARGET)
+    dead = claims.Claim(
+        "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.published_at, live=False
+    )
+    claims.write(paths, dead)
+    with pytest.raises(ClaimLost, match="sandbox-1"):
+        reclaim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), record.handler)
+    assert claims.read(paths) == dead

@@ -267,6 +267,40 @@ async def test_a_device_that_the_host_has_mounted(kata: Node) -> None:
     kata.check_untouched(target)
 
 
+async def test_device_of_a_raw_publish_is_refused_until_the_raw_publish_ends(kata: Node) -> None:
+    raw, target = kata.places.target("raw"), kata.places.target("one")
+    request = nodes.publish_request("vol-1", raw, defer=False)
+    request.volume_capability.block.SetInParent()
+    await kata.co.node.NodePublishVolume(request, timeout=60)
+    kata.devices.nodes[raw] = fake_driver.device_of("vol-1")
+    await refused(
+        kata.co.publish("vol-1", target),
+        Code.FAILED_PRECONDITION,
+        "/dev/fake-vol-1",
+        "published as a raw block volume",
+        raw,
+    )
+    assert kata.entry(target) is None
+    await kata.co.unpublish("vol-1", raw)
+    await kata.co.publish("vol-1", target)
+    kata.check_published("vol-1", target)
+
+
+async def test_host_writer_beside_a_deferred_reader_is_refused_and_a_reader_is_not(
+    kata: Node,
+) -> None:
+    deferred, host = kata.places.target("deferred"), kata.places.target("host")
+    await kata.co.publish("vol-1", deferred, readonly=True)
+    await refused(
+        kata.co.publish("vol-1", host, defer=False),
+        Code.FAILED_PRECONDITION,
+        "only readers may share it",
+    )
+    assert host not in kata.driver.published
+    await kata.co.publish("vol-1", host, defer=False, readonly=True)
+    assert host in kata.driver.published
+
+
 async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
     target = kata.places.target("one")
     request = nodes.publish_request("vol-1", target)

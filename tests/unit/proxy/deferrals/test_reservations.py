@@ -7,6 +7,8 @@ import pytest
 
 from crust import volumes
 from crust.host.block.device_sets import DeviceSet
+from crust.host.mounts import mountinfo
+from crust.proxy.deferrals.targets import DeviceMountedOnHost, GuardedTargets
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
@@ -151,3 +153,21 @@ async def test_concurrent_host_publishes_of_one_volume_reach_the_driver(node: No
     gate.opened.set()
     await asyncio.gather(first, second)
     assert set(node.driver.published) == {one, two}
+
+
+@pytest.mark.parametrize("refused_with", ["reader rw", "writer ro", "writer rw"])
+def test_only_a_readers_publish_passes_beside_read_only_host_mounts(
+    monkeypatch: pytest.MonkeyPatch, refused_with: str
+) -> None:
+    def check(publish: str, host_option: str) -> None:
+        mount = mountinfo.Mount(
+            mount_id=1, parent_id=0, major=7, minor=7, root="/", target="/mnt", options=(host_option,),
+            fs_type="ext4", source="/dev/loop7", super_options=("rw",),
+        )  # fmt: skip
+        monkeypatch.setattr(mountinfo, "of_device", lambda *_: [mount])
+        source = volumes.BlockSource("/dev/loop7", volumes.DeviceIdentity(7, 7, 42))
+        GuardedTargets(["/"]).check_unmounted(source, readonly=publish == "reader", probe=False)
+
+    check("reader", "ro")
+    with pytest.raises(DeviceMountedOnHost, match="mounted at /mnt"):
+        check(*refused_with.split())

@@ -31,6 +31,18 @@ async def test_flag_is_never_sent_to_a_driver_that_does_not_advertise_deferral(
         node.check_untouched(target)
 
 
+async def test_driver_that_began_to_defer_on_the_same_connection_is_asked_again(
+    places: Places,
+) -> None:
+    driver = fake_driver.FakeDriver(defers=False)
+    async with nodes.running(places, driver=driver, backend=places.driver) as node, node.handler():
+        target = places.target("one")
+        await refused(node.co.publish("vol-1", target), Code.UNIMPLEMENTED, "DEFER_FS_OPS")
+        driver.defers = True
+        await node.co.publish("vol-1", target)
+        node.check_published("vol-1", target)
+
+
 async def test_capability_is_asked_once_per_connection(kata: Node) -> None:
     for name in ("one", "two", "three"):
         await kata.co.publish(f"vol-{name}", kata.places.target(name))
