@@ -18,7 +18,7 @@ from crust import deferral_keys, errors, metrics
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Context, Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
-from crust.csi_shim.wrap import private_paths
+from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.frontend import Frontend, Wrapping
 from crust.csi_shim.wrap.inner import InnerNode
 from crust.csi_shim.wrap.staging import Staging
@@ -239,7 +239,7 @@ async def run(settings: ShimSettings) -> None:
 async def check(settings: ShimSettings) -> None:
     """Raise `propagation.MountsNotSeen` where a wrapped driver's mounts would not be seen."""
     if settings.wrap and settings.check_propagation:
-        directory = private_paths.root(settings.kubelet_root)
+        directory = private_directories.root(settings.kubelet_root)
         await asyncio.to_thread(propagation.check_seen, directory)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
 from crust import errors, volumes
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2

@@ -7,7 +7,7 @@ the vendor's keys.
 """
 
 from crust import deferral_keys
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.wire.csi.v1 import csi_pb2
 
 _POD_INFO = "csi.storage.k8s.io/"

@@ -13,8 +13,14 @@ import grpc.aio
 from crust import deferral_keys, volumes
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
-from crust.csi_shim.wrap import admission, advertised, private_directories, volume_operations
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap import (
+    admission,
+    advertised,
+    leaves,
+    private_directories,
+    volume_operations,
+)
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
@@ -139,7 +145,7 @@ class Frontend:
             return answered
 
         async def work() -> None:
-            in_use = await workers.run(private_directories.is_in_use, volume.paths)
+            in_use = await workers.run(leaves.is_in_use, volume.paths)
             if wants_block or in_use:
                 await self._staging.stage_as_block(volume, request)
             else:

@@ -1,26 +1,71 @@
-"""The private directories on the disk: that a volume's staging directory exists says that it is staged as block.
+"""A wrapped volume's private directories: their names, and what the staging one says.
 
-There is no other record of that. The directory is made before the driver is called and removed after the driver has
-let go, so a kill at any moment leaves a directory too many, never one too few, and the CO's next call goes on from
-there. Its sticky bit says that the stage had secrets: they are in no file, so without them in memory nobody could
-stage again.
-All functions block, `are_known_absent` excepted.
+Names are a pure function of driver, volume id and target, so that they are the same after any restart and upgrade.
+They lie below the directories of the kubelet for raw block volumes, in exactly its two forms: every driver's pod
+sees them, drivers that parse such paths find what they expect, and a kubelet never looks there for volumes of its
+own. No name is `mount` or `globalmount` or holds `pvc-`: some drivers act on these.
+
+That a volume's staging directory exists says that it is staged as block: there is no other record of that. The
+directory is made before the driver is called and removed after the driver has let go, so a kill at any moment
+leaves a directory too many, never one too few, and the CO's next call goes on from there. Its sticky bit says that
+the stage had secrets: they are in no file, so without them in memory nobody could stage again.
+
+All functions block, those of names and `are_known_absent` excepted.
 """
 
 import contextlib
-import enum
+import functools
+import hashlib
 import os
 import stat
 from dataclasses import dataclass
 
-from crust import errors
-from crust.csi_shim.wrap import private_paths
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors, syscalls
 
 _MODE = 0o750
 _DEPTH_MAX = 16
+_BELOW = "plugins/kubernetes.io/csi/volumeDevices"
+_DIGITS = 40
+PREFIX = "crust-"
+"""Of the names of all volumes: no PersistentVolume that a CO made is called so."""
+
+
+def root(kubelet_root: str) -> str:
+    """The kubelet's directory for raw block volumes."""
+    return os.path.join(kubelet_root, _BELOW)
+
+
+def directories(kubelet_root: str) -> tuple[str, str]:
+    """Where the volumes' own directories are: staged ones, published ones."""
+    above = root(kubelet_root)
+    return f"{above}/staging", f"{above}/publish"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePaths:
+    """The paths of one volume: `staging` is a directory, below `published` is a leaf for each target."""
+
+    key: volumes.VolumeKey
+    staging: str
+    published: str
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)  # every call about a volume asks
+    def of(kubelet_root: str, key: volumes.VolumeKey) -> "PrivatePaths":
+        """The paths of a volume."""
+        name = f"{PREFIX}{_digest(chr(0).join((key.driver, key.volume_id)))}"
+        staging, published = directories(kubelet_root)
+        return PrivatePaths(key, f"{staging}/{name}", f"{published}/{name}")
+
+    def leaf(self, target: str) -> str:
+        """Where the driver publishes the device for a target of the CO."""
+        return f"{self.published}/{_digest(target)}"
 
 
 class DriverDidNotCleanUp(errors.RuntimeFailed):
@@ -34,43 +79,14 @@ class DriverDidNotCleanUp(errors.RuntimeFailed):
         )
 
 
-class Kind(enum.Enum):
-    """What is at a leaf."""
-
-    ABSENT = "nothing"
-    DEVICE = "a block device"
-    FILE = "a file"
-    DIRECTORY = "a directory"
-    OTHER = "something else"
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedLeaf:
-    """What is at a leaf: its kind as a user sees it, the device's number, and how many mounts there are.
-
-    `sources` is the number of different files that are mounted there. A mount namespace that has two mounts of the
-    kubelet's root, as systemd's ReadWritePaths= makes them, lists each mount of the driver twice: one source.
-    """
-
-    kind: Kind
-    number: int
-    mounts: int
-    sources: int
-
-    @property
-    def is_published(self) -> bool:
-        """Whether it is what a publish of a block volume makes: binds of one device."""
-        return self.kind is Kind.DEVICE and self.sources == 1
-
-
 def has_volumes(kubelet_root: str) -> bool:
     """Whether any volume of a wrapped driver is staged or published here."""
-    for directory in private_paths.directories(kubelet_root):
+    for directory in directories(kubelet_root):
         with (
             oserrors.translating(f"cannot list {directory}"),
             contextlib.suppress(FileNotFoundError),
         ):
-            if any(name.startswith(private_paths.PREFIX) for name in os.listdir(directory)):
+            if any(name.startswith(PREFIX) for name in os.listdir(directory)):
                 return True
     return False
 
@@ -121,60 +137,6 @@ def make_published(paths: PrivatePaths) -> None:
     """Make the directory that the leaves are in; the driver makes the leaf."""
     with oserrors.translating(f"cannot make {paths.published}"):
         os.makedirs(paths.published, _MODE, exist_ok=True)
-
-
-def look(path: str) -> PublishedLeaf:
-    """What is at a leaf."""
-    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    stacked = mountinfo.stacked_at(real)
-    mounts = len(stacked), len({(each.major, each.minor, each.root) for each in stacked})
-    with oserrors.translating(f"cannot look at {path}"):
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            return PublishedLeaf(Kind.ABSENT, 0, *mounts)
-    kinds = {stat.S_IFBLK: Kind.DEVICE, stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
-    return PublishedLeaf(kinds.get(stat.S_IFMT(found.st_mode), Kind.OTHER), found.st_rdev, *mounts)
-
-
-def leaves(paths: PrivatePaths) -> tuple[str, ...]:
-    """The paths of the volume's leaves."""
-    with oserrors.translating(f"cannot list {paths.published}"):
-        try:
-            return tuple(
-                f"{paths.published}/{name}" for name in sorted(os.listdir(paths.published))
-            )
-        except FileNotFoundError:
-            return ()
-
-
-def is_in_use(paths: PrivatePaths) -> bool:
-    """Whether the driver has the device published at any leaf."""
-    return any(look(leaf).mounts for leaf in leaves(paths))
-
-
-def remove_leaf(path: str) -> None:
-    """Remove what a driver leaves of an unmounted leaf, and the directory above if it is empty.
-
-    Raises `DriverDidNotCleanUp`: a file with content and a directory with files are nobody's to delete.
-    """
-    found = look(path)
-    if found.mounts:
-        raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a mount")
-    with oserrors.translating(f"cannot remove {path}"):
-        if found.kind is Kind.DIRECTORY:
-            try:
-                os.rmdir(path)
-            except OSError as err:
-                raise DriverDidNotCleanUp(
-                    "NodeUnpublishVolume", path, "a directory with files"
-                ) from err
-        elif found.kind is not Kind.ABSENT:
-            if found.kind is Kind.FILE and os.lstat(path).st_size:
-                raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a file with content")
-            os.unlink(path)
-    with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
-        os.rmdir(os.path.dirname(path))
 
 
 def is_mounted(path: str) -> bool:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import grpc.aio
 
 from crust import errors, volumes
-from crust.csi_shim.wrap import as_block, private_directories
+from crust.csi_shim.wrap import as_block, leaves, private_directories
 from crust.csi_shim.wrap.inner import InnerNode, Metadata
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import limits, redaction
 from crust.rpc.outcome import Residue
+from crust.rpc.serving import interceptors
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -114,30 +115,30 @@ class Staging:
 
     async def stage_as_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
         """NodeStageVolume as block, also if there is a record already: a reboot leaves it, and nothing else."""
-        paths = volume.paths
-        is_new = await workers.run(
-            private_directories.make_staging, paths, secrets=bool(request.secrets)
-        )
+        paths, is_first, is_called = volume.paths, False, False
         try:
+            is_first = await workers.run(
+                private_directories.make_staging, paths, secrets=bool(request.secrets)
+            )
+            is_called = True
             await self._inner.stage(as_block.stage(request, paths), volume.metadata)
-        except grpc.aio.AioRpcError as error:
-            if outcome.is_final(error):
-                # of an earlier stage the driver may have everything still: a kubelet must not forget it
-                residue = await self._take_record_back(volume) if is_new else Residue.EXISTS
-                raise outcome.answer("NodeStageVolume", error, residue) from error
-            raise
+        except Exception as error:
+            known = interceptors.known("NodeStageVolume", "the shim", error)
+            is_refused = isinstance(known, grpc.aio.AioRpcError) and outcome.is_final(known)
+            # of an earlier stage the driver may have everything still: a kubelet must not forget it
+            left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)
+            residue = Residue.EXISTS if left else Residue.NONE
+            raise outcome.answer("NodeStageVolume", known, residue) from error
         self.remember(paths.key, request)
 
-    async def _take_record_back(self, volume: Volume) -> Residue:
+    async def _is_left(self, volume: Volume) -> bool:
         """The driver refused the first stage: nothing of it may be left, or the record stays and the CO unstages."""
         try:
-            if await workers.run(private_directories.is_mounted, volume.paths.staging):
-                return Residue.EXISTS
             await workers.run(private_directories.remove_staging, volume.paths)
-        except errors.CrustError as error:
+        except Exception as error:
             _log.warning("private staging directory kept", extra={"error": error})
-            return Residue.UNKNOWN
-        return Residue.NONE
+            return True
+        return False
 
     async def ensure_block(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Before a deferred publish: whatever is staged as mount is staged as block.
@@ -184,9 +185,7 @@ class Staging:
 
         Raises `StagedForMount`, unless that stage is not known and nothing is published: it is of before a reboot.
         """
-        if volume.paths.key in self._requests or await workers.run(
-            private_directories.is_in_use, volume.paths
-        ):
+        if volume.paths.key in self._requests or await workers.run(leaves.is_in_use, volume.paths):
             raise StagedForMount(volume.paths.key)
         await self.stage_as_asked(volume, request)
 
@@ -210,15 +209,8 @@ class Staging:
         await workers.run(private_directories.remove_staging, volume.paths)
         self.forget(volume.paths.key)
 
-    async def drop(self, volume: Volume) -> None:
-        """After a publish that must not be: unstage what the driver did, and keep what a next attempt needs."""
-        if not volume.stages:
-            return
-        await self._unstage_block(volume, "")
-        await workers.run(private_directories.remove_staging, volume.paths)
-
     async def _unstage_block(self, volume: Volume, co_path: str) -> None:
-        for leaf in await workers.run(private_directories.leaves, volume.paths):
+        for leaf in await workers.run(leaves.of, volume.paths):
             # the staging path's own leaf is of an expansion that was interrupted: nobody has it
             await self._clear_leaf(volume, leaf, is_ours=leaf == volume.paths.leaf(co_path))
         volume_id = volume.paths.key.volume_id
@@ -226,12 +218,12 @@ class Staging:
 
     async def _clear_leaf(self, volume: Volume, leaf: str, *, is_ours: bool) -> None:
         """What is left of a publish of an earlier boot: only what is not mounted."""
-        found = await workers.run(private_directories.look, leaf)
+        found = await workers.run(leaves.look, leaf)
         if found.mounts and not is_ours:
             raise PublishedAsBlock(volume.paths.key, leaf)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
-        await workers.run(private_directories.remove_leaf, leaf)
+        await workers.run(leaves.remove, leaf)
 
 
 @contextlib.contextmanager

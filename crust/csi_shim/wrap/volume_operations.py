@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from crust import errors, operations
 from crust.csi_shim.wrap import private_directories
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Volume
 from crust.host.process.bounded_calls import BoundedCalls
 from crust.host.process.workers import Workers

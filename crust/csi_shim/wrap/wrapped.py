@@ -1,26 +1,28 @@
 """Deferred volumes of a driver that knows nothing of deferral: it publishes them as raw block at private paths.
 
-A publish asks the driver once: a second bind on the same leaf would stack. What it published is looked at before it
-is believed, and undone if it is no block device. An unpublish is repeated until nothing is mounted at the leaf. Each
-method is the work of an operation: it outlives its caller, and the caller runs one per volume.
+A publish observes the leaf, decides as `leaves` says, and observes again. It asks the driver once: a second bind on
+the same leaf would stack. An unpublish is repeated until nothing is mounted at the leaf. Each method is the work of
+an operation: it outlives its caller, and the caller runs one per volume.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
 from crust import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
-from crust.csi_shim.wrap import admission, as_block, private_directories, published_device, vendors
+from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.leaves import Driver, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
+from crust.rpc.serving import interceptors
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -43,6 +45,18 @@ class NotStagedSinceRestart(errors.PeerUnavailable):
         )
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """One publish: what it found at the leaf, and what is known of the driver's part."""
+
+    volume: Volume
+    request: csi_pb2.NodePublishVolumeRequest
+    leaf: str
+    found: State = State.BEGUN
+    """Until the look has answered: nothing is undone then."""
+    driver: Driver = Driver.NOT_CALLED
+
+
 class WrappedVolumes:
     """Publishes, unpublishes and expands."""
 
@@ -54,29 +68,68 @@ class WrappedVolumes:
     async def publish(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """A deferred publish. Raises a check's error or the driver's status, in a branch that its residue allows."""
-        key, leaf = volume.paths.key, volume.paths.leaf(request.target_path)
-        there = await workers.run(private_directories.look, leaf)
-        is_new = not there.is_published
+        """A deferred publish. Raises a check's error or the driver's status, in a branch that D-36 allows."""
+        attempt = _Attempt(volume, request, volume.paths.leaf(request.target_path))
         try:
-            wanted = admission.admit(key.driver, request)
-            secrets = self._secrets(wanted, key, request)
-            await self.staging.ensure_block(volume, request)
-        except (grpc.aio.AioRpcError, errors.CrustError) as error:
-            residue = Residue.EXISTS if there.mounts else Residue.NONE
-            raise outcome.answer("NodePublishVolume", error, residue) from error
-        try:
-            if is_new:
-                await self._publish_once(volume, request, leaf)
-            source, size = await workers.run(published_device.device, key, leaf, wanted.partition)
-        except (grpc.aio.AioRpcError, errors.CrustError) as error:
-            residue = await self._undo(volume, leaf, error) if is_new else Residue.EXISTS
-            raise outcome.answer("NodePublishVolume", error, residue) from error
+            return await self._published(attempt)
+        except Exception as error:
+            known = interceptors.known("NodePublishVolume", "the shim", error)
+            residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
+            raise outcome.answer("NodePublishVolume", known, residue) from error
+
+    async def _published(self, attempt: "_Attempt") -> csi_pb2.NodePublishVolumeResponse:
+        key, request = attempt.volume.paths.key, attempt.request
+        attempt.found = leaves.state_of(await workers.run(leaves.look, attempt.leaf))
+        wanted = admission.admit(key.driver, request)
+        secrets = self._secrets(wanted, key, request)
+        if attempt.found is not State.DEVICE:
+            await self._ask_driver(attempt)
+        source, size = await workers.run(leaves.device, key, attempt.leaf, wanted.partition)
         answer = csi_pb2.NodePublishVolumeResponse()
         answer.deferred_mount.CopyFrom(
             csi.deferred_mount_to_wire(_mount(wanted, source, size, secrets))
         )
         return answer
+
+    async def _ask_driver(self, attempt: "_Attempt") -> None:
+        volume, request = attempt.volume, attempt.request
+        await self.staging.ensure_block(volume, request)
+        if attempt.found is State.OTHER:
+            await self._take_down(volume, attempt.leaf)
+            attempt.found = State.NEW
+        await self._make_room(volume, attempt.leaf)
+        attempt.driver = Driver.SILENT
+        try:
+            await self._inner.publish(
+                as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            if outcome.is_final(error):
+                attempt.driver = Driver.REFUSED
+            raise
+        attempt.driver = Driver.ANSWERED
+
+    async def _make_room(self, volume: Volume, leaf: str) -> None:
+        """Before the driver's publish. A device node of an earlier boot has another device's number now."""
+        await workers.run(leaves.remove, leaf)
+        await workers.run(private_directories.make_published, volume.paths)
+
+    async def _stands(self, attempt: "_Attempt") -> bool:
+        """Undo a failed publish; returns whether something of it is left. Its own error is the one to report."""
+        volume, leaf = attempt.volume, attempt.leaf
+        try:
+            mounts = (await workers.run(leaves.look, leaf)).mounts
+            todo = leaves.undo_of(attempt.found, attempt.driver, is_mounted=bool(mounts))
+            if todo is Undo.UNPUBLISH:
+                await self._take_down(volume, leaf)
+            elif todo is Undo.REMOVE:
+                await workers.run(leaves.remove, leaf)
+            after = await workers.run(leaves.look, leaf)
+        except Exception as failure:
+            extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
+            _log.warning("failed publish not undone completely", extra=extra)
+            return True
+        return leaves.stands(attempt.found, attempt.driver, after)
 
     def _secrets(
         self,
@@ -98,39 +151,6 @@ class WrappedVolumes:
         await self.staging.ensure_mount(volume, request)
         return await self._inner.publish(request, volume.metadata)
 
-    async def _publish_once(
-        self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, leaf: str
-    ) -> None:
-        found = await workers.run(private_directories.look, leaf)
-        if found.mounts:  # two binds, or what is no device: of an attempt that was not undone
-            await self._take_down(volume, leaf)
-        elif found.kind is not private_directories.Kind.ABSENT:
-            await workers.run(private_directories.remove_leaf, leaf)
-        await workers.run(private_directories.make_published, volume.paths)
-        await self._inner.publish(
-            as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
-        )
-
-    async def _undo(
-        self, volume: Volume, leaf: str, error: grpc.aio.AioRpcError | errors.CrustError
-    ) -> Residue:
-        """Undo what this attempt did; returns what remains. The publish's own error is the one to report."""
-        if isinstance(error, grpc.aio.AioRpcError) and not outcome.is_final(error):
-            return Residue.UNKNOWN  # the driver may still work on it; the CO retries or unpublishes
-        try:
-            found = await workers.run(private_directories.look, leaf)
-            if isinstance(error, grpc.aio.AioRpcError) and not found.mounts:
-                await workers.run(private_directories.remove_leaf, leaf)
-                return Residue.NONE
-            await self._take_down(volume, leaf)
-            if isinstance(error, published_device.NotPublishedAsBlock):
-                await self.staging.drop(volume)
-        except (grpc.aio.AioRpcError, errors.CrustError) as failure:
-            extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
-            _log.warning("failed publish not undone completely", extra=extra)
-            return Residue.UNKNOWN
-        return Residue.NONE
-
     async def unpublish(self, volume: Volume, target: str) -> None:
         """NodeUnpublishVolume. Raises the driver's status, `DriverDidNotCleanUp`."""
         await self._take_down(volume, volume.paths.leaf(target))
@@ -138,16 +158,16 @@ class WrappedVolumes:
     async def _take_down(self, volume: Volume, leaf: str) -> None:
         """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""
         volume_id = volume.paths.key.volume_id
-        before = (await workers.run(private_directories.look, leaf)).mounts
+        before = (await workers.run(leaves.look, leaf)).mounts
         for _ in range(_STACK_MAX):
             refusal: grpc.aio.AioRpcError | None = None
             try:
                 await self._inner.unpublish(volume_id, leaf, volume.metadata)
             except grpc.aio.AioRpcError as error:
                 refusal = error
-            left = (await workers.run(private_directories.look, leaf)).mounts
+            left = (await workers.run(leaves.look, leaf)).mounts
             if refusal is None and not left:
-                await workers.run(private_directories.remove_leaf, leaf)
+                await workers.run(leaves.remove, leaf)
                 return
             if left >= before:
                 raise refusal or DriverDidNotCleanUp("NodeUnpublishVolume", leaf, f"{left} mounts")
@@ -163,7 +183,7 @@ class WrappedVolumes:
         leaf = volume.paths.leaf(target.text)
         if driver_expands:
             await self.expand_device(volume, request, leaf)
-        size, encrypted = await workers.run(published_device.size_at, leaf)
+        size, encrypted = await workers.run(leaves.size_at, leaf)
         if encrypted:  # the header of the layer below takes a part of what was asked for
             wanted = replace(wanted, required_bytes=min(wanted.required_bytes, size))
         return await self._runtime.expand(target.text, wanted, None)
@@ -187,10 +207,18 @@ class WrappedVolumes:
                 raise NotStagedSinceRestart(volume.paths.key, error.details() or "") from error
         leaf = volume.paths.leaf(known.staging_target_path)
         try:
-            await self._publish_once(volume, as_block.publish_of(known), leaf)
+            await self._take_down_left(volume, leaf)
+            own = as_block.publish(as_block.publish_of(known), volume.paths, staged=volume.stages)
+            await self._inner.publish(own, volume.metadata)
             return (await self.expand_device(volume, request, leaf)).capacity_bytes
         finally:
             await self._take_down(volume, leaf)
+
+    async def _take_down_left(self, volume: Volume, leaf: str) -> None:
+        """What an expansion that was interrupted has left: no guest has it."""
+        if (await workers.run(leaves.look, leaf)).mounts:
+            await self._take_down(volume, leaf)
+        await self._make_room(volume, leaf)
 
     async def expand_device(
         self, volume: Volume, request: csi_pb2.NodeExpandVolumeRequest, path: str

@@ -54,6 +54,23 @@ class UnexpectedError(errors.RuntimeFailed):
         )
 
 
+def known(rpc: str, server: str, error: Exception) -> errors.CrustError | grpc.aio.AioRpcError:
+    """The error itself, or an `UnexpectedError` in the place of one that crust does not know, which is logged."""
+    if isinstance(error, errors.CrustError | grpc.aio.AioRpcError):
+        return error
+    return _unexpected(rpc, server, error)
+
+
+def _unexpected(rpc: str, server: str, error: Exception) -> UnexpectedError:
+    fields = call_fields.current()
+    request_id = fields.request_id if fields else ""
+    # in the message, too: a process of an author has the standard logging, which shows no extra fields
+    _log.error(
+        "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
+    )
+    return UnexpectedError(rpc, server, request_id)
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors, and identifies, logs and counts calls; refuses a Probe while the process is unhealthy.
 
@@ -203,17 +220,7 @@ class _Call:
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
             self._record.now(request, started_s, status.of_context(context), _peer_error(context))
             raise error
-        fields = call_fields.current()
-        request_id = fields.request_id if fields else ""
-        # in the message, too: a process of an author has the standard logging, which shows no extra fields
-        _log.error(
-            "unexpected error in %s, request id %s",
-            self.name,
-            request_id,
-            extra={"rpc": self.name},
-            exc_info=error,
-        )
-        bug = UnexpectedError(self.name, self._served.name, request_id)
+        bug = _unexpected(self.name, self._served.name, error)
         await self._answer(context, request, started_s, bug)
 
     async def _answer_cancelled(self, context: Context, request: Any, started_s: float) -> NoReturn:

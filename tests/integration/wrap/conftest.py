@@ -15,7 +15,7 @@ import pytest
 
 from crust import deferral_keys, volumes
 from crust.csi_shim.wrap.frontend import Wrapping
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.handoff import store
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo

@@ -50,7 +50,7 @@ async def test_driver_that_publishes_no_device_is_named_and_undone(
             node.publish(volume, target), Code.INTERNAL, "NotPublishedAsBlock", name, "undone"
         )
         node.check_unpublished(volume, target)
-        assert not os.path.lexists(node.paths(volume).staging)
+        assert os.path.lexists(node.paths(volume).staging) == node.stages  # not of the publish
     node.driver.misbehave()
     await node.publish(volume, target)
     await node.unpublish(volume, target)
@@ -287,6 +287,49 @@ async def test_final_status_after_which_something_is_mounted_is_undone(cloud_nod
     node.driver.misbehave()
     await node.unstage(volume)
     await node.check_gone(volume, target)
+
+
+async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wrapped) -> None:
+    """Another bind of the device arrived at the leaf, then all binds are lost while a guest writes to the device."""
+    volume, target = await staged(node)
+    await node.publish(volume, target)
+    leaf = node.paths(volume).leaf(target)
+    with node.sandbox(target) as device:
+        await asyncio.to_thread(mount_api.bind, device, leaf)
+        await node.publish(volume, target)
+        for _ in range(2):
+            await asyncio.to_thread(mount_api.unmount, leaf)
+        node.driver.misbehave(NodePublishVolume="no device")
+        await refused(node.publish(volume, target), Code.UNAVAILABLE, "NotPublishedAsBlock")
+        node.driver.misbehave(NodePublishVolume="fail INTERNAL out of order")
+        await refused(node.publish(volume, target), Code.UNAVAILABLE, "out of order")
+        assert node.driver.calls("NodeUnpublishVolume") == []
+        assert node.driver.calls("NodeUnstageVolume") == []
+        node.driver.misbehave()
+        await node.publish(volume, target)
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
+async def test_refused_first_stage_that_left_a_mount_is_unstaged_by_the_co(
+    cloud_node: Wrapped,
+) -> None:
+    node = cloud_node
+    volume = await node.volume()
+    staging = node.paths(volume).staging
+    node.driver.misbehave(NodeStageVolume="hang")
+    staging_call = asyncio.create_task(node.stage(volume))
+    await asyncio.to_thread(node.driver.wait_hanging)
+    await asyncio.to_thread(mount_api.bind, staging, staging)  # what such a driver mounts there
+    node.driver.misbehave(NodeStageVolume="fail-after INTERNAL no route to the storage")
+    node.driver.release()
+    await refused(staging_call, Code.UNAVAILABLE, "no route to the storage")
+    assert os.path.lexists(staging)
+    await asyncio.to_thread(mount_api.unmount, staging)
+    node.driver.misbehave()
+    await node.unstage(volume)
+    await node.check_gone(volume, node.target("one"))
 
 
 async def test_second_bind_at_the_leaf_is_taken_off_too(node: Wrapped) -> None:

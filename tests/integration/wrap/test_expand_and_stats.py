@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 
 
-async def test_driver_grows_the_device_as_block_with_both_private_paths(
+async def test_driver_grows_the_device_as_block_with_both_private_directories(
     cloud_node: Wrapped,
 ) -> None:
     node = cloud_node

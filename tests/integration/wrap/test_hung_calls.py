@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.csi_shim.wrap import private_directories, published_device, volume_operations
+from crust.csi_shim.wrap import leaves, private_directories, volume_operations
 from tests.integration.wrap.conftest import Wrapped
 from tests.support.faults.refusals import refused, refused_in_time
 
@@ -75,8 +75,8 @@ async def test_operation_on_a_device_that_hangs_takes_one_thread(
     node = cloud_node
     volume, target = await node.volume(), node.target("one")
     await node.stage(volume)
-    around = hang.around(published_device.device, node.paths(volume).leaf(target))
-    monkeypatch.setattr(published_device, "device", around)
+    around = hang.around(leaves.device, node.paths(volume).leaf(target))
+    monkeypatch.setattr(leaves, "device", around)
     for _ in range(3):
         await refused_in_time(
             lambda: node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue"

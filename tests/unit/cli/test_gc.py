@@ -223,7 +223,7 @@ async def test_kubelet_root_without_pods_has_no_orphans(forgotten: Forgotten) ->
     assert await forgotten.gc() == ()
 
 
-async def test_private_paths_of_a_shim_are_no_orphans(forgotten: Forgotten) -> None:
+async def test_private_directories_of_a_shim_are_no_orphans(forgotten: Forgotten) -> None:
     private = Path(f"{forgotten.root}/{BASE}/publish/crust-{'a' * 40}/{'b' * 40}")
     private.parent.mkdir()
     private.touch()

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from crust import deferral_keys, errors, mount_options, volumes
-from crust.csi_shim.wrap import admission, as_block, private_paths, vendors
+from crust.csi_shim.wrap import admission, as_block, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
-from crust.csi_shim.wrap.private_paths import PrivatePaths
+from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.wire.csi.v1 import csi_pb2
 
@@ -215,7 +215,7 @@ def test_stage_that_is_made_of_a_publish_has_no_data_of_the_pod() -> None:
     assert not stage.secrets
 
 
-def test_private_paths_have_the_kubelets_form_and_depend_on_nothing_else() -> None:
+def test_private_directories_have_the_kubelets_form_and_depend_on_nothing_else() -> None:
     above = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices"
     assert PATHS.staging.startswith(f"{above}/staging/crust-")
     assert PATHS.published == PATHS.staging.replace("/staging/", "/publish/")
@@ -228,7 +228,7 @@ def test_private_paths_have_the_kubelets_form_and_depend_on_nothing_else() -> No
     assert PATHS.leaf("/other") != leaf
     other = volumes.VolumeKey(volumes.DriverName("other"), KEY.volume_id)
     assert PrivatePaths.of("/var/lib/kubelet", other).staging != PATHS.staging
-    assert private_paths.root("/k/") == "/k/plugins/kubernetes.io/csi/volumeDevices"
+    assert private_directories.root("/k/") == "/k/plugins/kubernetes.io/csi/volumeDevices"
 
 
 def test_keys_and_ids_cannot_be_shifted_between_driver_and_volume() -> None:
@@ -237,7 +237,7 @@ def test_keys_and_ids_cannot_be_shifted_between_driver_and_volume() -> None:
     assert PrivatePaths.of("/k", one) != PrivatePaths.of("/k", two)
 
 
-def test_private_paths_hold_no_part_of_an_id_a_driver_name_or_a_target() -> None:
+def test_private_directories_hold_no_part_of_an_id_a_driver_name_or_a_target() -> None:
     key = volumes.VolumeKey(volumes.DriverName("a"), volumes.VolumeId("../../../etc"))
     found = PrivatePaths.of("/k", key)
     above = "/k/plugins/kubernetes.io/csi/volumeDevices"

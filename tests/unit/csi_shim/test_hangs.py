@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.csi_shim.wrap import private_directories, published_device, volume_operations
+from crust.csi_shim.wrap import leaves, private_directories, volume_operations
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.host.process import bounded_calls, systemd, workers
 from crust.host.process.workers import Workers
@@ -92,7 +92,7 @@ async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     checks, hang = watch_locked(monkeypatch), Hang()
-    monkeypatch.setattr(published_device, "device", hang)
+    monkeypatch.setattr(leaves, "device", hang)
     async with shim(places, hang) as (daemon, co):
         await until_probe(co, Code.OK)
         daemon.check_ready()

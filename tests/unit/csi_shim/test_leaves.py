@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.csi_shim.wrap import published_device
-from crust.csi_shim.wrap.published_device import NotPublishedAsBlock
+from crust.csi_shim.wrap import leaves
+from crust.csi_shim.wrap.leaves import NotPublishedAsBlock
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ def test_driver_that_published_no_device_is_named_with_what_is_known_of_it(
 ) -> None:
     key = volumes.VolumeKey(volumes.DriverName(driver), volumes.VolumeId("d-1"))
     with pytest.raises(NotPublishedAsBlock) as caught:
-        published_device.device(key, str(tmp_path / "leaf"), None)
+        leaves.device(key, str(tmp_path / "leaf"), None)
     assert driver in caught.value.why
     assert remedy in (caught.value.hint or "")

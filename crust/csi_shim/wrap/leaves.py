@@ -1,0 +1,218 @@
+"""Leaves, where the driver publishes devices: what is there, what a publish makes of it, and which device it is.
+
+A publish observes the leaf, and `state_of` and `undo_of` decide by that alone. Its rule: only a publish that found
+nothing undoes anything, because what was there before may belong to a running guest. The driver's answer alone is
+not believed: a driver that knows no raw block volumes may format and mount whatever it is told to publish, and
+answer OK. A few drivers make a device node themselves, all others bind one; how often the mount namespace lists
+that bind does not matter. The device is the one of its number, never the one of the mount: that is devtmpfs.
+
+All functions block, the decisions excepted.
+"""
+
+import contextlib
+import enum
+import os
+import stat
+from dataclasses import dataclass
+
+from crust import errors, volumes
+from crust.csi_shim.wrap import vendors
+from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
+from crust.host.block import device_nodes, devices
+from crust.host.mounts import mountinfo
+from crust.host.process import oserrors
+
+
+class NotPublishedAsBlock(errors.RuntimeFailed):
+    """The driver answered OK to the publish of a raw block volume, and there is no block device."""
+
+    def __init__(self, key: volumes.VolumeKey, kind: "Kind") -> None:
+        super().__init__(
+            f"volume {key} cannot be deferred",
+            why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
+            f"{kind.value}; this was undone",
+            hint=vendors.without_device(key.driver)
+            or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
+        )
+
+
+class CoveredDevice(errors.PeerUnavailable):
+    """Different files are mounted over each other where the driver publishes the device of a deferred volume."""
+
+    def __init__(self, key: volumes.VolumeKey, leaf: str, sources: int) -> None:
+        super().__init__(
+            f"volume {key} cannot be deferred now",
+            why=f"{sources} different files are mounted at {leaf}, and which of them is the volume is not known",
+            hint=f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did not mount",
+        )
+
+
+class Kind(enum.Enum):
+    """What is at a leaf, as a user sees it."""
+
+    ABSENT = "nothing"
+    DEVICE = "a block device"
+    FILE = "a file"
+    DIRECTORY = "a directory"
+    OTHER = "something else"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is at a leaf: its kind, the device's number, how many mounts there are, and of how many different files.
+
+    A mount namespace that has two mounts of the kubelet's root, as systemd's ReadWritePaths= makes them, lists each
+    mount of the driver twice: two mounts of one file. `is_begun`: a publish at this leaf was begun, because the leaf
+    is there, or its directory without any leaf.
+    """
+
+    kind: Kind
+    number: int
+    mounts: int
+    sources: int
+    is_begun: bool
+
+
+class State(enum.Enum):
+    """What a publish finds."""
+
+    NEW = "nothing: this call makes everything"
+    BEGUN = "a leaf or its directory, and no mount: an earlier call was interrupted, or a mount was lost"
+    DEVICE = "a mounted device, which a guest may have"
+    OTHER = "a mount that is no device, which no guest has"
+
+
+def state_of(seen: Seen) -> State:
+    """Mounts of different files are DEVICE: one of them may be the device."""
+    if seen.mounts and (seen.kind is Kind.DEVICE or seen.sources > 1):
+        return State.DEVICE
+    if seen.mounts:
+        return State.OTHER
+    return State.BEGUN if seen.is_begun else State.NEW
+
+
+class Driver(enum.Enum):
+    """What is known of the driver's publish within this call."""
+
+    NOT_CALLED = "not called"
+    REFUSED = "refused with a final status"
+    SILENT = "may still be at work"
+    ANSWERED = "answered OK"
+
+
+class Undo(enum.Enum):
+    """What a failed publish undoes."""
+
+    NOTHING = "nothing"
+    REMOVE = "the leaf and its directory"
+    UNPUBLISH = "the driver's publish, then the leaf and its directory"
+
+
+def undo_of(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
+    """`found` is the state at the beginning; `is_mounted` says whether anything is mounted at the leaf now."""
+    if found is not State.NEW or driver is Driver.SILENT:
+        return Undo.NOTHING
+    if driver is Driver.ANSWERED or is_mounted:
+        return Undo.UNPUBLISH
+    return Undo.REMOVE
+
+
+def stands(found: State, driver: Driver, after: Seen) -> bool:
+    """Whether something of the publish exists or may exist after the undo: the code must then not be final (D-36)."""
+    is_undone = found is State.NEW and driver is not Driver.SILENT
+    return not is_undone or state_of(after) is not State.NEW
+
+
+def look(path: str) -> Seen:
+    """What is at a leaf."""
+    directory, name = os.path.split(path)
+    real = os.path.join(os.path.realpath(directory), name)
+    stacked = mountinfo.stacked_at(real)
+    mounts = len(stacked), len({(each.major, each.minor, each.root) for each in stacked})
+    with oserrors.translating(f"cannot look at {path}"):
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return Seen(Kind.ABSENT, 0, *mounts, is_begun=_is_empty(directory))
+    kinds = {stat.S_IFBLK: Kind.DEVICE, stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
+    kind = kinds.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
+    return Seen(kind, found.st_rdev, *mounts, is_begun=True)
+
+
+def _is_empty(directory: str) -> bool:
+    """Whether it is there, and has no leaf of any target."""
+    try:
+        return not os.listdir(directory)
+    except FileNotFoundError:
+        return False
+
+
+def of(paths: PrivatePaths) -> tuple[str, ...]:
+    """The paths of the volume's leaves."""
+    with oserrors.translating(f"cannot list {paths.published}"):
+        try:
+            return tuple(
+                f"{paths.published}/{name}" for name in sorted(os.listdir(paths.published))
+            )
+        except FileNotFoundError:
+            return ()
+
+
+def is_in_use(paths: PrivatePaths) -> bool:
+    """Whether the driver has the device published at any leaf."""
+    return any(look(leaf).mounts for leaf in of(paths))
+
+
+def remove(path: str) -> None:
+    """Remove what a driver leaves of an unmounted leaf, and the directory above if it is empty.
+
+    Raises `DriverDidNotCleanUp`: a file with content and a directory with files are nobody's to delete.
+    """
+    found = look(path)
+    if found.mounts:
+        raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a mount")
+    with oserrors.translating(f"cannot remove {path}"):
+        if found.kind is Kind.DIRECTORY:
+            try:
+                os.rmdir(path)
+            except OSError as err:
+                raise DriverDidNotCleanUp(
+                    "NodeUnpublishVolume", path, "a directory with files"
+                ) from err
+        elif found.kind is not Kind.ABSENT:
+            if found.kind is Kind.FILE and os.lstat(path).st_size:
+                raise DriverDidNotCleanUp("NodeUnpublishVolume", path, "a file with content")
+            os.unlink(path)
+    with contextlib.suppress(OSError):  # another target's leaf is there, or it is gone
+        os.rmdir(os.path.dirname(path))
+
+
+def device(
+    key: volumes.VolumeKey, leaf: str, partition: int | None
+) -> tuple[volumes.BlockSource, int]:
+    """The device at the leaf, or that partition of it, and its size.
+
+    Raises `NotPublishedAsBlock`, `CoveredDevice`, `device_nodes.DeviceNodeMissing`, `device_nodes.PartitionMissing`.
+    """
+    found = look(leaf)
+    if found.sources > 1:
+        raise CoveredDevice(key, leaf, found.sources)
+    if found.kind is not Kind.DEVICE:
+        raise NotPublishedAsBlock(key, found.kind)
+    number = found.number
+    if partition is not None:
+        number = device_nodes.partition_of(number, partition)
+    path = device_nodes.node_of(number)
+    identity = devices.identify(path)
+    if os.makedev(identity.major, identity.minor) != number:
+        raise device_nodes.DeviceNodeMissing(f"{os.major(number)}:{os.minor(number)}", path)
+    return volumes.BlockSource(path, identity), devices.size_bytes(path)
+
+
+def size_at(leaf: str) -> tuple[int, bool]:
+    """The size of the device at a leaf, 0 if there is none, and whether it is a mapping of dm-crypt."""
+    found = look(leaf)
+    if found.kind is not Kind.DEVICE:
+        return 0, False
+    path = device_nodes.node_of(found.number)
+    return devices.size_bytes(path), device_nodes.is_encrypted(found.number)

@@ -1,0 +1,286 @@
+"""A wrapped volume with one target, driven through every failure and kill of every step of publish and unpublish.
+
+The code under test is `WrappedVolumes` with the decisions of `leaves`; disk and driver are a model. Checked after
+each call: no call of the driver takes from a guest, no final code while something stands, and what is left converges.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import errors, volumes
+from crust.csi_shim.wrap import leaves, private_directories
+from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.leaves import Driver, Kind, Seen, State, Undo
+from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
+from crust.csi_shim.wrap.staging import Staging, Volume
+from crust.csi_shim.wrap.wrapped import WrappedVolumes
+from crust.host.process import workers
+from crust.rpc import outcome, status
+from crust.wire.csi.v1 import csi_pb2
+from examples.kata.demo.kubelet import capability
+
+KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("v"))
+PATHS = PrivatePaths.of("/nowhere", KEY)
+TARGET = "/nowhere/pods/p/mount"
+IDENTITY = volumes.DeviceIdentity(7, 1, 1)
+
+
+class Killed(BaseException):
+    """The shim dies here."""
+
+
+@dataclass
+class World:
+    """Disk and driver. `is_late`: a publish that was answered with nothing, and is carried out later."""
+
+    has_directory: bool = False
+    leaf: str = "absent"
+    is_published: bool = False
+    guest: bool = False
+    is_late: bool = False
+
+
+class Choices:
+    """Takes the choices of a script, then always the first."""
+
+    def __init__(self, script: tuple[int, ...]) -> None:
+        self.script = script
+        self.taken: list[tuple[int, int]] = []
+
+    def __call__(self, *options: str) -> str:
+        at = len(self.taken)
+        choice = self.script[at] if at < len(self.script) else 0
+        self.taken.append((choice, len(options)))
+        return options[choice]
+
+    def next_script(self) -> tuple[int, ...] | None:
+        taken = list(self.taken)
+        while taken and taken[-1][0] == taken[-1][1] - 1:
+            taken.pop()
+        if not taken:
+            return None
+        return (*(choice for choice, _ in taken[:-1]), taken[-1][0] + 1)
+
+
+def _status(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
+
+
+class Model:
+    """What the shim works on, with a choice at each step."""
+
+    def __init__(self, world: World, choose: Choices) -> None:
+        self.world = world
+        self._choose = choose
+
+    def _step(self, *options: str) -> str:
+        chosen = self._choose(*options, "a bug", "kill before", "kill after")
+        if chosen == "kill before":
+            raise Killed
+        if chosen == "a bug":
+            raise MemoryError
+        return chosen
+
+    def _ended(self, chosen: str) -> None:
+        if chosen == "kill after":
+            raise Killed
+        if chosen == "final":
+            raise _status(grpc.StatusCode.INTERNAL)
+        if chosen in ("lost", "late"):
+            raise _status(grpc.StatusCode.UNAVAILABLE)
+
+    async def ensure_block(self, *_: object) -> None:
+        self._ended(self._step("ok", "final", "lost"))
+
+    async def publish(self, *_: object) -> None:
+        world = self.world
+        options = ["ok", "final", "lost", "no device"]
+        options += [] if world.guest else ["late", "a directory", "final, mounted"]
+        chosen = self._step(*options)
+        if chosen in ("ok", "lost", "kill after", "final, mounted"):
+            world.is_published, world.leaf = True, "device"
+        if chosen == "a directory":
+            world.is_published, world.leaf = True, "directory"
+        if chosen == "no device":
+            world.is_published = True
+        world.is_late = world.is_late or chosen == "late"
+        self._ended(chosen.partition(",")[0])
+
+    async def unpublish(self, *_: object) -> None:
+        world = self.world
+        assert not world.guest, "the driver's unpublish under a live guest"
+        chosen = self._step("ok", "final", "lost")
+        if chosen != "final":
+            world.is_published, world.leaf, world.is_late = False, "absent", False
+        self._ended(chosen)
+
+    def look(self, _: str) -> Seen:
+        world = self.world
+        kind = {"absent": Kind.ABSENT, "device": Kind.DEVICE, "directory": Kind.DIRECTORY}
+        mounts = int(world.leaf != "absent")
+        return Seen(kind[world.leaf], 1, mounts, mounts, is_begun=world.has_directory)
+
+    def remove(self, _: str) -> None:
+        if self.world.leaf != "absent":
+            raise DriverDidNotCleanUp("NodeUnpublishVolume", "leaf", "a mount")
+        self.world.has_directory = False
+
+    def make_published(self, _: PrivatePaths) -> None:
+        self.world.has_directory = True
+
+    def device(self, *_: object) -> tuple[volumes.BlockSource, int]:
+        if self.world.leaf != "device":
+            raise leaves.NotPublishedAsBlock(KEY, Kind.ABSENT)
+        self._step("ok")
+        return volumes.BlockSource("/dev/loop1", IDENTITY), 1 << 30
+
+
+class Shim:
+    """The shim's calls on a model; each returns "OK", "final" or "not final"."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.runs = 0
+
+    async def call(self, name: str, world: World, choose: Choices) -> str:
+        model = Model(world, choose)
+        for each in ("look", "remove", "device"):
+            self._patch.setattr(leaves, each, getattr(model, each))
+        self._patch.setattr(private_directories, "make_published", model.make_published)
+        shim = WrappedVolumes(cast("InnerNode", model), cast("Staging", model), cast("Any", None))
+        volume = Volume(PATHS, stages=True, metadata=())
+        self.runs += 1
+        try:
+            if name == "publish":
+                await shim.publish(volume, _request())
+            else:
+                await shim.unpublish(volume, TARGET)
+        except (errors.CrustError, grpc.aio.AioRpcError) as error:
+            known = status.to_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+            is_final = status.branch_of(type(known)) not in outcome.NOT_FINAL
+            return "final" if is_final else "not final"
+        except MemoryError:  # of the unpublish: the interceptor answers INTERNAL
+            return "final"
+        except Killed:
+            return "killed"
+        return "OK"
+
+    async def check_converges(self, world: World) -> None:
+        """The guest has ended, nothing fails any more, and what was late has happened."""
+        quiet = copy.copy(world)
+        quiet.guest = False
+        if quiet.is_late:
+            quiet.is_late, quiet.is_published, quiet.leaf = False, True, "device"
+        other = copy.copy(quiet)
+        assert await self.call("unpublish", quiet, Choices(())) == "OK"
+        assert (quiet.leaf, quiet.is_published, quiet.has_directory) == ("absent", False, False)
+        assert await self.call("publish", other, Choices(())) == "OK"
+        assert (other.leaf, other.is_published) == ("device", True)
+
+
+def _request() -> csi_pb2.NodePublishVolumeRequest:
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id="v", target_path=TARGET, staging_target_path="/nowhere/g",
+        volume_capability=capability(), defer_fs_ops=True,
+    )  # fmt: skip
+
+
+def _by_themselves(world: World) -> Iterator[World]:
+    """What happens between calls: a guest starts or ends, a bind is lost, a late publish is carried out."""
+    if world.leaf == "device" and world.is_published:
+        yield World(**{**vars(world), "guest": not world.guest})
+    if world.leaf == "device":
+        yield World(**{**vars(world), "leaf": "absent"})
+    if world.guest:
+        yield World(**{**vars(world), "guest": False})
+    if world.is_late:
+        late = {"is_late": False, "is_published": True, "leaf": "device"}
+        yield World(**{**vars(world), **late})
+
+
+async def _explore(shim: Shim, start: World, name: str) -> Iterator[World]:
+    reached: dict[tuple[object, ...], World] = {}
+    script: tuple[int, ...] | None = ()
+    while script is not None:
+        world, choose = copy.copy(start), Choices(script)
+        answered = await shim.call(name, world, choose)
+        if name == "publish" and answered == "final":
+            stands = world.is_published or world.is_late or world.leaf != "absent"
+            assert not stands, f"a final code while something stands: {start} {script} {world}"
+        if name == "publish" and start.leaf == "device":
+            assert world.is_published == start.is_published
+        await shim.check_converges(world)
+        reached[astuple(world)] = world
+        script = choose.next_script()
+    return iter(reached.values())
+
+
+async def _model(patch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Returns how many states were reached, and how many calls were made."""
+
+    async def run(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    patch.setattr(workers, "run", run)
+    shim, known = Shim(patch), set[tuple[object, ...]]()
+    todo = [World()]
+    while todo:
+        world = todo.pop()
+        if astuple(world) in known:
+            continue
+        known.add(astuple(world))
+        todo += _by_themselves(world)
+        todo += await _explore(shim, world, "publish")
+        if not world.guest:  # the proxy refuses it before the shim is called
+            todo += await _explore(shim, world, "unpublish")
+    return len(known), shim.runs
+
+
+async def test_no_failure_and_no_kill_takes_from_a_guest_or_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states, runs = await _model(monkeypatch)
+    assert states >= 10
+    assert runs >= 400
+
+
+def _undo_of_begun(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
+    return UNDO_OF(State.NEW if found is State.BEGUN else found, driver, is_mounted=is_mounted)
+
+
+def _undo_of_silent(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
+    return Undo.REMOVE if driver is Driver.SILENT else UNDO_OF(found, driver, is_mounted=is_mounted)
+
+
+def _undo_of_device(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
+    return UNDO_OF(State.NEW if found is State.DEVICE else found, driver, is_mounted=is_mounted)
+
+
+def _state_of_bind(seen: Seen) -> State:
+    return State.OTHER if seen.mounts else STATE_OF(seen)
+
+
+UNDO_OF, STATE_OF = leaves.undo_of, leaves.state_of
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("undo_of", _undo_of_begun),
+        ("undo_of", _undo_of_device),
+        ("state_of", _state_of_bind),
+        ("stands", lambda *_: False),
+    ],
+)
+async def test_model_finds_a_decision_that_is_wrong(
+    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaves, name, wrong)
+    with pytest.raises(AssertionError):
+        await _model(monkeypatch)
