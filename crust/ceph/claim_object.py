@@ -85,15 +85,8 @@ class Holder:
         return f"sandbox {self.sandbox} on node {self.node}"
 
     def is_on(self, node: str, machine: str) -> bool:
-        """Whether the holder is, or was, on this host."""
-        return (self.node, self.machine) == (node, machine)
-
-    def may_be_on(self, node: str, machine: str) -> bool:
-        """As `is_on`, but by the name alone for a process that cannot read its machine id (a driver in a container).
-
-        Nobody may be told by this that a holder has ended.
-        """
-        return self.node == node and machine in ("", self.machine)
+        """Whether the holder is, or was, on this host. Without a known machine id no host is the same as another."""
+        return bool(machine) and (self.node, self.machine) == (node, machine)
 
 
 @dataclass(frozen=True, slots=True)

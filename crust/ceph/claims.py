@@ -15,6 +15,7 @@ blocks.
 """
 
 import datetime
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from crust.ceph import claim_object, own_clients
 from crust.ceph.binding import Image, Ioctx, load
 from crust.ceph.claim_object import Claims, Holder, Mode, Read
 
+MACHINE_ID = "/etc/machine-id"
 _TRIES = 20
 """Of one change, where other writers are always first: more means that something is wrong."""
 
@@ -106,9 +108,22 @@ class ImageNotOpened(errors.RuntimeFailed):
         )
 
 
+class HostNotIdentified(errors.NotReady):
+    """This host has no machine id, so that it cannot be told from another host with its node name."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"network images cannot be used on {node}",
+            why=f"{MACHINE_ID} is absent, empty or not 32 hexadecimal digits here: two hosts of one node name would "
+            "be taken for one, and both would write",
+            hint=f"in a container, mount the host's {MACHINE_ID} read-only at the same path; on a host, run "
+            "`systemd-machine-id-setup`",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This host: its node name, and its machine id, which tells two hosts with one name apart."""
+    """This host: its node name, and its machine id, which tells two hosts with one name apart; empty if unknown."""
 
     node: str
     machine: str
@@ -117,19 +132,29 @@ class Host:
     def this(cls, node: str = "") -> "Host":
         """This host; by its host name if it has no other."""
         try:
-            machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+            machine = Path(MACHINE_ID).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             machine = ""
+        if not re.fullmatch(
+            "[0-9a-f]{32}", machine
+        ):  # systemd writes "uninitialized" before a first boot
+            machine = ""
         return cls(node or socket.gethostname(), machine)
+
+    def check_identified(self) -> None:
+        """Raise `HostNotIdentified` for a host without a known machine id."""
+        if not self.machine:
+            raise HostNotIdentified(self.node)
 
 
 def take(ioctx: Ioctx, image: str, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
     """Take an image for a sandbox, whose claim on the volume this host holds; the same again is the same claim.
 
-    `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises `ImageClaimed`,
-    `ImageBeingOpened`, `ImageBeingFenced`, `ImageWatched`, `claim_object.UnreadableImageClaim`, and the binding's own
-    errors.
+    `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises
+    `HostNotIdentified`, `ImageClaimed`, `ImageBeingOpened`, `ImageBeingFenced`, `ImageWatched`,
+    `claim_object.UnreadableImageClaim`, and the binding's own errors.
     """
+    host.check_identified()
     holder = Holder(holder_id, host.node, host.machine, sandbox, now())
     after = changed(ioctx, image, lambda claims: _with(claims, holder, mode, image, host)).claims
     mine = of(after, holder_id, image)
@@ -191,16 +216,17 @@ def give_back(ioctx: Ioctx, image: str, holder_id: str) -> None:
 
 
 def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
-    """Raise `ImageClaimed` or `ImageBeingFenced` if no sandbox on that host could take the image now.
+    """Raise what `take` would if no sandbox on that host could take the image now.
 
     It is the driver's early answer, by the identity that a claim has: node name and machine id. The runtime decides,
     in `take`.
     """
+    host.check_identified()
     claims = claim_object.read(ioctx, image).claims
     if claims.fencing:
         raise ImageBeingFenced(image)
     for each in claims.holders:
-        if not each.may_be_on(host.node, host.machine) and not share(claims.mode, mode):
+        if not each.is_on(host.node, host.machine) and not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
 
 

@@ -41,6 +41,7 @@ class HostClaim:
         def taken(now: Claims) -> Claims:
             return _with(now, replace(self._me, address=address), mode, self.image, self.host)
 
+        self.host.check_identified()
         claims.changed(self.ioctx, self.image, taken)
         if address:
             return
@@ -79,4 +80,4 @@ def _with(now: Claims, holder: Holder, mode: Mode, image: str, host: Host) -> Cl
 
 def _has_ended(holder: Holder, host: Host) -> bool:
     """Whether it is this host's kernel before its last boot."""
-    return bool(host.machine) and holder.is_host and holder.is_on(host.node, host.machine)
+    return holder.is_host and holder.is_on(host.node, host.machine)

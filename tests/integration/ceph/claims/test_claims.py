@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,29 @@ def test_another_host_of_the_same_name_does_not_take_over(bench: Bench) -> None:
     attached(bench.node(), A)
     with pytest.raises(claims.ImageClaimed):
         take(bench.node(), Host("node-a", "machine-z"))
+
+
+@pytest.mark.spec("H-51")
+def test_host_without_a_machine_id_takes_nothing_and_is_no_other_host(bench: Bench) -> None:
+    """Two clusters of Kubernetes with one node name, whose runtimes are containers with an empty /etc/machine-id."""
+    unknown = Host("node-a", "")
+    with pytest.raises(claims.HostNotIdentified, match="mount the host's /etc/machine-id"):
+        take(bench.node(), unknown)
+    assert claim_object.read(bench.node().ioctx, IMAGE).cookie == ""
+    holder = claim_object.Holder("vm-1", "node-a", "", "sandbox-1", "")
+    assert not holder.is_on("node-a", "")
+
+
+@pytest.mark.parametrize("content", [None, "", "uninitialized\n", "0123\n"])
+def test_machine_id_that_identifies_no_machine_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setattr(claims, "MACHINE_ID", str(tmp_path / "machine-id"))
+    if content is not None:
+        (tmp_path / "machine-id").write_text(content)
+    assert Host.this("node-a") == Host("node-a", "")
+    (tmp_path / "machine-id").write_text("3d1219c7c4c5404aaa1f6d2a48adfda4\n")
+    assert Host.this("node-a").machine == "3d1219c7c4c5404aaa1f6d2a48adfda4"
 
 
 @pytest.mark.spec("H-51")

@@ -69,11 +69,13 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     before = HostClaim(ioctx, IMAGE, HERE)
     before.take(Mode.WRITER, "")
     before.record("192.0.2.1:0/7")
+    [mine] = (each.id for each in claim_object.read(ioctx, IMAGE).claims.holders)
     monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
     now = HostClaim(ioctx, IMAGE, later)
     if not is_taken:
-        with pytest.raises(claims.ImageClaimed):
+        with pytest.raises((claims.ImageClaimed, claims.HostNotIdentified)):
             now.take(Mode.WRITER, "")
+        assert [each.id for each in claim_object.read(ioctx, IMAGE).claims.holders] == [mine]
         return
     now.take(Mode.WRITER, "")
     found = claim_object.read(ioctx, IMAGE).claims

@@ -306,7 +306,7 @@ class RbdAccess:
         place = self._users.place(volume_id)
         with place.ioctx(f"cannot look at the claims on {volume_id}") as ioctx:
             holders = claim_object.read(ioctx, volume_id).claims.holders
-            here = [each for each in holders if each.may_be_on(self._host.node, self._host.machine)]
+            here = [each for each in holders if each.is_on(self._host.node, self._host.machine)]
             if not here or not place.has_image(ioctx, volume_id):
                 return
             with place.image(ioctx, volume_id) as image:
