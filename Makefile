@@ -69,11 +69,17 @@ guest: setup ## build the microVM's kernel and initramfs from the distribution's
 
 # Its packages are none of crust's, and its protobuf is another one: an environment of its own.
 EMBER := tests/support/third_party/ember.txt
+# The suite that authors of CSI drivers know, built by Go 1.25 or newer: this machine's, else the one of a package of the
+# Python index, in an environment of its own.
+CSI_SANITY := tests/support/third_party/csi_sanity.txt
 .PHONY: third-party
-third-party: $(CACHE)/ember/.done ## the public CSI driver that the tests wrap, in an environment of its own
+third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity ## the public CSI driver that the tests wrap, and csi-sanity
 $(CACHE)/ember/.done: $(EMBER)
 	@rm -rf $(@D) && python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && touch $@ || \
 	{ echo "error: $(@D) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
+
+$(CACHE)/csi-sanity/csi-sanity: $(CSI_SANITY)
+	@tests/build_csi_sanity.sh $$(cat $<) $(@D) && touch $@
 
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
@@ -88,10 +94,10 @@ cluster-demo: root guest ## three nodes, local pools behind one controller, and 
 	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e: WITHIN = $(PRIVATE)
-test: REQUIRED = mount,loop,vm,containerd,systemd,ember
+test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity
 e2e: REQUIRED = mount,loop,vm,ember
-integration: REQUIRED = mount,loop,containerd,systemd,ember
-conformance: REQUIRED = mount,loop,ember
+integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity
+conformance: REQUIRED = mount,loop,ember,csi-sanity
 
 .PHONY: test
 test: root guest third-party ## all tests, including their set-up (root)

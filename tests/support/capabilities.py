@@ -18,7 +18,7 @@ import pytest
 from crust import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
-from tests.support.third_party import ember
+from tests.support.third_party import csi_sanity, ember
 
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml requires."""
@@ -108,6 +108,12 @@ def _ember() -> str:
     return "" if ember.PROGRAM.exists() else f"{ember.PROGRAM} is missing: run make third-party"
 
 
+def _csi_sanity() -> str:
+    if csi_sanity.PROGRAM.exists():
+        return ""
+    return f"{csi_sanity.PROGRAM} is missing: run make third-party"
+
+
 _PROBES: dict[str, Callable[[], str]] = {
     "mount": _mount,
     "loop": _loop,
@@ -115,4 +121,5 @@ _PROBES: dict[str, Callable[[], str]] = {
     "containerd": _containerd,
     "systemd": _systemd,
     "ember": _ember,
+    "csi-sanity": _csi_sanity,
 }
