@@ -201,6 +201,7 @@ def _serving(
         *({"name": name, "socket": _KUBELET_SOCKET.format(name=name)} for name in missing),
     ]
     backends = {_name_of(each): _front(each, shims) for each in own}
+    backends |= _wrapped(drivers, backends, own, shims)
     served = [
         {"backend": backends[str(each["name"])], **each}
         if isinstance(each, Mapping) and str(each.get("name")) in backends
@@ -208,6 +209,23 @@ def _serving(
         for each in drivers
     ]
     return {**proxy, "drivers": tuple(served)}
+
+
+def _wrapped(
+    drivers: list[Any],
+    known: Mapping[str, Any],
+    own: list[dict[str, Any]],
+    shims: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The shim of the driver of somebody else that has no backend, if there is one of each."""
+    ours = [each["socket"] for each in own]
+    fronts = [each["socket"] for each in shims if each["driver_socket"] not in ours]
+    open_ends = [
+        str(each.get("name"))
+        for each in drivers
+        if isinstance(each, Mapping) and "backend" not in each and each.get("name") not in known
+    ]
+    return {open_ends[0]: fronts[0]} if (len(open_ends), len(fronts)) == (1, 1) else {}
 
 
 def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:

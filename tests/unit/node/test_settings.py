@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ backend = "/run/crust/shim/csi.sock"
 [shim]
 driver_socket = "/run/inner.sock"
 """
+
+
+WRAPPING = Path(__file__).parents[3] / "docs" / "wrapping.md"
 
 
 def load(toml: str = "", **environ: str) -> NodeSettings:
@@ -119,6 +123,22 @@ def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -
     assert found.driver == ()
     assert found.shim[0].wrap
     assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
+
+
+def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
+    """Alone, where its shim's socket is named nowhere, and beside our own."""
+    _, _, section = WRAPPING.read_text().partition("## Around a driver")
+    texts = re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE)
+    alone, beside = (inspect.cleandoc(each) for each in texts if "[[proxy.drivers]]" in each)
+    found = load(alone)
+    (served,), (shim,) = found.proxy.drivers, found.shim
+    assert (served.backend, shim.driver_name) == (shim.socket, "csi.example.com")
+    assert shim.wrap
+    assert found.driver == ()
+    found = load(beside)
+    assert len(found.driver) == 1
+    assert [each.wrap for each in found.shim] == [False, True]
+    assert [each.backend for each in found.proxy.drivers] == [each.socket for each in found.shim]
 
 
 def test_several_drivers_have_a_shim_each() -> None:
