@@ -7,7 +7,7 @@ therefore believed for as long as the channel stays READY, and no longer: a driv
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -130,16 +130,18 @@ class DriverFacts:
         identity = csi_pb2_grpc.IdentityStub(channel)
 
         async def capabilities(timeout_s: float | None) -> NodeCapabilities:
-            answer = await node.NodeGetCapabilities(
-                csi_pb2.NodeGetCapabilitiesRequest(),
-                metadata=extensions.METADATA,
-                timeout=timeout_s,
-            )
+            with _naming("NodeGetCapabilities"):
+                answer = await node.NodeGetCapabilities(
+                    csi_pb2.NodeGetCapabilitiesRequest(),
+                    metadata=extensions.METADATA,
+                    timeout=timeout_s,
+                )
             return node_capabilities(answer)
 
         async def plugin(timeout_s: float | None) -> PluginCapabilities:
             request = csi_pb2.GetPluginCapabilitiesRequest()
-            answer = await identity.GetPluginCapabilities(request, timeout=timeout_s)
+            with _naming("GetPluginCapabilities"):
+                answer = await identity.GetPluginCapabilities(request, timeout=timeout_s)
             kinds = {each.volume_expansion.type for each in answer.capabilities}
             return PluginCapabilities(
                 bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
@@ -150,9 +152,9 @@ class DriverFacts:
 
         async def name(timeout_s: float | None) -> str:
             request = csi_pb2.GetPluginInfoRequest()
-            name: str = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
-            self._last_name = name
-            return name
+            with _naming("GetPluginInfo"):
+                self._last_name = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
+            return self._last_name
 
         self._channel = channel
         self._last_name = ""
@@ -215,6 +217,23 @@ class DriverFacts:
         if self._asks is not None:
             self._asks.cancel()
             await asyncio.wait([self._asks])
+
+
+@contextlib.contextmanager
+def _naming(rpc: str) -> Iterator[None]:
+    """The caller has sent another call: the driver's status to this one says so. Code and metadata stay."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or ""
+        if details.startswith("["):  # an error of crust names itself first
+            raise
+        raise grpc.aio.AioRpcError(
+            error.code(),
+            error.initial_metadata(),
+            error.trailing_metadata(),
+            details=f"the driver was asked {rpc} first, and answered: {details}",
+        ) from error
 
 
 def _in_loop() -> bool:

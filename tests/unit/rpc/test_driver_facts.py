@@ -1,0 +1,54 @@
+"""What a caller learns when the driver does not answer what it is asked first."""
+
+import tempfile
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust.rpc import channel
+from crust.rpc.driver_facts import DriverFacts
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import FakeDriver
+
+
+class Refusing(FakeDriver):
+    """It answers no question about itself."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__()
+        self._details = details
+
+    async def GetPluginInfo(self, request: Any, context: Any) -> csi_pb2.GetPluginInfoResponse:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self._details)
+        raise AssertionError("abort raises")
+
+    async def NodeGetCapabilities(
+        self, request: Any, context: Any
+    ) -> csi_pb2.NodeGetCapabilitiesResponse:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self._details)
+        raise AssertionError("abort raises")
+
+
+@pytest.mark.parametrize(
+    ("details", "shown"),
+    [
+        ("Driver is missing version", "the driver was asked {}, and answered: {}"),
+        ("[NotServedInMode] not here", "{1}"),
+    ],
+)
+async def test_status_names_the_call_that_the_caller_did_not_send(details: str, shown: str) -> None:
+    driver = Refusing(details)
+    with tempfile.TemporaryDirectory(prefix="crust-") as directory:
+        socket = f"{directory}/csi.sock"
+        async with fake_driver.serving(driver, socket), channel.connect(socket) as connected:
+            facts = DriverFacts(connected)
+            asked = {"GetPluginInfo": facts.name, "NodeGetCapabilities": facts.defers}
+            for rpc, question in asked.items():
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await question()
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert caught.value.details() == shown.format(f"{rpc} first", details)
+            await facts.aclose()
