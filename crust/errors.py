@@ -1,16 +1,16 @@
-"""Errors. The branch says what the caller should do; the leaf says what happened.
+"""Errors. The branch says what the caller should do; the name says what happened.
 
 Branches are the direct subclasses of `CrustError` below; each has one gRPC code, says who retries and what to do.
-The code that raises passes data; the class makes the sentence: what failed, why, what to do. A leaf is
-defined in the package that raises it and takes its fields as constructor arguments. Only
-`crust.rpc.status` knows gRPC codes. Errors do not log: the server that answers logs them, once. No
-field may hold a secret, because messages reach the CO's events and every log.
+An error is named where it is raised: `errors.NotReady.named("StillDeferred", what, why=…, hint=…)`. A class of its
+own, a leaf, exists only where code catches it by its name, reads its fields, or raises it at several places; it is
+defined in the package that raises it. Only `crust.rpc.status` knows gRPC codes. Errors do not log: the server that
+answers logs them, once. No field may hold a secret, because messages reach the CO's events and every log.
 
-An error's name is the name of its class. It is unique in the project and stable (docs/api.md): a message to a caller
-begins with `[MountFailed]`, the log has it as `error_name`, and `crust explain MountFailed` prints its page.
+A name is unique in the project and stable (docs/api.md): a message to a caller begins with `[MountFailed]`, the log
+has it as `error_name`. docs/errors.md is the one table of the names, which `crust explain MountFailed` prints from.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "Conflict",
@@ -51,7 +51,14 @@ class CrustError(Exception):
         self.why = why
         self.hint = hint
         self.error_name = type(self).__name__
-        """An error that a peer answered with keeps the peer's name, which may differ from the name of the class."""
+        """Of a leaf the name of its class. An error that a peer answered with keeps the peer's name."""
+
+    @classmethod
+    def named(cls, name: str, what: str, *, why: str = "", hint: str = "") -> Self:
+        """An error of this branch without a class of its own. `name`, a literal, has a row in docs/errors.md."""
+        error = cls(what, why=why, hint=hint)
+        error.error_name = name
+        return error
 
     def shown(self) -> str:
         """The name and the sentence, for callers, events and command lines."""

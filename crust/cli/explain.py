@@ -1,6 +1,6 @@
 """`crust explain`: the page of an error, found by the name that a message, a log line or ErrorInfo shows.
 
-It reads docs/errors.md, which is generated from the code and is a part of the wheel: an installed crust explains its
+It reads docs/errors.md, the one table of the names, which is a part of the wheel: an installed crust explains its
 own version, and imports none of its modules for it, whose optional dependencies may be missing.
 """
 
