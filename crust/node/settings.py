@@ -24,7 +24,7 @@ class NodeSettings(ProgramSettings):
     """`crust node`."""
 
     proxy: ProxySettings
-    """As `crust proxy`. Without `drivers` and `drivers_dir` it serves our own driver to the kubelet."""
+    """As `crust proxy`. Without `drivers` it serves our own driver to the kubelet."""
 
     shim: tuple[ShimSettings, ...]
     """As `crust shim`: one table, or one per driver (`[[shim]]`). Without `driver_socket` it is in front of our own
@@ -54,7 +54,7 @@ class NodeSettings(ProgramSettings):
         proxy = given.get("proxy", {})
         if not isinstance(proxy, Mapping):
             return dict(given)  # refused by its type
-        if not (proxy.get("drivers") or proxy.get("drivers_dir")):
+        if not proxy.get("drivers"):
             own = [{"name": _name_of(each)} for each in _tables(given.get("driver")) or [{}]]
             proxy = {**proxy, "drivers": tuple(own)}
         return {**given, "proxy": ProxySettings.at_endpoint(proxy, endpoint)}
@@ -86,7 +86,7 @@ class NodeSettings(ProgramSettings):
                 )
             if shim.runtime_socket != self.runtime_socket:
                 problems.append(_other("shim", shim.runtime_socket, self.runtime_socket))
-            if shim.socket not in backends and not self.proxy.drivers_dir:
+            if shim.socket not in backends:
                 problems.append(
                     f"nothing calls the shim at {shim.socket}: no proxy.drivers has it as its backend"
                 )
@@ -193,8 +193,7 @@ def _serving(
     if not isinstance(drivers, list | tuple):
         return dict(proxy)
     named = [each.get("name") for each in drivers if isinstance(each, Mapping)]
-    is_first_served = drivers or proxy.get("drivers_dir")
-    names = [_name_of(each) for each in (own[1:] if is_first_served else own)]
+    names = [_name_of(each) for each in (own[1:] if drivers else own)]
     missing = [name for name in names if name not in named]
     drivers = [
         *drivers,

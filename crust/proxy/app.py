@@ -33,7 +33,6 @@ from crust.proxy.deferrals.entry_checks import EntryChecks
 from crust.proxy.deferrals.events import Events
 from crust.proxy.deferrals.handoff_watch import watch_handoff
 from crust.proxy.deferrals.targets import GuardedTargets, Targets
-from crust.proxy.drivers.driver_files import DriverFiles, watching
 from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.inspect import Inspect
 from crust.proxy.runtime_api import Mutations, RuntimeApi
@@ -301,7 +300,6 @@ def _driver_sockets(
 
     return DriverSockets(
         frontend,
-        parts.deferred,
         parts.daemon,
         run_dir=settings.run_dir,
         plugins_registry=settings.plugins_registry,
@@ -317,9 +315,3 @@ async def _serve_drivers(
     daemon.before_release(drivers.operations)
     for served in settings.drivers:
         await drivers.add(served)
-    if settings.drivers_dir:
-        files = DriverFiles(settings.drivers_dir, settings.drivers, drivers, daemon.health)
-        # ends before the drivers do, and before a successor has the state
-        watch = await stack.enter_async_context(AsyncExitStack())
-        await watch.enter_async_context(watching(files))
-        daemon.owned.push_async_callback(watch.aclose)

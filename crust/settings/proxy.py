@@ -53,10 +53,7 @@ class ProxySettings(ProgramSettings):
     """Targets may be deferred below these directories: the kubelet's root."""
 
     drivers: tuple[ServedDriver, ...] = ()
-    """The CSI drivers on the node that need no file of their own."""
-
-    drivers_dir: AbsolutePath | Literal[""] = ""
-    """Its files `*.toml` add drivers while the proxy runs: name, socket, backend. Empty: none is looked for."""
+    """The CSI drivers on the node."""
 
     plugins_registry: AbsolutePath | Literal[""] = ""
     """The kubelet's /var/lib/kubelet/plugins_registry, where drivers are registered. Empty: others register them."""
@@ -81,10 +78,9 @@ class ProxySettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _some_driver(self) -> Self:
-        if not (self.drivers or self.drivers_dir):
+        if not self.drivers:
             raise ValueError(
-                "drivers is empty, and there is no drivers_dir to add some: name one as [[drivers]] in the settings "
-                "file, or by --driver"
+                "drivers is empty: name one as [[drivers]] in the settings file, or by --driver"
             )
         return self
 

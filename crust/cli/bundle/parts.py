@@ -110,7 +110,6 @@ def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
     """Directory, pattern below it, and the directory in the archive."""
     return (
         (places.config_dir, "*.toml", "settings"),
-        (places.config_dir, "proxy.d/*.toml", "settings"),
         (f"{places.run_dir}/volumes", "*/*.json", "handoff"),
         (f"{places.run_dir}/driver", "*/*.json*", "node-state"),
         (places.state_dir, "pool.json", "pool"),

@@ -51,7 +51,7 @@ def sockets_match(node: Node) -> Iterator[Finding]:
 def _proxy_and_shim(proxy: ProxySettings, shim: ShimSettings) -> Iterator[tuple[str, str]]:
     backends = {each.backend for each in proxy.drivers}
     runtime = f"{proxy.run_dir}/runtime.sock"
-    if shim.socket not in backends and not proxy.drivers_dir:
+    if shim.socket not in backends:
         why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
         yield f"nobody calls the shim at {shim.socket}", why
     if not shim.controller and shim.runtime_socket != runtime:

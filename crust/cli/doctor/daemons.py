@@ -16,7 +16,7 @@ _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 def sockets(node: Node) -> Iterator[Finding]:
     """Each socket of the proxy is served, or does not exist; none is stale."""
     paths = [f"{node.run_dir}/{each}" for each in _OWN]
-    if isinstance(node.proxy, ProxyAnswer):  # drivers come and go while it runs
+    if isinstance(node.proxy, ProxyAnswer):
         paths += [each.socket for each in node.proxy.drivers]
     elif found := node.proxy_settings():
         paths += [each.socket for each in found.drivers]

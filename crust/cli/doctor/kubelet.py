@@ -1,7 +1,5 @@
 """The kubelet's directories, and what the cluster must have that no node can see."""
 
-import contextlib
-import tomllib
 from collections.abc import Iterator
 
 from crust import errors
@@ -87,11 +85,8 @@ def forced_detach(node: Node) -> Iterator[Finding]:
 
 
 def _driver_names(node: Node, served: ProxySettings) -> set[str]:
-    """Of the settings, of the files that add drivers while the proxy runs, and of the proxy that runs."""
+    """Of the settings, and of the proxy that runs."""
     names = {each.name for each in served.drivers}
     if isinstance(node.proxy, ProxyAnswer):
         names |= {each.name for each in node.proxy.drivers}
-    for path in node.at(served.drivers_dir).glob("*.toml") if served.drivers_dir else ():
-        with contextlib.suppress(OSError, ValueError):  # the proxy says what is wrong with it
-            names.add(str(tomllib.loads(path.read_text(encoding="utf-8")).get("name", path.name)))
     return names

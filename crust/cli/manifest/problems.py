@@ -106,8 +106,8 @@ def _node_paths(settings: NodeSettings) -> Iterator[str]:
     yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
     yield from (path for each in proxy.drivers for path in (each.socket, each.backend))
     yield from (each.driver_socket for each in settings.shim)
-    access = proxy.kubernetes
-    yield from filter(None, (proxy.drivers_dir, access.kubeconfig if access else ""))
+    if proxy.kubernetes and proxy.kubernetes.kubeconfig:
+        yield proxy.kubernetes.kubeconfig
     for driver in settings.driver:
         yield driver.run_dir
         if driver.engine in LOCAL_ENGINES:

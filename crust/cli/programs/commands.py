@@ -75,7 +75,6 @@ def node(**flags: Any) -> None:
 @click.option(
     "--handler-grace-s", type=float, help="How long a call waits for a handler after a start."
 )
-@click.option("--drivers-dir", help="Its files *.toml add drivers while the proxy runs.")
 @click.option(
     "--plugins-registry", help="Register drivers here: /var/lib/kubelet/plugins_registry."
 )

@@ -1,4 +1,4 @@
-"""The drivers that the proxy serves, each with its CSI socket: any of them can come and go while the others serve."""
+"""The drivers that the proxy serves, each with its CSI socket."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,6 @@ from crust import errors
 from crust.operations import KeyedOperations
 from crust.proxy.csi.backend import Backend
 from crust.proxy.csi.frontend import CsiFrontend
-from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.drivers.plugin_registration import Registration, registering
 from crust.rpc import channel
 from crust.rpc.serving import server
@@ -53,10 +52,9 @@ Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
 class DriverSockets:
     """Serves drivers. `run_dir` has their sockets' locks: CSI allows no other file beside a plugin's socket."""
 
-    def __init__(  # noqa: PLR0913 - what the process gives
+    def __init__(
         self,
         frontend: Frontend,
-        deferred: DeferredVolumes,
         daemon: Daemon,
         *,
         run_dir: str,
@@ -65,7 +63,6 @@ class DriverSockets:
         holds: Callable[[str], bool] = CsiFrontend.holds,
     ) -> None:
         self._frontend = frontend
-        self._deferred = deferred
         self._daemon = daemon
         self._run_dir = run_dir
         self._registry = plugins_registry
@@ -99,16 +96,6 @@ class DriverSockets:
                 served, backend, frontend, registration, parts.pop_all()
             )
         _log.info("driver served", extra={"driver": served.name, "socket": served.socket})
-
-    async def remove(self, name: str) -> None:
-        """Stop serving a driver, once its running operations have ended. What is deferred stays as it is."""
-        driver = self._drivers.pop(name)
-        await driver.parts.aclose()
-        left = sum(record.key.driver == name for record in self._deferred.all())
-        extra = {"driver": name, "deferred_volumes": left}
-        _log.log(
-            logging.WARNING if left else logging.INFO, "driver not served any more", extra=extra
-        )
 
     def running(self) -> int:
         """How many operations run."""

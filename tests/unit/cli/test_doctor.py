@@ -82,15 +82,13 @@ def test_good_node_passes(good: Node, name: str) -> None:
     assert {each.level for each in found(good, name)} == {Level.OK}
 
 
-@pytest.mark.parametrize("where", ["settings", "directory", "proxy"])
+@pytest.mark.parametrize("where", ["settings", "proxy"])
 def test_forced_detach_is_a_warning_for_drivers_that_are_attached(good: Node, where: str) -> None:
     """Our own is not: its CSIDriver has attachRequired: false."""
     ebs = 'name = "ebs.csi.aws.com"\nsocket = "/s"\nbackend = "/b"\n'
     if where == "settings":
         with (good.root / "etc/crust/node.toml").open("a") as toml:
             toml.write(f"[[proxy.drivers]]\n{ebs}")
-    elif where == "directory":
-        write(good.root, "etc/crust/proxy.d/ebs.toml", ebs)
     else:
         other = replace(DRIVER, name="ebs.csi.aws.com")
         good = replace(good, proxy=replace(HEALTHY, drivers=(DRIVER, other)))
@@ -269,9 +267,6 @@ def test_sockets_that_do_not_match_are_an_error(
 ) -> None:
     file = good.root / f"etc/crust/{program}.toml"
     text = file.read_text()
-    if program == "shim":  # a drivers_dir may hold the driver that calls it
-        proxy = good.root / "etc/crust/proxy.toml"
-        proxy.write_text(proxy.read_text().replace("drivers_dir", "# "))
     file.write_text(text.replace(old, new, 1))
     assert words in bad(good, "sockets-match", Level.ERROR)
 

@@ -198,7 +198,6 @@ def test_wrapped_driver_can_be_served_beside_our_own(tmp_path: Path) -> None:
         ('"0.0.0.0:9810"', '"127.0.0.1:9810"', "metrics_address"),
         ('plugins_registry = "/var/lib/kubelet/plugins_registry"', "", "plugins_registry"),
         ("[proxy]", '[proxy]\nrun_dir = "/srv/crust"', "/run/crust/volumes would be"),
-        ("[proxy]", '[proxy]\ndrivers_dir = "/etc/crust/proxy.d"', "/etc/crust/proxy.d would be"),
         (
             "[driver]",
             '[proxy.kubernetes]\nruntime_handlers = ["kata"]\nkubeconfig = "/root/config"\n[driver]',

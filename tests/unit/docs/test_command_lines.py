@@ -78,7 +78,8 @@ def test_settings_of_page_are_accepted(page: str, text: str) -> None:
         node = loading.load(NodeSettings, "node", environ={}, flags={"driver": drivers})
         assert len(node.driver) == len(drivers)
     elif "kubernetes" in tables:
-        flags: dict[str, object] = {"drivers_dir": "/etc/crust/proxy.d"}
+        served = {"name": "csi.example.com", "socket": "/run/a.sock", "backend": "/run/b.sock"}
+        flags: dict[str, object] = {"drivers": [served]}
         assert loading.load(ProxySettings, "proxy", toml=text, environ={}, flags=flags).kubernetes
     else:
         missing = {"socket": "/run/x.sock", "mode": "node", "node_id": "n"}

@@ -79,7 +79,6 @@ def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
     ("toml", "endpoint", "sentence"),
     [
         (FOREIGN, "unix:///run/csi.sock", "of 1 drivers 0 have none"),
-        ('[proxy]\ndrivers_dir = "/d"\n', "unix:///run/csi.sock", "of 0 drivers 0 have none"),
         ("", "tcp://127.0.0.1:10000", "it must be the path of a UNIX socket"),
         ("", f"unix:///{'x' * 108}", "proxy.drivers.0.socket is longer than 107 bytes"),
         ("[proxy]\ndrivers = 3\n", "unix:///run/csi.sock", "proxy.drivers must be a list"),
@@ -195,7 +194,6 @@ def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
     text = (DEPLOY / "node.toml").read_text().replace("[driver]\n", "[[driver]]\n")
     _, _, shared = TWO.split("[[driver]]")
     found = load(f"{text}\n[[driver]]{shared}")
-    assert found.proxy.drivers_dir
     served = {each.name: each.backend for each in found.proxy.drivers}
     fronts = {each.driver_socket: each.socket for each in found.shim}
     assert served == {each.driver_name: fronts[each.socket] for each in found.driver}
