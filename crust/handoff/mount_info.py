@@ -162,8 +162,6 @@ class CrustPart(_Model):
         Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
     ) = None
     """The span of that call (W3C Trace Context). A runtime that traces continues the trace with it."""
-    staged_by_driver: bool | None = None
-    """The driver called RuntimeStageVolume itself (KEP-2857); absent: it did not. Of no meaning to a runtime."""
     format: Format | None = None
     """Absent: no filesystem is made, whatever is on the device."""
     encryption: Literal["luks"] | None = None

@@ -98,8 +98,6 @@ class Record:
     published_at: datetime.datetime
     decided_by: str = ""
     """What decided that it is deferred, for people."""
-    staged_by_driver: bool = False
-    """The driver published the entry itself, by RuntimeStageVolume: calls about the volume pass to it."""
     published_by: PublishedBy = PublishedBy()
 
     @classmethod
@@ -111,7 +109,6 @@ class Record:
         handler: volumes.HandlerName,
         *,
         decided_by: str = "",
-        staged_by_driver: bool = False,
     ) -> Self:
         """A new record (generation 1, published now), checked.
 
@@ -134,7 +131,6 @@ class Record:
             1,
             now,
             decided_by[: mount_info.TEXT_MAX],
-            staged_by_driver,
             PublishedBy.current(),
         )
         record.to_bytes()
@@ -296,7 +292,6 @@ def _plain_of(record: Record) -> dict[str, Any]:
         "decided_by": record.decided_by or None,
         "request_id": record.published_by.request_id or None,
         "traceparent": record.published_by.traceparent or None,
-        "staged_by_driver": record.staged_by_driver or None,
         **work,
         "required": required or None,
     }
@@ -319,6 +314,5 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
-        staged_by_driver=bool(part.staged_by_driver),
         published_by=PublishedBy(part.request_id or "", part.traceparent or ""),
     )

@@ -25,7 +25,6 @@ from crust.proxy.csi.expand import DeferredExpand
 from crust.proxy.csi.frontend import CsiFrontend, DeferredCalls
 from crust.proxy.csi.policy import Policy, Runtimes
 from crust.proxy.csi.publish import DeferredPublish
-from crust.proxy.csi.stage import RuntimeStage
 from crust.proxy.csi.unpublish import DeferredUnpublish
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.deferrals.devices import Devices
@@ -219,9 +218,6 @@ async def _serve_proxy_sockets(
         serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon, gate=gate)
         await stack.enter_async_context(serving)
 
-    stage = RuntimeStage(
-        parts.deferred, parts.handlers, parts.deferred.operations, parts.targets, parts.devices
-    )
     common = (parts.deferred, parts.handlers, parts.peers)
     freeze, io_limits = (
         DeferredFreeze(*common, parts.events),
@@ -229,7 +225,7 @@ async def _serve_proxy_sockets(
     )
     cli = RuntimeCli(parts.deferred.store.layout)
     expand = DeferredExpand(*common, parts.devices, parts.deferred.operations, cli)
-    runtime = RuntimeApi(*common, Mutations(stage, expand, freeze, io_limits), cli)
+    runtime = RuntimeApi(*common, Mutations(expand, freeze, io_limits), cli)
     registry = HandlerRegistry(
         parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
     )

@@ -1,4 +1,4 @@
-"""KEP-2857's service Runtime and its extensions, called by shims and by drivers.
+"""KEP-2857's service Runtime without staging, and its extensions; shims and our driver call it.
 
 A caller names a volume by its target path. The record says which handler has the volume, and the proxy calls that
 handler. The numbers in the handler's answer finally come from a guest, so they are checked.
@@ -12,7 +12,6 @@ import grpc.aio
 from crust import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.csi.expand import DeferredExpand
-from crust.proxy.csi.stage import RuntimeStage
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.runtimes.freeze import DeferredFreeze
 from crust.proxy.runtimes.handlers import Feature, HandlerDisconnected, Handlers
@@ -36,6 +35,17 @@ class HandlerCannotReport(errors.NotReady):
         )
 
 
+class StagingNotServed(errors.Unsupported):
+    """A driver called a method of KEP-2857 that stages; the proxy serves none."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"{method} is not served",
+            why="the proxy publishes an entry from the driver's answer to NodePublishVolume, and from nothing else",
+            hint="put a crust shim in front of the driver, or answer with deferred_mount (specs/deferral.md)",
+        )
+
+
 class NotMountedInSandbox(errors.NotReady):
     """The volume is published to a runtime, but no sandbox has mounted it."""
 
@@ -51,7 +61,6 @@ class NotMountedInSandbox(errors.NotReady):
 class Mutations:
     """The parts that carry out the calls that change something."""
 
-    stage: RuntimeStage
     expand: DeferredExpand
     freeze: DeferredFreeze
     io_limits: DeferredIoLimits
@@ -113,17 +122,14 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     async def RuntimeStageVolume(
         self, request: runtime_pb2.RuntimeStageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeStageVolumeResponse:
-        """Publish an entry for a driver that implements the KEP itself."""
-        await self._mutations.stage.stage(request)
-        return runtime_pb2.RuntimeStageVolumeResponse()
+        """Not served: raises `StagingNotServed`."""
+        raise StagingNotServed("RuntimeStageVolume")
 
     async def RuntimeUnstageVolume(
         self, request: runtime_pb2.RuntimeUnstageVolumeRequest, context: Context
     ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
-        """Unpublish the entry."""
-        target = volumes.TargetPath.parse(request.volume_target_path, role="volume_target_path")
-        await self._mutations.stage.unstage(target)
-        return runtime_pb2.RuntimeUnstageVolumeResponse()
+        """Not served: raises `StagingNotServed`."""
+        raise StagingNotServed("RuntimeUnstageVolume")
 
     async def RuntimeFreezeVolume(
         self, request: runtime_pb2.RuntimeFreezeVolumeRequest, context: Context

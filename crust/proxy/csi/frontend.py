@@ -80,9 +80,7 @@ class CsiFrontend:
         self._targets = targets
         self.policy = decisions
         self._looks = BoundedCalls(limit=64)
-        self._host_publish = HostPublish(
-            backend.channel, deferred, calls.unpublish, self.operations
-        )
+        self._host_publish = HostPublish(backend.channel, deferred, self.operations)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
@@ -126,7 +124,7 @@ class CsiFrontend:
         decision = await self._decide(request)
         if not decision.defer:
             unchecked = self._unchecked_key(request.volume_id)
-            return await self._host_publish.run(unchecked, request, data, context, decision.handler)
+            return await self._host_publish.run(unchecked, request, data, context)
         key = self._key(request.volume_id)
         caller = _caller(context)
         response = await self.operations.run(
@@ -149,10 +147,8 @@ class CsiFrontend:
             known = self._deferred.find(target)
         except errors.CrustError:
             known = None  # the publish finds it again, and knows what exists
-        if known is not None and (
-            known.key.volume_id != request.volume_id or known.staged_by_driver
-        ):
-            known = None  # whose driver staged it: it decides again
+        if known is not None and known.key.volume_id != request.volume_id:
+            known = None
         try:
             return await self.policy.decide(
                 flag=request.defer_fs_ops,
@@ -253,8 +249,6 @@ class CsiFrontend:
             return await self._pass("NodeGetVolumeStats", data, context)
         record = self._deferred.expect(request.volume_path)
         self._deferred.check_key(record, self._key(request.volume_id))
-        if record.staged_by_driver:  # it asks the Runtime API itself
-            return await self._pass("NodeGetVolumeStats", data, context)
         request.defer_fs_ops = True
         response = await self._backend.stats(request, _caller(context), context.time_remaining())
         return response.SerializeToString()
@@ -282,9 +276,6 @@ class CsiFrontend:
         key = self._key(request.volume_id)
         self._deferred.check_key(record, key)
         csi.capacity_range(request.capacity_range)
-        if record.staged_by_driver:
-            with self.operations.shared(key):
-                return await self._pass("NodeExpandVolume", data, context)
         request.defer_fs_ops = True
         request.volume_path = record.target.text
         caller = _caller(context)

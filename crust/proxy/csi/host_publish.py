@@ -8,10 +8,8 @@ import grpc.aio
 
 from crust import deferral_keys, errors, operations, volumes
 from crust.proxy.csi import policy
-from crust.proxy.csi.unpublish import DeferredUnpublish
 from crust.proxy.deferrals import reservations
 from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.driver_calls import STAGED, PublishCall
 from crust.rpc import outcome, passthrough
 from crust.wire.csi.v1 import csi_pb2
 
@@ -25,12 +23,10 @@ class HostPublish:
         self,
         backend: grpc.aio.Channel,
         deferred: DeferredVolumes,
-        unpublish: DeferredUnpublish,
         by_volume: operations.KeyedOperations,
     ) -> None:
         self._forward = passthrough.call(backend, "/csi.v1.Node/NodePublishVolume")
         self._deferred = deferred
-        self._unpublish = unpublish
         self._operations = by_volume
 
     async def run(
@@ -39,9 +35,8 @@ class HostPublish:
         request: csi_pb2.NodePublishVolumeRequest,
         data: bytes,
         context: passthrough.Context,
-        handler: volumes.HandlerName | None,
     ) -> bytes:
-        """Publish for a pod whose runtime is `handler`, where that is known; answers with the driver's bytes."""
+        """Publish; answers with the driver's bytes."""
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
         with (
             self._operations.shared(key),
@@ -55,26 +50,7 @@ class HostPublish:
             )
             if request.volume_capability.HasField("block"):
                 self._deferred.raw.passes(target.text)
-            call = PublishCall(key, handler, _readonly(request), guarded=False)
-            was_staged = self._deferred.has(target)
-            try:
-                async with self._deferred.driver_calls.publishing(target.text, call):
-                    return await self._forward(data, context)
-            except grpc.aio.AioRpcError as error:
-                if not was_staged and self._deferred.has(target):
-                    await self._take_staged_back(key, target, error)
-                raise
-
-    async def _take_staged_back(
-        self, key: volumes.VolumeKey, target: volumes.TargetPath, error: grpc.aio.AioRpcError
-    ) -> None:
-        """A driver that staged failed its publish: nothing may stay for which the CO gets a final code."""
-        if not outcome.is_final(error):
-            return
-        try:
-            await self._unpublish.remove_staged(key, target)
-        except errors.CrustError:
-            raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
+            return await self._forward(data, context)
 
     def _check(
         self,
@@ -83,25 +59,19 @@ class HostPublish:
         request: csi_pb2.NodePublishVolumeRequest,
     ) -> None:
         """Refuse a host mount if a deferred one has the device or the target."""
-        if self._is_deferred(target.text, key):
+        if self._is_deferred(target.text):
             raise policy.AlreadyDeferred(target.text)
         self._deferred.check_unreserved(
             reservations.Reservation(key, target, None, _readonly(request)), deferred=False
         )
 
-    def _is_deferred(self, target: str, key: volumes.VolumeKey) -> bool:
-        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget.
-
-        What the volume's driver staged itself is the driver's to publish again.
-        """
+    def _is_deferred(self, target: str) -> bool:
+        """Whether the target is the proxy's. An entry that cannot be read is an error that a CO must not forget."""
         try:
             record = self._deferred.find(target)
         except errors.CrustError as error:
             raise outcome.answer("NodePublishVolume", error, outcome.Residue.EXISTS) from error
-        if record is None:
-            return target in self._deferred.unfinished
-        is_drivers = record.staged_by_driver and record.key == key
-        return not (is_drivers or record.key.driver == STAGED)
+        return record is not None or target in self._deferred.unfinished
 
 
 def _readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:

@@ -31,7 +31,6 @@ from crust.proxy.csi.unpublish import DeferredUnpublish
 from crust.proxy.deferrals import devices, reservations
 from crust.proxy.deferrals import targets as targets_module
 from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.driver_calls import STAGED, PublishCall
 from crust.proxy.deferrals.events import Event, Events
 from crust.proxy.runtimes import handler_admission
 from crust.proxy.runtimes.handlers import Handler, Handlers
@@ -123,10 +122,7 @@ class DeferredPublish:
         if attempt.is_new:
             await self._mount_guard(wanted.target, attempt)
         try:
-            response = await self._call_driver(backend, wanted, request, decision, caller)
-            if self._is_staged(wanted, response):
-                self._deferred.unfinished.discard(wanted.target.text)
-                return csi_pb2.NodePublishVolumeResponse()
+            response = await backend.publish(request, caller)
             mount = mount_of(wanted, request, response)
             record = self._record(wanted, attempt, decision, handler, mount)
             with self._deferred.secrets.kept(record, mount.secrets):
@@ -149,34 +145,12 @@ class DeferredPublish:
         with contextlib.suppress(errors.CrustError):  # the next publish makes its guard itself
             await workers.run(self._targets.prepare_guard)
 
-    async def _call_driver(
-        self,
-        backend: Backend,
-        wanted: Wanted,
-        request: csi_pb2.NodePublishVolumeRequest,
-        decision: Decision,
-        caller: Caller,
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        call = PublishCall(wanted.key, decision.handler, wanted.readonly, guarded=True)
-        async with self._deferred.driver_calls.publishing(wanted.target.text, call):
-            return await backend.publish(request, caller)
-
-    def _is_staged(self, wanted: Wanted, response: csi_pb2.NodePublishVolumeResponse) -> bool:
-        """Whether the driver has published the entry itself (`RuntimeStage`), with the checks of its own."""
-        if response.HasField("deferred_mount"):
-            return False
-        record = self._deferred.find(wanted.target.text)
-        if record is None or not record.staged_by_driver:
-            return False
-        handler_admission.check_answer(wanted.access, record.mount)
-        return True
-
     async def _look(
         self, backend: Backend, wanted: Wanted, caller: Caller, attempt: _Attempt
     ) -> None:
         """Find out what exists at the target: an entry, or the guard mount of an interrupted attempt."""
         attempt.residue = Residue.EXISTS  # an entry that cannot be read raises here
-        attempt.known = self._known(wanted.target)
+        attempt.known = self._deferred.find(wanted.target.text)
         if attempt.known is not None:
             if attempt.known.key != wanted.key:
                 attempt.residue = Residue.NONE  # of the volume that is asked for
@@ -196,11 +170,6 @@ class DeferredPublish:
                 attempt.residue = await self._take_back(backend, wanted, caller)
             if attempt.residue is not Residue.NONE:
                 raise
-
-    def _known(self, target: volumes.TargetPath) -> Record | None:
-        """The entry's record; None too if nobody knew its volume, because its driver stages that again."""
-        record = self._deferred.find(target.text)
-        return None if record is not None and record.key.driver == STAGED else record
 
     def _look_at_target(self, target: volumes.TargetPath) -> Residue:
         self._targets.check_usable(target)
@@ -311,10 +280,7 @@ class DeferredPublish:
             volume_id=wanted.key.volume_id, target_path=wanted.target.text, defer_fs_ops=True
         )
         try:
-            left = await self._unpublish.undo(backend, wanted.key, wanted.target, request, caller)
-            if left is Residue.NONE:
-                self._deferred.forget(wanted.target)  # a driver may have staged it
-            return left
+            return await self._unpublish.undo(backend, wanted.key, wanted.target, request, caller)
         except (errors.CrustError, grpc.aio.AioRpcError) as failure:
             self._deferred.unfinished.add(wanted.target.text)
             extra = {"target": wanted.target.text, "error": failure}

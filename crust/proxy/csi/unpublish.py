@@ -18,7 +18,6 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.csi.backend import Backend, Caller
 from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.driver_calls import STAGED
 from crust.proxy.deferrals.events import Event, Events
 from crust.proxy.deferrals.targets import Targets
 from crust.rpc.outcome import Residue
@@ -46,7 +45,7 @@ class DeferredUnpublish:
         """Unpublish; raises `HeldBySandbox`, and `grpc.aio.AioRpcError` with the driver's own status."""
         record = self._deferred.find(target.text)
         if record is not None:
-            self._check_key(record, key)
+            self._deferred.check_key(record, key)
         flagged = csi_pb2.NodeUnpublishVolumeRequest()
         flagged.CopyFrom(request)
         flagged.defer_fs_ops = True
@@ -74,16 +73,6 @@ class DeferredUnpublish:
         )
         return Residue.NONE if there is None or is_ours else Residue.UNKNOWN
 
-    async def remove_staged(self, key: volumes.VolumeKey, target: volumes.TargetPath) -> None:
-        """Remove what a driver staged in a publish that it then failed. Raises as `run` does."""
-        entry = await workers.run(self._begin, target, key)
-        try:
-            await workers.run(self._finish, target, entry)
-        finally:
-            if entry is not None:
-                entry.close()
-        self._deferred.forget(target)
-
     async def _remove(
         self,
         backend: Backend,
@@ -94,8 +83,7 @@ class DeferredUnpublish:
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         entry = await workers.run(begin)
         try:
-            with self._deferred.driver_calls.unpublishing(target.text):
-                response = await backend.unpublish(request, caller)
+            response = await backend.unpublish(request, caller)
             await workers.run(self._finish, target, entry)
         finally:
             if entry is not None:
@@ -117,16 +105,11 @@ class DeferredUnpublish:
             if entry.entry.error is not None:
                 raise entry.entry.error
             if entry.entry.record is not None:
-                self._check_key(entry.entry.record, key)
+                self._deferred.check_key(entry.entry.record, key)
         except BaseException:
             entry.close()
             raise
         return entry
-
-    def _check_key(self, record: Record, key: volumes.VolumeKey) -> None:
-        """What was staged when nobody knew whose it was is the volume's that the CO says is at the target."""
-        if record.key.driver != STAGED:
-            self._deferred.check_key(record, key)
 
     def _finish(self, target: volumes.TargetPath, entry: stores.Unpublish | None) -> None:
         if entry is None:

@@ -23,7 +23,6 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.deferrals import reservations
 from crust.proxy.deferrals.devices import Devices, set_of
-from crust.proxy.deferrals.driver_calls import DriverCalls
 from crust.proxy.deferrals.handoff_index import HandoffIndex, Known, keys_of
 from crust.proxy.deferrals.raw_publishes import RawPublishes
 from crust.proxy.deferrals.reservations import Reservation, ReservedByUnreadableEntry
@@ -88,7 +87,6 @@ class DeferredVolumes:
 
         After a start these are all that carry a guard.
         """
-        self.driver_calls = DriverCalls()
         self.raw = RawPublishes(devices)
         self.secrets = VolumeSecrets(store)
 

@@ -19,7 +19,6 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.deferrals.devices import Devices
-from crust.proxy.deferrals.driver_calls import STAGED
 from crust.proxy.deferrals.events import Event, Events
 from crust.proxy.deferrals.targets import Targets
 from crust.rpc.serving.health import Health
@@ -101,9 +100,7 @@ class EntryChecks:
 
     async def _unguarded(self, read: Set[volumes.TargetPath]) -> list[volumes.TargetPath]:
         """The targets without a guard. One that could not be restored comes last, and only when its entry is read."""
-        wanted = frozenset(
-            record.target for record in self._deferred.all() if record.key.driver != STAGED
-        )
+        wanted = frozenset(record.target for record in self._deferred.all())
         if not wanted <= self._checked | self._failed or self._targets.mounts_changed():
             guarded = set(await asyncio.to_thread(self._targets.guards))
             self._checked = frozenset(each for each in wanted if each.text in guarded)

@@ -75,15 +75,14 @@ class RuntimeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RuntimeStageVolume(self, request, context):
-        """Publishes an entry for the volume in the handoff directory. For drivers that do not return csi.v1.DeferredMount.
-        Idempotent. FAILED_PRECONDITION: no registered handler can serve the volume, or the device is in use.
+        """The KEP's. crust's proxy answers UNIMPLEMENTED: it publishes an entry from csi.v1.DeferredMount alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RuntimeUnstageVolume(self, request, context):
-        """Unpublishes the entry. OK if it is absent. FAILED_PRECONDITION while a sandbox has claimed the volume.
+        """The KEP's. crust's proxy answers UNIMPLEMENTED, as to RuntimeStageVolume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

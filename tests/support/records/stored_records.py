@@ -57,7 +57,6 @@ RECORD = replace(
         encryption=volumes.Encryption.LUKS,
     ),
     decided_by="the volume context says crust.dev/defer: always",
-    staged_by_driver=True,
 )
 
 

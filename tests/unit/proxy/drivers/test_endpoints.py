@@ -1,9 +1,8 @@
-"""The proxy's own sockets: HandlerRegistry, the Runtime API's staging, Inspect."""
+"""The proxy's own sockets: HandlerRegistry, Inspect, and what the Runtime API does not serve."""
 
 import asyncio
 import datetime
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from crust.handoff import claims, layout
 from crust.rpc import channel
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, inspect_pb2, runtime_pb2, types_pb2
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
-from tests.support.nodes.fake_targets import FakeDevices
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.node import Node
 
 Code = grpc.StatusCode
 REQUEST: dict[str, Any] = {
@@ -164,125 +161,17 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
                 return event
 
 
-def stage_request(target: str, **changes: Any) -> runtime_pb2.RuntimeStageVolumeRequest:
-    fields: dict[str, Any] = {
-        "volume_type": types_pb2.VolumeType(type=types_pb2.VolumeType.BLOCK),
-        "volume_target_path": target,
-        "volume_backing_path": "/dev/kep0",
-        "fs_type": "ext4",
-        **changes,
-    }
-    return runtime_pb2.RuntimeStageVolumeRequest(**fields)
-
-
-async def test_a_driver_of_the_kep_stages_and_unstages(kata: Node) -> None:
-    target = kata.places.target("one")
-    for _ in range(2):
-        await kata.runtime.RuntimeStageVolume(
-            stage_request(target, mount_flags=["ro"], volume_supplemental_group="7"), timeout=10
-        )
-    entry = kata.entry(target)
-    assert entry is not None
-    record = entry.require()
-    assert (record.device, record.readonly, record.generation) == ("/dev/kep0", True, 1)
-    request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
-    with kata.sandbox(target, name="box-7"):
-        await refused(
-            kata.runtime.RuntimeUnstageVolume(request, timeout=10),
-            Code.FAILED_PRECONDITION,
-            "box-7",
-        )
-    for _ in range(2):
-        await kata.runtime.RuntimeUnstageVolume(request, timeout=10)
-    assert kata.entry(target) is None
-
-
-class SlowDevices(FakeDevices):
-    """Devices whose identification waits until a test allows it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked, self.answer = threading.Event(), threading.Event()
-
-    def identify(self, path: str, /) -> volumes.DeviceIdentity:
-        self.asked.set()
-        assert self.answer.wait(20)
-        return super().identify(path)
-
-
-async def test_unstage_does_not_overtake_a_stage_whose_caller_gave_up(
-    places: Places,
+@pytest.mark.parametrize("method", ["RuntimeStageVolume", "RuntimeUnstageVolume"])
+async def test_staging_call_of_the_kep_is_unimplemented_and_changes_nothing(
+    kata: Node, method: str
 ) -> None:
-    devices, target = SlowDevices(), places.target("one")
-    async with nodes.running(places, devices=devices) as node, node.handler():
-        stage = asyncio.ensure_future(node.runtime.RuntimeStageVolume(stage_request(target)))
-        assert await asyncio.to_thread(devices.asked.wait, 20)
-        request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
-        try:
-            await refused(
-                node.runtime.RuntimeUnstageVolume(request, timeout=10), Code.ABORTED, "retry"
-            )
-        finally:
-            devices.answer.set()
-        await stage
-        await node.runtime.RuntimeUnstageVolume(request, timeout=10)
-        assert node.entry(target) is None
-
-
-async def test_repeated_stage_keeps_its_handler(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
-    async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
-        await kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10)
-        await refused(
-            kata.runtime.RuntimeStageVolume(stage_request(kata.places.target("two")), timeout=10),
-            Code.FAILED_PRECONDITION,
-            "no runtime handler is named",
-        )
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "words"),
-    [
-        ({"volume_type": types_pb2.VolumeType()}, Code.INVALID_ARGUMENT, "only BLOCK"),
-        ({"volume_target_path": "relative"}, Code.INVALID_ARGUMENT, "relative"),
-        ({"volume_target_path": "/etc/x"}, Code.PERMISSION_DENIED, "below none of"),
-        ({"volume_backing_path": "loop0"}, Code.INVALID_ARGUMENT, "volume_backing_path"),
-        ({"volume_backing_path": "/nowhere"}, Code.NOT_FOUND, "/nowhere"),
-        ({"fs_type": ""}, Code.INVALID_ARGUMENT, "fstype"),
-        ({"fs_type": "btrfs"}, Code.FAILED_PRECONDITION, "'btrfs'"),
-        ({"volume_supplemental_group": "0"}, Code.INVALID_ARGUMENT, "'0'"),
-        ({"mount_flags": ["password=x"]}, Code.INVALID_ARGUMENT, "password"),
-        (
-            {
-                "volume_supplemental_group_change_policy": types_pb2.VolumeGroupChangePolicy(
-                    policy=types_pb2.VolumeGroupChangePolicy.ON_ROOT_MISMATCH
-                )
-            },
-            Code.INVALID_ARGUMENT,
-            "without",
-        ),
-    ],
-)
-async def test_invalid_stage_request_is_refused_and_leaves_nothing(
-    kata: Node, changes: dict[str, Any], code: Code, words: str
-) -> None:
-    target = kata.places.target("one")
-    request = stage_request(target, **changes)
-    await refused(kata.runtime.RuntimeStageVolume(request, timeout=10), code, words)
-    assert kata.places.entries() == []
-
-
-async def test_runtime_unstage_cannot_unpublish_a_csi_publish(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
-    request = runtime_pb2.RuntimeUnstageVolumeRequest(volume_target_path=target)
+    request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=target)
     await refused(
-        kata.runtime.RuntimeUnstageVolume(request, timeout=10), Code.INVALID_ARGUMENT, "vol-1"
-    )
-    await refused(
-        kata.runtime.RuntimeStageVolume(stage_request(target), timeout=10),
-        Code.ALREADY_EXISTS,
-        "published already",
+        getattr(kata.runtime, method)(request, timeout=10),
+        Code.UNIMPLEMENTED,
+        method,
+        "crust shim",
     )
     kata.check_published("vol-1", target)
