@@ -104,7 +104,7 @@ async def test_wrong_key_is_refused_before_the_hypervisor_gets_it(
     await node.output("one", target, "true")
 
 
-@pytest.mark.spec("H-56", "D-54")
+@pytest.mark.spec("H-56", "D-51")
 async def test_image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks(
     node: ImageNode, storage: Storage
 ) -> None:

@@ -163,7 +163,7 @@ def test_encryption_without_a_passphrase_or_of_an_unknown_kind_is_refused() -> N
     assert "horse" not in str(caught.value)
 
 
-@pytest.mark.spec("D-51")
+@pytest.mark.spec("D-48")
 def test_image_survives_the_wire_with_the_key_of_its_user() -> None:
     mount = replace(csi.deferred_mount(wire_mount()), source=IMAGE, secrets={"userKey": "AQ=="})
     received = csi.deferred_mount(csi.deferred_mount_to_wire(mount))
@@ -172,7 +172,7 @@ def test_image_survives_the_wire_with_the_key_of_its_user() -> None:
     assert "AQ==" not in repr(received)
 
 
-@pytest.mark.spec("D-51")
+@pytest.mark.spec("D-48")
 @pytest.mark.parametrize("field", ["cluster", "pool", "image", "monitors", "user"])
 def test_image_with_a_field_missing_is_refused(field: str) -> None:
     pb = wire_image()
@@ -181,7 +181,7 @@ def test_image_with_a_field_missing_is_refused(field: str) -> None:
         csi.deferred_mount(pb)
 
 
-@pytest.mark.spec("D-51")
+@pytest.mark.spec("D-48")
 def test_image_without_the_key_of_its_user_is_refused() -> None:
     pb = wire_image()
     pb.secrets.clear()

@@ -28,7 +28,7 @@ def _answers_image(answer: csi_pb2.DeferredMount) -> None:
     answer.secrets.update(wire.secrets)
 
 
-@pytest.mark.spec("D-52")
+@pytest.mark.spec("D-49")
 async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node) -> None:
     target = node.places.target("one")
     node.driver.alter = _answers_image
@@ -39,7 +39,7 @@ async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node) -> Non
         node.check_untouched(target)
 
 
-@pytest.mark.spec("D-51", "D-39")
+@pytest.mark.spec("D-48", "D-39")
 async def test_image_is_recorded_without_the_key_of_its_user(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.alter = _answers_image
@@ -61,7 +61,7 @@ async def test_publish_of_an_image_again_changes_nothing(kata: Node) -> None:
     kata.check_untouched(target)
 
 
-@pytest.mark.spec("D-53")
+@pytest.mark.spec("D-50")
 async def test_image_that_another_volume_has_is_refused_whatever_its_user_is(kata: Node) -> None:
     first, second = kata.places.target("one"), kata.places.target("two")
     kata.driver.alter = _answers_image
@@ -83,7 +83,7 @@ async def test_image_that_another_volume_has_is_refused_whatever_its_user_is(kat
     await kata.co.publish("vol-2", second)
 
 
-@pytest.mark.spec("D-54")
+@pytest.mark.spec("D-51")
 async def test_expansion_of_an_image_has_its_new_size_in_the_record_before_the_guest_is_asked(
     node: Node,
 ) -> None:
@@ -99,7 +99,7 @@ async def test_expansion_of_an_image_has_its_new_size_in_the_record_before_the_g
             await expansion
 
 
-@pytest.mark.spec("D-54")
+@pytest.mark.spec("D-51")
 async def test_expansion_of_an_image_that_no_sandbox_has_is_recorded(kata: Node) -> None:
     target = kata.places.target("one")
     kata.driver.alter = _answers_image
@@ -108,7 +108,7 @@ async def test_expansion_of_an_image_that_no_sandbox_has_is_recorded(kata: Node)
     assert _capacity(kata, target) == 128 * MIB
 
 
-@pytest.mark.spec("D-48", "D-51")
+@pytest.mark.spec("D-45", "D-48")
 async def test_handler_whose_sandbox_has_the_image_gets_the_key_of_its_user(node: Node) -> None:
     node.driver.alter = _answers_image
     target = volumes.TargetPath(node.places.target("one"))

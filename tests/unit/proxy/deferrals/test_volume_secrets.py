@@ -32,7 +32,7 @@ async def encrypted(node: Node, name: str = "one") -> volumes.TargetPath:
     return volumes.TargetPath(target)
 
 
-@pytest.mark.spec("D-48")
+@pytest.mark.spec("D-45")
 async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: Node) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
@@ -40,7 +40,7 @@ async def test_handler_whose_sandbox_has_the_volume_gets_the_passphrase(node: No
             assert await session.secrets_of(target) == KNOWN
 
 
-@pytest.mark.spec("D-48")
+@pytest.mark.spec("D-45")
 async def test_without_a_claim_nobody_gets_it(node: Node) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
@@ -50,7 +50,7 @@ async def test_without_a_claim_nobody_gets_it(node: Node) -> None:
         await _refused(session, target)
 
 
-@pytest.mark.spec("D-48")
+@pytest.mark.spec("D-45")
 async def test_a_claim_of_another_handler_is_not_enough(node: Node) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
@@ -58,7 +58,7 @@ async def test_a_claim_of_another_handler_is_not_enough(node: Node) -> None:
             await _refused(session, target)
 
 
-@pytest.mark.spec("D-48")
+@pytest.mark.spec("D-45")
 async def test_another_handler_does_not_get_it(node: Node) -> None:
     endpoint = f"{node.places.root}/other.sock"
     async with node.handler(), node.handler(name="other", endpoint=endpoint) as other:
@@ -67,7 +67,7 @@ async def test_another_handler_does_not_get_it(node: Node) -> None:
             await _refused(other, target)
 
 
-@pytest.mark.spec("D-48")
+@pytest.mark.spec("D-45")
 async def test_a_lock_without_a_sandboxs_name_is_not_enough(node: Node) -> None:
     """As while the proxy itself unpublishes."""
     async with node.handler() as session:
@@ -85,7 +85,7 @@ async def test_volume_that_needs_no_secret_has_none(node: Node) -> None:
             assert await session.secrets_of(volumes.TargetPath(target)) == {}
 
 
-@pytest.mark.spec("D-49")
+@pytest.mark.spec("D-46")
 async def test_repeated_publish_renews_it(node: Node) -> None:
     async with node.handler() as session:
         target = await encrypted(node)
@@ -95,7 +95,7 @@ async def test_repeated_publish_renews_it(node: Node) -> None:
             assert await session.secrets_of(target) == {"passphrase": "rotated"}
 
 
-@pytest.mark.spec("D-49")
+@pytest.mark.spec("D-46")
 async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Places) -> None:
     async with nodes.running(places) as first, first.handler():
         target = await encrypted(first)
@@ -123,7 +123,7 @@ def _known(places: Places) -> tuple[Record, VolumeSecrets]:
     return record, known
 
 
-@pytest.mark.spec("D-49")
+@pytest.mark.spec("D-46")
 async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> None:
     record, known = _known(places)
     with sandbox(places.volumes, record.target.text):
@@ -141,7 +141,7 @@ async def test_failed_publish_leaves_those_of_the_one_before(places: Places) -> 
         assert await known.of(record, "kata") == KNOWN
 
 
-@pytest.mark.spec("D-50")
+@pytest.mark.spec("D-47")
 async def test_driver_that_ignores_the_encryption_is_refused(kata: Node) -> None:
     target = kata.places.target("one")
     publish = kata.co.publish("vol-1", target, volume_context=LUKS)
@@ -149,7 +149,7 @@ async def test_driver_that_ignores_the_encryption_is_refused(kata: Node) -> None
     kata.check_untouched(target)
 
 
-@pytest.mark.spec("D-50")
+@pytest.mark.spec("D-47")
 @pytest.mark.parametrize(
     ("key", "name"),
     [("crust.dev/encryption", "EncryptedOnHost"), ("crust.dev/format-in", "FilesystemOfGuest")],
