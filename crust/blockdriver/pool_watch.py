@@ -15,7 +15,7 @@ from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.blockdriver.records.pool import PoolNotOpened
-from crust.rpc.serving.gate import needs_state
+from crust.rpc.messages.requests import needs_state
 
 PERIOD_S = 1.0
 

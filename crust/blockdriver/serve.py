@@ -30,7 +30,6 @@ from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.rpc import channel, wiring
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.rpc.serving.gate import Gate
 from crust.settings.cluster import ClusterSettings
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
@@ -55,17 +54,15 @@ async def running(
     *,
     socket: str,
     run_dir: str,
-    take_over: bool = False,
     cluster: ClusterSettings | None = None,
 ) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `flocks.LockHeld` when another process has the pool, `takeover.TakeoverRefused` also when the process of
-    `run_dir` runs another driver, and what `server.serving` raises.
+    Raises `flocks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
     """
     await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
     async with (
-        starting(os.path.join(run_dir, LOCK), take_over=take_over, of=driver.name) as daemon,
+        starting(os.path.join(run_dir, LOCK)) as daemon,
         part(driver, daemon, socket=socket, run_dir=run_dir, cluster=cluster),
         daemon.serves(),
     ):
@@ -86,9 +83,8 @@ async def part(
     `running`.
     """
     async with AsyncExitStack() as stack:
-        daemon.before_release(lambda: [driver.operations])
         with driver.workers.used():  # also by the tasks that are started here
-            watch = await _opened(driver, daemon)
+            watch = await _opened(driver, daemon, stack)
         await stack.enter_async_context(
             wires.serving(
                 socket,
@@ -104,7 +100,6 @@ async def part(
                 name="driver",
                 lock_path=os.path.join(run_dir, "socket.lock"),
                 daemon=daemon,
-                gate=Gate(),
                 admit=watch.check,
                 driver=lambda: driver.name,
             )
@@ -124,15 +119,14 @@ async def part(
 async def _in_cluster(
     driver: Driver, cluster: ClusterSettings, daemon: Daemon
 ) -> AsyncIterator[None]:
-    """A node of the cluster while the block runs. Until a takeover: then the successor is, which has the pool."""
+    """A node of the cluster while the block runs."""
     from crust.blockdriver import cluster_node  # most drivers have no cluster
     from crust.cluster.etcd import connect
 
-    async with AsyncExitStack() as joined:
-        store = await joined.enter_async_context(connect.node_side(cluster, driver.node_id))
-        node = cluster_node.joined(driver, store, driver.node_id, daemon.health)
-        await joined.enter_async_context(node)
-        daemon.owned.push_async_callback(joined.aclose)
+    async with (
+        connect.node_side(cluster, driver.node_id) as store,
+        cluster_node.joined(driver, store, driver.node_id, daemon.health),
+    ):
         yield
 
 
@@ -141,12 +135,11 @@ def _pool_of(driver: Driver) -> str:
     return f"pool of {driver.name}"
 
 
-async def _opened(driver: Driver, daemon: Daemon) -> PoolWatch:
+async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
     """Open the pool if it is there; what has it is closed before another process may write."""
     watch = PoolWatch(
         driver, lambda problem: daemon.health.report(_pool_of(driver), problem, is_fatal=False)
     )
-    owned = daemon.owned
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.operations.drain)
@@ -216,13 +209,14 @@ async def run(settings: DriverSettings) -> None:
         driver,
         socket=settings.socket,
         run_dir=settings.run_dir,
-        take_over=settings.take_over,
         cluster=settings.cluster,
     )
     # in this order: what cannot be used is refused before anything is served
-    async with _declared_gone(driver.name, settings.kubernetes) as nodes, serving as daemon:
-        if nodes is not None:
-            await _keep_fencing(driver, nodes, daemon)
+    async with (
+        _declared_gone(driver.name, settings.kubernetes) as nodes,
+        serving as daemon,
+        _fencing(driver, nodes),
+    ):
         await daemon.forever()
 
 
@@ -247,14 +241,20 @@ async def _declared_gone(
         await client.close()
 
 
-async def _keep_fencing(driver: Driver, nodes: lost_nodes.NodesGone, daemon: Daemon) -> None:
-    """Cut off what is declared gone, until a takeover: then the successor does, which has the pool."""
+@asynccontextmanager
+async def _fencing(driver: Driver, nodes: lost_nodes.NodesGone | None) -> AsyncIterator[None]:
+    """Cut off the nodes that are declared gone while the block runs."""
+    if nodes is None:
+        yield
+        return
     fencing = driver.stores.engine.fencing
     assert fencing is not None, "checked with the settings"
     metrics.export(*metrics.FENCING)
     work = lost_nodes.LostNodes(fencing, nodes, driver.stores.volume_records.ids).keep_fencing()
     with driver.workers.used():  # by the task that is started here
-        await daemon.owned.enter_async_context(background("fences nodes that are gone", work))
+        loop = background("fences nodes that are gone", work)
+        async with loop:
+            yield
 
 
 async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:

@@ -31,7 +31,6 @@ from crust.rpc import passthrough, wiring
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import extensions, requests
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.rpc.serving.gate import Gate
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.shim import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -111,26 +110,24 @@ def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passth
 
 
 @asynccontextmanager
-async def serving(  # noqa: PLR0913 - one per setting
+async def serving(
     *,
     socket_path: str,
     driver_socket: str,
     runtime_socket: str,
     report_condition: bool,
     wrapping: Wrapping | None = None,
-    take_over: bool = False,
     threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
     """Serve the shim while the block runs. Raises what `server.serving` raises, before anything is served.
 
-    Without `wrapping` only a driver that defers by itself can defer. One that was taken over answers its old
-    connections as before, and hands on those calls that work on private directories.
+    Without `wrapping` only a driver that defers by itself can defer.
     """
     directory = os.path.dirname(socket_path)
     with oserrors.translating(f"cannot make the directory {directory}"):
         await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
-        starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+        starting(f"{socket_path}.lock") as daemon,
         part(
             daemon,
             socket_path=socket_path,
@@ -166,7 +163,7 @@ async def part(  # noqa: PLR0913 - one per setting
     ):
         runtime = RuntimeClient(back)
         deferral = Deferral(_Socket(driver, facts), runtime, report_condition=report_condition)
-        generic, gate = handlers(driver, deferral), None
+        generic = handlers(driver, deferral)
         if wrapping is not None:
             threads = threads or Workers(f"the shim at {socket_path}", limit=64)
             watch = WorkerWatch(threads, daemon.health)
@@ -175,10 +172,9 @@ async def part(  # noqa: PLR0913 - one per setting
             watch.operations.append(lambda: [work.operations])
             watch.refusals.append(work.refusal)
             stack.push_async_callback(work.operations.drain)
-            daemon.before_release(lambda: [work.operations])
             wrapped = _wrapped(driver, runtime)
             frontend = Frontend(driver, facts, deferral, wrapped, wrapping, work)
-            generic, gate = frontend.handler(), Gate(frontend.holds)
+            generic = frontend.handler()
             metrics.export_workers(f"shim {socket_path}", lambda: threads.load)
         serves = wires.serving(
             socket_path,
@@ -186,7 +182,6 @@ async def part(  # noqa: PLR0913 - one per setting
             lock_path=None,
             generic=[generic],
             daemon=daemon,
-            gate=gate,
             driver=facts.known_name,
         )
         daemon.readiness.append(lambda: _not_connected(driver, driver_socket))
@@ -231,7 +226,6 @@ async def run(settings: ShimSettings) -> None:
         runtime_socket=settings.runtime_socket,
         report_condition=settings.csi_profile == "1.12",
         wrapping=wrapping_of(settings),
-        take_over=settings.take_over,
     ) as daemon:
         await daemon.forever()
 

@@ -1,28 +1,22 @@
 """Proxy, shims and the block driver as one process.
 
-The process has one `Daemon`: the lock of the proxy's run directory, one health, one watchdog, one takeover. A
-takeover hands over the state of all parts together, because everything that only one process may have is in
-`Daemon.owned`. Calls wait at the sockets that others call; between the parts there is no gate, because a call there
-is a step of one that has passed. A step that outlives its call is an operation: none of any part runs when the state
-is released, and none can begin after.
-
-The driver starts first and the CO's sockets last, so that what a CO can call is complete.
+The process has one `Daemon`: the lock of the proxy's run directory, one health, one watchdog. The driver starts first
+and the CO's sockets last, so that what a CO can call is complete. A stop goes in the opposite order: each part drains
+its operations while the parts that these call still serve.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
 from crust.csi_shim import process as shim_process
-from crust.csi_shim.wrap.frontend import Frontend
 from crust.host.files import durable, flocks
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy.csi.frontend import CsiFrontend
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.gate import needs_state
 from crust.rpc.wiring import Wiring
 from crust.settings.driver import DriverSettings
 from crust.settings.shim import ShimSettings
@@ -43,24 +37,14 @@ async def run(settings: NodeSettings) -> None:
 async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     """Run the node's process while the block runs."""
     wires = Wiring(inner=settings.inner_sockets, shared=[settings.runtime_socket])
-    proxy = settings.proxy.model_copy(update={"take_over": settings.take_over})
-    own = settings.driver[0].driver_name if settings.driver else ""
-    async with proxy_app.owning(proxy, own) as daemon, AsyncExitStack() as stack:
+    async with proxy_app.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
         for driver in settings.driver:
             await stack.enter_async_context(_driver(driver, daemon, wires))
         for shim in settings.shim:
             await stack.enter_async_context(_shim(shim, daemon, wires))
-        held = _held(settings)
-        await stack.enter_async_context(proxy_app.part(proxy, daemon, wires=wires, holds=held))
+        await stack.enter_async_context(proxy_app.part(settings.proxy, daemon, wires=wires))
         await stack.enter_async_context(daemon.serves())
         yield daemon
-
-
-def _held(settings: NodeSettings) -> Callable[[str], bool]:
-    """Which calls of a CO wait while the process is taken over: those that need the state of any part."""
-    if settings.driver:
-        return needs_state
-    return lambda method: CsiFrontend.holds(method) or Frontend.holds(method)
 
 
 @asynccontextmanager
@@ -70,17 +54,17 @@ async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> As
     lock = await asyncio.to_thread(
         flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK)
     )
-    daemon.owned.callback(lock.close)
-    driver = serve.driver_of(settings, wires.connect)
-    async with serve.part(
-        driver,
-        daemon,
-        socket=settings.socket,
-        run_dir=settings.run_dir,
-        wires=wires,
-        cluster=settings.cluster,
-    ):
-        yield
+    with contextlib.closing(lock):
+        driver = serve.driver_of(settings, wires.connect)
+        async with serve.part(
+            driver,
+            daemon,
+            socket=settings.socket,
+            run_dir=settings.run_dir,
+            wires=wires,
+            cluster=settings.cluster,
+        ):
+            yield
 
 
 @asynccontextmanager

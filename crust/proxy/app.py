@@ -8,7 +8,7 @@ order and waits for every running operation.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -44,7 +44,6 @@ from crust.proxy.runtimes.runtime_cli import RuntimeCli
 from crust.proxy.runtimes.volume_health import DeferredHealth
 from crust.rpc import wiring
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.rpc.serving.gate import Gate
 from crust.rpc.serving.server import AddServicer
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.loading import InvalidSettings
@@ -99,16 +98,15 @@ async def running(
 
 
 @asynccontextmanager
-async def owning(settings: ProxySettings, of: str = "") -> AsyncIterator[Daemon]:
-    """The process that has the run directory while the block runs; raises as `starting`. `of`: the driver in it."""
+async def owning(settings: ProxySettings) -> AsyncIterator[Daemon]:
+    """The process that has the run directory while the block runs; raises as `starting`."""
     await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
-    lock_path = f"{settings.run_dir}/proxy.lock"
-    async with starting(lock_path, take_over=settings.take_over, of=of) as daemon:
+    async with starting(f"{settings.run_dir}/proxy.lock") as daemon:
         yield daemon
 
 
 @asynccontextmanager
-async def part(  # noqa: PLR0913 - the kernel's side, and the process's
+async def part(
     settings: ProxySettings,
     daemon: Daemon,
     *,
@@ -116,12 +114,8 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
     devices: Devices = host_devices,
     threads: Workers | None = None,
     wires: wiring.Wiring = wiring.SOCKETS,
-    holds: Callable[[str], bool] = CsiFrontend.holds,
 ) -> AsyncIterator[None]:
-    """Serve as a part of the process `daemon` while the block runs.
-
-    `holds` says which calls of a CO wait while the process is taken over.
-    """
+    """Serve as a part of the process `daemon` while the block runs."""
     targets = targets or GuardedTargets(settings.target_roots)
     pool = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
@@ -130,20 +124,19 @@ async def part(  # noqa: PLR0913 - the kernel's side, and the process's
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         deferred = DeferredVolumes(store, devices, pool)
         watch.operations.append(lambda: [deferred.operations])
-        await _load(deferred, targets, settings.target_roots, daemon)
+        await _load(deferred, targets, settings.target_roots, stack)
         events = Events()
         handlers = Handlers(grace_s=settings.handler_grace_s)
         peers = HandlerPeers()
         stack.push_async_callback(peers.close)
         stack.push_async_callback(deferred.operations.drain)
-        daemon.before_release(lambda: [deferred.operations])
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
         runtimes = await _runtimes(settings, stack, wires)
-        drivers = _driver_sockets(settings, parts, runtimes, wires, holds)
+        drivers = _driver_sockets(settings, parts, runtimes, wires)
         watch.operations.append(drivers.operations)
-        await daemon.owned.enter_async_context(_watched(store, parts))
+        await stack.enter_async_context(_watched(store, parts))
         await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
-        await _serve_drivers(settings, drivers, daemon, stack)
+        await _serve_drivers(settings, drivers, stack)
         _export_metrics(deferred, drivers)
         metrics.export_workers("proxy", lambda: pool.load)
         daemon.readiness.append(drivers.missing)
@@ -184,14 +177,14 @@ def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[
 
 
 async def _load(
-    deferred: DeferredVolumes, targets: Targets, roots: Sequence[str], daemon: Daemon
+    deferred: DeferredVolumes, targets: Targets, roots: Sequence[str], stack: AsyncExitStack
 ) -> None:
     """Open and lock the handoff directory, finish what a crash has interrupted, and load the deferred volumes."""
     store = deferred.store
 
     def prepare() -> Iterable[str]:
         store.open()
-        daemon.owned.callback(store.lock().close)
+        stack.callback(store.lock().close)
         for path in store.remove_orphans(targets.unmount_guard):
             _log.warning("orphan kept", extra={"path": path})
         return targets.guards()
@@ -214,8 +207,7 @@ async def _serve_proxy_sockets(
     sockets = Sockets.below(settings.run_dir)
 
     async def serve(name: str, path: str, add_servicer: AddServicer) -> None:
-        gate = Gate(stage=2)
-        serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon, gate=gate)
+        serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon)
         await stack.enter_async_context(serving)
 
     common = (parts.deferred, parts.handlers, parts.peers)
@@ -236,14 +228,12 @@ async def _serve_proxy_sockets(
         lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
     )
     stack.callback(registry.stop)
-    parts.daemon.after_takeover(registry.stop)
     await serve(
         "inspect",
         sockets.inspect,
         lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
     )
     stack.callback(inspect.stop)
-    parts.daemon.after_takeover(inspect.stop)
     await serve(
         "runtime",
         sockets.runtime,
@@ -276,7 +266,6 @@ def _driver_sockets(
     parts: _Parts,
     runtimes: Runtimes | None,
     wires: wiring.Wiring,
-    holds: Callable[[str], bool],
 ) -> DriverSockets:
     known = settings.kubernetes
     deferring = frozenset(known.runtime_handlers) if known else frozenset()
@@ -300,14 +289,12 @@ def _driver_sockets(
         run_dir=settings.run_dir,
         plugins_registry=settings.plugins_registry,
         connect=wires.connect,
-        holds=holds,
     )
 
 
 async def _serve_drivers(
-    settings: ProxySettings, drivers: DriverSockets, daemon: Daemon, stack: AsyncExitStack
+    settings: ProxySettings, drivers: DriverSockets, stack: AsyncExitStack
 ) -> None:
     stack.push_async_callback(drivers.aclose)
-    daemon.before_release(drivers.operations)
     for served in settings.drivers:
         await drivers.add(served)

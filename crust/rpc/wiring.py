@@ -15,7 +15,6 @@ from crust.rpc import channel
 from crust.rpc.in_process.local import LocalServer
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.gate import Gate
 
 
 class Wiring:
@@ -39,14 +38,10 @@ class Wiring:
         daemon: Daemon,
         lock_path: str | None = "",
         generic: Sequence[grpc.GenericRpcHandler] = (),
-        gate: Gate | None = None,
         admit: Callable[[str], None] | None = None,
         driver: Callable[[], str] = lambda: "",
     ) -> AsyncIterator[None]:
-        """Serve at `path` while the block runs, as `server.serving` does where others call it.
-
-        The gate is for the socket. An inner call belongs to one that came in by a socket, and has passed its gate.
-        """
+        """Serve at `path` while the block runs, as `server.serving` does where others call it."""
         local = self._servers.get(path)
         if local is not None:
             local.open(name, daemon.health, generic, admit, driver)
@@ -63,7 +58,6 @@ class Wiring:
                 lock_path=lock_path,
                 generic=generic,
                 daemon=daemon,
-                gate=gate,
                 admit=admit,
                 driver=driver,
             )

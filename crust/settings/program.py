@@ -23,9 +23,6 @@ class ProgramSettings(Table):
     log_format: Literal["json", "console"] = "console"
     """json for a log collector."""
 
-    take_over: bool = False
-    """Whether a live process of the same locks is asked to hand its state over, so that callers notice no restart."""
-
     metrics_address: MetricsAddress = ""
     """Where Prometheus reads the metrics, host:port or [IPv6]:port; empty: no metrics. There is no authentication."""
 

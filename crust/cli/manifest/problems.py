@@ -1,5 +1,5 @@
-"""Why a configuration cannot work in its pods: probes reach the metrics port, the next version's pod takes over, the
-kubelet learns of the driver, the sidecars find the socket, and each path of the settings outlives the container.
+"""Why a configuration cannot work in its pods: probes reach the metrics port, the kubelet learns of the driver, the
+sidecars find the socket, and each path of the settings outlives the container.
 """
 
 import os
@@ -39,8 +39,6 @@ def crust_of(workload: Object) -> Object:
 
 
 def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
-    if not settings.take_over:
-        yield "the next version's pod starts beside this one: set take_over = true"
     if not settings.proxy.plugins_registry:
         yield "the kubelet would not learn of the driver: set proxy.plugins_registry"
     yield from _of_one_node(settings)

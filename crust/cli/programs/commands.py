@@ -28,11 +28,6 @@ _TRACES = click.option(
     default=None,
     help="Send spans to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names. Default: no.",
 )
-_TAKE_OVER = click.option(
-    "--take-over/--no-take-over",
-    default=None,
-    help="Take the state over from a process that serves, with no gap for its callers.",
-)
 _PROPAGATION = click.option(
     "--check-propagation/--no-check-propagation",
     default=None,
@@ -49,7 +44,7 @@ _POOL_ID_FILE = click.option(
 
 def _of_a_daemon(command: Callable[..., None]) -> Callable[..., None]:
     """The flags of every daemon, before its own."""
-    for option in (_TAKE_OVER, _TRACES, _METRICS, _LOG_FORMAT, _LOG_LEVEL, _CONFIG):
+    for option in (_TRACES, _METRICS, _LOG_FORMAT, _LOG_LEVEL, _CONFIG):
         command = option(command)
     return command
 
@@ -63,7 +58,7 @@ def node(**flags: Any) -> None:
         from crust.node import process
         from crust.node.settings import NodeSettings
 
-    daemons.serve(NodeSettings, "node", process.run, flags)
+    daemons.serve(NodeSettings, "node", process.run, flags, stop_s=daemons.STOP_OF_DRIVER_S)
 
 
 @click.command()
@@ -193,7 +188,14 @@ def driver(context: click.Context, /, **flags: Any) -> None:
         from crust.settings.driver import DriverSettings
 
     flags["cluster"] = daemons.cluster(flags)
-    daemons.serve(DriverSettings, "driver", serve.run, flags, defaults=_here())
+    daemons.serve(
+        DriverSettings,
+        "driver",
+        serve.run,
+        flags,
+        defaults=_here(),
+        stop_s=daemons.STOP_OF_DRIVER_S,
+    )
 
 
 @driver.command("init-pool")

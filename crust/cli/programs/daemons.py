@@ -25,6 +25,12 @@ _THREADS = 64
 """A system call on a dead disk keeps its thread. Python's own number follows the processors: six hung volumes would
 stop a node of two. They are made when they are needed."""
 
+STOP_S = 140.0
+"""How long a process may stop: its operations end, and its callers leave. Its supervisor kills it 10 s later."""
+
+STOP_OF_DRIVER_S = 890.0
+"""The same where mkfs and e2fsck run."""
+
 CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read where no --config is given."""
 
@@ -75,8 +81,11 @@ def serve(
     flags: dict[str, Any],
     *,
     defaults: Mapping[str, Any] | None = None,
+    stop_s: float = STOP_S,
 ) -> None:
-    """Load the settings, then run until a signal; exits 2 for bad settings and 1 for a failed start."""
+    """Load the settings, then run until a signal, and `stop_s` longer at most; exits 2 for bad settings and 1 for a
+    failed start.
+    """
     loaded = settings_of(model, program, flags, defaults=defaults)
     # here, because `crust status` should not pay for prometheus_client
     from crust import metrics
@@ -98,7 +107,7 @@ def serve(
     try:
         # around the loop: its end may wait for a collector
         with tracing.exporting(program, is_on=loaded.traces):
-            asyncio.run(until_signal(measured()), debug=False)
+            asyncio.run(until_signal(measured(), stop_s), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(2 if isinstance(error, InvalidSettings) else 1)
@@ -142,11 +151,14 @@ def text(program: str, path: Path) -> str:
         raise InvalidSettings(program, f"{path} cannot be read: {err}") from err
 
 
-async def until_signal(work: Awaitable[None]) -> None:
+async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:
     """Run until done, or until SIGTERM or SIGINT cancels it; cancellation lets running operations finish.
 
     Later signals cancel nothing. A second one would end the wait for operations, and with it a tool that writes to
     somebody's volume. SIGKILL is there for those who want that.
+
+    A stop that takes longer than `stop_s` ends as a kill -9 does: the kernel frees the locks, and no lock is free
+    while this process writes. A call that hangs would otherwise keep the successor waiting for ever.
     """
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads.Threads(_THREADS))
@@ -157,6 +169,7 @@ async def until_signal(work: Awaitable[None]) -> None:
             _log.warning("still stopping: operations that run are finished first")
         else:
             task.cancel()
+            loop.call_later(stop_s, _kill, stop_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -164,3 +177,14 @@ async def until_signal(work: Awaitable[None]) -> None:
         await task
     except asyncio.CancelledError:
         _log.info("stopped")
+
+
+def _kill(after_s: float) -> None:
+    """End the process at once, and say what did not end."""
+    running = sorted(task.get_name() for task in asyncio.all_tasks())
+    _log.critical(
+        "killed: it has not stopped in time", extra={"after_s": after_s, "tasks": running}
+    )
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os._exit(1)

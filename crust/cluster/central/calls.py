@@ -21,7 +21,7 @@ from crust.cluster.central.routing import Router
 from crust.cluster.central.survey import Survey
 from crust.cluster.methods import BY_NAME
 from crust.cluster.protocol import Leadership, LeadershipLost
-from crust.rpc.serving.gate import needs_state
+from crust.rpc.messages.requests import needs_state
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -25,19 +25,15 @@ async def serving(
     default: Defer,
     users: Users | None = None,
     driver_name: str = "",
-    take_over: bool = False,
 ) -> AsyncIterator[Daemon]:
-    """Serve while the block runs. Raises what `server.serving` raises, before anything is served.
-
-    It has no state: one that was taken over answers its old connections as before.
-    """
+    """Serve while the block runs. Raises what `server.serving` raises, before anything is served."""
     directory = os.path.dirname(socket_path)
     with oserrors.translating(f"cannot make the directory {directory}"):
         await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
         channel.connect(driver_socket) as driver,
         contextlib.aclosing(DriverFacts(driver)) as facts,
-        starting(f"{socket_path}.lock", take_over=take_over) as daemon,
+        starting(f"{socket_path}.lock") as daemon,
     ):
         shim = ControllerShim(driver, facts, default, users, driver_name)
         serves = server.serving(
@@ -62,7 +58,6 @@ async def run(settings: ShimSettings) -> None:
             default=Defer(settings.defer),
             users=users,
             driver_name=settings.driver_name,
-            take_over=settings.take_over,
         ) as daemon,
     ):
         await daemon.forever()

@@ -75,12 +75,6 @@ class Frontend:
         self._advertised = advertised.Advertised(facts, work.has_volumes)
         self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
 
-    @staticmethod
-    def holds(method: str) -> bool:
-        """Whether a call may be about a wrapped volume; any other one passes whichever process answers."""
-        name = method.removeprefix(_NODE)
-        return method.startswith(_NODE) and name in _INSPECTED and "Volume" in name
-
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
         own = {

@@ -89,11 +89,6 @@ class CsiFrontend:
         """Refuse new operations, and wait for the running ones."""
         await self.operations.drain()
 
-    @staticmethod
-    def holds(method: str) -> bool:
-        """Whether a call reads or writes what is deferred; a takeover does not make any other one wait."""
-        return method.startswith(_NODE) and method.removeprefix(_NODE) in _INSPECTED
-
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
         own = {

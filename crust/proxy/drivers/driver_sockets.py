@@ -18,7 +18,6 @@ from crust.proxy.drivers.plugin_registration import Registration, registering
 from crust.rpc import channel
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.gate import Gate
 from crust.settings.proxy import ServedDriver
 
 _log = logging.getLogger(__name__)
@@ -60,14 +59,12 @@ class DriverSockets:
         run_dir: str,
         plugins_registry: str,
         connect: Callable[[str], grpc.aio.Channel] = channel.connect,
-        holds: Callable[[str], bool] = CsiFrontend.holds,
     ) -> None:
         self._frontend = frontend
         self._daemon = daemon
         self._run_dir = run_dir
         self._registry = plugins_registry
         self._connect = connect
-        self._holds = holds
         self._drivers: dict[str, Driver] = {}
 
     def all(self) -> Sequence[Driver]:
@@ -88,7 +85,6 @@ class DriverSockets:
                 lock_path=self._lock_path(served.socket),
                 generic=[frontend.handler()],
                 daemon=self._daemon,
-                gate=Gate(self._holds),
             )
             await parts.enter_async_context(serving)
             registration = await self._register(served, parts)

@@ -2,8 +2,7 @@
 
 The kubelet finds the socket, calls GetInfo, calls the driver's NodeGetInfo through the proxy, and reports whether it
 registered the driver. It calls again after each of its own starts, and by itself after a refusal. When the socket is
-removed, the kubelet forgets the driver; so the socket exists exactly as long as the proxy serves the driver, and a
-takeover renames the new one over it.
+removed, the kubelet forgets the driver; so the socket exists exactly as long as the proxy serves the driver.
 """
 
 from collections.abc import AsyncIterator

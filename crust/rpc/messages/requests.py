@@ -1,4 +1,4 @@
-"""Parses the bytes of a request into its message."""
+"""What the bytes of a request, and the name of its method, say."""
 
 from typing import TypeVar
 
@@ -27,6 +27,11 @@ def parse(kind: type[Request], data: bytes) -> Request:
         return kind.FromString(data)
     except DecodeError as err:
         raise MalformedMessage(kind.DESCRIPTOR.full_name) from err
+
+
+def needs_state(method: str) -> bool:
+    """Whether a method of CSI reads or writes the state: all but identity, health and capabilities do."""
+    return not (method.startswith("/csi.v1.Identity/") or method.endswith("Capabilities"))
 
 
 def identity(request: message.Message) -> bytes:

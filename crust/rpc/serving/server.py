@@ -22,7 +22,6 @@ from crust.rpc import channel
 from crust.rpc.serving import interceptors, sockets
 from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.gate import Gate, GateInterceptor
 
 AddServicer = Callable[[Any], None]
 """Adds a servicer to a server, on a socket or local, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
@@ -48,7 +47,6 @@ async def serving(  # noqa: PLR0913 - one per part of a server
     lock_path: str | None = "",
     generic: Sequence[grpc.GenericRpcHandler] = (),
     daemon: Daemon | None = None,
-    gate: Gate | None = None,
     admit: Callable[[str], None] | None = None,
     driver: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[grpc.aio.Server]:
@@ -56,21 +54,17 @@ async def serving(  # noqa: PLR0913 - one per part of a server
 
     `lock_path` defaults to the socket's path with `.lock` added; None: a lock of `daemon` is enough. `name` is the
     server's in logs and errors, `driver` has the name of the CSI driver whose calls these are.
-    `daemon` is the process, `gate` what holds calls back when it is taken over, `admit` raises why a method cannot be
-    served now. Raises `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`,
-    `channel.SocketPathTooLong`.
+    `daemon` is the process, `admit` raises why a method cannot be served now. Raises `sockets.SocketInUse`,
+    `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     daemon = daemon or Daemon()
     if lock_path == "":
         lock_path = f"{socket_path}.lock"
-    lock = await asyncio.to_thread(_claim, socket_path, lock_path, daemon.inherited(socket_path))
+    lock = await asyncio.to_thread(_claim, socket_path, lock_path)
     try:
         server = grpc.aio.server(
-            interceptors=[
-                *([GateInterceptor(gate)] if gate is not None else []),
-                interceptors.CallInterceptor(Served(name, driver), daemon.health, admit),
-            ],
+            interceptors=[interceptors.CallInterceptor(Served(name, driver), daemon.health, admit)],
             handlers=list(generic),
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
@@ -79,13 +73,13 @@ async def serving(  # noqa: PLR0913 - one per part of a server
         own = await _start(server, socket_path)
         watch = asyncio.create_task(_watch(own, daemon), name=f"watch {socket_path}")
         try:
-            with daemon.serving(own, lock, gate):
-                yield server
+            yield server
         finally:
             watch.cancel()
             await asyncio.wait([watch])
             await asyncio.to_thread(own.remove)
-            await _stop(server, gate if daemon.taken_over else None)
+            await server.stop(grace=GRACE_S)
+            await asyncio.sleep(operations.AFTER_ANSWER_S)  # the last calls are logged by then
     finally:
         if lock is not None:
             lock.close()
@@ -94,24 +88,17 @@ async def serving(  # noqa: PLR0913 - one per part of a server
 GRACE_S = 5.0
 """How long a stopping server waits for running calls. The owner of the operations drains those."""
 
-FORWARDED_GRACE_S = 60.0
-"""The same, for calls that were forwarded to a successor: nobody else waits for those."""
-
 CHECK_S = 3.0
 """How often a server checks that its socket is still its own."""
 
 
-def _claim(
-    socket_path: str, lock_path: str | None, inherited: sockets.Identity | None
-) -> flocks.ProcessLock | None:
+def _claim(socket_path: str, lock_path: str | None) -> flocks.ProcessLock | None:
     for path in (socket_path, lock_path or socket_path):
         with oserrors.translating(f"the directory of {path} cannot be created"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = flocks.ProcessLock.acquire(lock_path) if lock_path else None
     try:
-        # a predecessor still listens, and forwards its callers
-        if inherited is None or sockets.identity_at(socket_path) != inherited:
-            sockets.check_free(socket_path)
+        sockets.check_free(socket_path)
     except BaseException:
         if lock is not None:
             lock.close()
@@ -134,24 +121,9 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
         raise
 
 
-async def _stop(server: grpc.aio.Server, forwards: Gate | None) -> None:
-    """Stop; the callers of a gate that forwards go over to the successor."""
-    if forwards is None:
-        await server.stop(grace=GRACE_S)
-        await asyncio.sleep(operations.AFTER_ANSWER_S)  # the last calls are logged by then
-        return
-    await forwards.hold_answers()
-    stops = asyncio.ensure_future(server.stop(grace=FORWARDED_GRACE_S))
-    await asyncio.sleep(0)  # it has begun: on each connection the notice to leave goes out first
-    forwards.leave()
-    await stops
-
-
 async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
-        if daemon.taken_over:  # the path is the successor's
-            return
         try:
             problem: errors.CrustError | None = await asyncio.to_thread(own.problem)
         except errors.CrustError as error:

@@ -1,4 +1,4 @@
-"""The path of a unix socket: which process owns it, how a server takes it over, and whether it still owns it.
+"""The path of a unix socket: which process owns it, and whether it still owns it.
 
 gRPC binds a path that another server holds without an error: new connections go to the second server, and when the
 first one stops it unlinks the second one's socket. So gRPC never binds the path itself. A server binds a hidden name

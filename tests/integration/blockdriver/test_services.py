@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -314,49 +313,6 @@ async def test_background_task_that_fails_is_logged(
     (record,) = ended
     assert record.exc_info is not None
     assert "a mistake of ours" in str(record.exc_info[1])
-
-
-async def test_driver_is_taken_over_without_an_error_while_volumes_are_made_and_deleted(
-    tmp_path: Path,
-) -> None:
-    """One connection for all, as sidecars keep it, and the pool has one writer at any moment."""
-    socket = f"{tmp_path}/csi.sock"
-    names = itertools.count()
-    enough = [asyncio.Event(), asyncio.Event()]
-    capability = csi.capability_to_wire(mount())
-
-    async def make_and_delete(controller: Any) -> None:
-        while True:
-            number = next(names)
-            create = csi_pb2.CreateVolumeRequest(
-                name=f"v{number}", volume_capabilities=[capability]
-            )
-            made = await controller.CreateVolume(create, timeout=30)
-            delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id)
-            await controller.DeleteVolume(delete, timeout=30)
-            if number in (10, 40):
-                enough[number // 40].set()
-
-    def serving(*, take_over: bool) -> Any:
-        return serve.running(
-            build(tmp_path),
-            socket=socket,
-            run_dir=f"{tmp_path}/run",
-            take_over=take_over,
-        )
-
-    async with (
-        serving(take_over=False),
-        channel.connect(socket) as connected,
-        AsyncExitStack() as successor,
-        asyncio.timeout(60),
-        asyncio.TaskGroup() as group,
-    ):
-        task = group.create_task(make_and_delete(csi_pb2_grpc.ControllerStub(connected)))
-        await enough[0].wait()
-        await successor.enter_async_context(serving(take_over=True))
-        await enough[1].wait()
-        task.cancel()
 
 
 async def test_what_does_not_exist_is_not_found_before_the_form_of_the_rest(

@@ -44,7 +44,6 @@ SIZE = 64 << 20
 TENANT = "rbd-b.csi.crust.dev"
 PROCESS = """
 node_name = "node-1"
-take_over = true
 
 [proxy]
 run_dir = "{root}/run"
@@ -217,8 +216,7 @@ async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
                 guest = f"guest-{namespace}"
                 secrets[name] = {"userID": guest, "userKey": ceph.node(guest, namespace)}
             settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})
-            first = settings.model_copy(update={"take_over": False})
-            await stack.enter_async_context(process.running(first))
+            await stack.enter_async_context(process.running(settings))
             handlers = registered(
                 FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
             )

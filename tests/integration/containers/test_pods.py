@@ -80,7 +80,7 @@ async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) ->
     """Their processes do not see each other: both are process 1."""
     await pods.start_all()
     same = await asyncio.to_thread(pods.start, "proxy", name="same")
-    await asyncio.to_thread(same.wait_ended)
+    await asyncio.to_thread(same.wait_for, "waits for another process to end")
     assert "LockHeld" in same.text()
     flags = (f"--run-dir={pods.run}/other", f"--volumes-root={pods.run}/other/volumes")
     other = await asyncio.to_thread(pods.start, "proxy", *flags, name="other")
@@ -88,6 +88,10 @@ async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) ->
     assert "a process of another PID namespace (another container) already listens" in other.text()
     async with kubelet_of(pods) as kubelet:
         await kubelet.delete(await kubelet.volume("still-served"))
+    await asyncio.to_thread(pods.running["proxy"].kill, "TERM")
+    await asyncio.to_thread(same.wait_for, "proxy serves")
+    async with kubelet_of(pods) as kubelet:
+        await kubelet.delete(await kubelet.volume("served-by-the-successor"))
 
 
 @pytest.mark.parametrize("program", ["proxy", "driver"])
@@ -99,72 +103,6 @@ async def test_start_is_refused_where_mounts_would_not_reach_the_host(
     await asyncio.to_thread(started.wait_ended)
     assert "MountsNotPropagated" in started.text()
     assert "mountPropagation Bidirectional" in started.text()
-
-
-class Callers:
-    """A kubelet, which connects for each call, and a sidecar, which keeps its connection; with a pause of 5 ms."""
-
-    def __init__(self, pods: Pods) -> None:
-        self._pods = pods
-        self._cycles = 0
-        self._more = asyncio.Condition()
-
-    async def kubelet(self, volume_id: str, target: str) -> None:
-        while True:
-            async with kubelet_of(self._pods) as each:
-                await each.publish(volume_id, target, defer=True)
-            async with kubelet_of(self._pods) as each:
-                await each.co.unpublish(volume_id, target)
-            await self._count()
-
-    async def sidecar(self, volume_id: str, target: str) -> None:
-        async with kubelet_of(self._pods) as each:
-            while True:
-                await each.publish(volume_id, target, defer=True)
-                await each.co.unpublish(volume_id, target)
-                await self._count()
-
-    async def cycles(self, count: int) -> None:
-        """Wait until so many more volumes were published and unpublished."""
-        wanted = self._cycles + count
-        async with asyncio.timeout(CYCLES_S), self._more:
-            await self._more.wait_for(lambda: self._cycles >= wanted)
-
-    async def _count(self) -> None:
-        async with self._more:
-            self._cycles += 1
-            self._more.notify_all()
-        await asyncio.sleep(0.005)
-
-
-async def test_no_caller_sees_an_error_while_all_three_are_taken_over(pods: Pods) -> None:
-    await pods.start_all()
-    callers = Callers(pods)
-    async with kubelet_of(pods) as kubelet, pods.handler():
-        one, two = await kubelet.volume("one"), await kubelet.volume("two")
-        targets = pods.target("one"), pods.target("two")
-        async with asyncio.TaskGroup() as group:
-            kubelets = group.create_task(callers.kubelet(one, targets[0]))
-            sidecar = group.create_task(callers.sidecar(two, targets[1]))
-            for program in ("proxy", "shim", "driver"):
-                await asyncio.to_thread(_take_over, pods, program)
-                await callers.cycles(10)
-            sidecar.cancel()  # at a stop a call on an old connection may be lost (docs/operations.md)
-            await asyncio.wait([sidecar])
-            for program in ("proxy", "shim", "driver"):
-                await asyncio.to_thread(pods.running[program].kill, "TERM")
-                await callers.cycles(3)
-            kubelets.cancel()
-        async with kubelet_of(pods) as last:
-            for volume_id, target in zip((one, two), targets, strict=True):
-                await last.co.unpublish(volume_id, target)
-                await last.delete(volume_id)
-
-
-def _take_over(pods: Pods, program: str) -> None:
-    successor = pods.start(program, "--take-over", name=f"{program}-2")
-    successor.wait_for("took the state over")
-    pods.running[program].wait_for("taken over; stop this")
 
 
 async def test_registration_socket_names_the_hosts_path(pods: Pods) -> None:

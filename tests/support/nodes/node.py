@@ -286,7 +286,6 @@ async def running(
 def shim(
     places: Places,
     *,
-    take_over: bool = False,
     wrapping: frontend.Wrapping | None = None,
     threads: Workers | None = None,
 ) -> Any:
@@ -297,7 +296,6 @@ def shim(
         runtime_socket=places.sockets.runtime,
         report_condition=True,
         wrapping=wrapping,
-        take_over=take_over,
         threads=threads,
     )
 

@@ -58,6 +58,32 @@ def test_second_sigterm_cancels_no_running_operation() -> None:
     assert ended == ["the operation", "the daemon"]
 
 
+def test_stop_that_hangs_ends_the_process_and_says_what_hung() -> None:
+    """A call that the kernel does not let go: the successor must not wait for it."""
+    script = """if True:
+        import asyncio, os, signal
+        from crust import logs
+        from crust.cli.programs import daemons
+
+        async def serve():
+            asyncio.create_task(asyncio.Event().wait(), name="a hung operation")
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.Event().wait()
+
+        logs.configure(level="info", fmt="console")
+        asyncio.run(daemons.until_signal(serve(), 0.01))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "it has not stopped in time" in done.stderr
+    assert "a hung operation" in done.stderr
+
+
 def test_settings_file_in_etc_is_read_where_none_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

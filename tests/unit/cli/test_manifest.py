@@ -25,7 +25,6 @@ OVERLAYS = {
     ("snapshots", "single-node"): ("--snapshots", "--resizer"),
 }
 POD = """
-take_over = true
 metrics_address = "0.0.0.0:9810"
 [proxy]
 plugins_registry = "/var/lib/kubelet/plugins_registry"
@@ -166,7 +165,7 @@ def test_kubelet_root_and_port_of_the_settings_are_the_pods(tmp_path: Path) -> N
 
 
 def test_an_image_of_your_own_may_have_what_ours_has_not(tmp_path: Path) -> None:
-    text = config(tmp_path, POD.replace("take_over", "traces = true\ntake_over") + "[driver]\n")
+    text = config(tmp_path, "traces = true\n" + POD + "[driver]\n")
     assert run(text).exit_code == 2
     assert run(text, "--image=registry.example/crust-with-otel:1").exit_code == 0
 
@@ -193,8 +192,7 @@ def test_wrapped_driver_can_be_served_beside_our_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("take_over = true", "", "take_over"),
-        ("take_over = true", "take_over = true\ntraces = true", "leave traces out"),
+        ("metrics_address", "traces = true\nmetrics_address", "leave traces out"),
         ('"0.0.0.0:9810"', '"127.0.0.1:9810"', "metrics_address"),
         ('plugins_registry = "/var/lib/kubelet/plugins_registry"', "", "plugins_registry"),
         ("[proxy]", '[proxy]\nrun_dir = "/srv/crust"', "/run/crust/volumes would be"),

@@ -76,7 +76,6 @@ def test_object_with_a_misspelt_key_is_not_accepted() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_paths_of_the_settings_are_mounted_from_the_host(overlay: str) -> None:
     found = node_settings(overlay)
-    assert found.take_over
     assert found.proxy.kubernetes is not None
     assert found.proxy.kubernetes.node_name == "node-1"
     pod = workload(overlay)["spec"]["template"]["spec"]

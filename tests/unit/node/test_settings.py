@@ -242,7 +242,7 @@ drivers = [
         ("shim = 3\n", "shim must be a list"),
         ("driver = 'ours'\n", "driver must be a list"),
         ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
-        ("[driver]\ntake_over = true\n", "take_over is a setting of the process"),
+        ("[driver]\ntraces = true\n", "traces is a setting of the process"),
         ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),
         ("[shim]\nruntime_socket = '/run/o.sock'\n", r"shim\.runtime_socket is '/run/o\.sock'"),
         ("[driver]\nruntime_socket = '/run/o.sock'\n", r"the proxy of this process serves"),
@@ -264,8 +264,8 @@ def test_contradictory_settings_are_refused_with_a_reason(toml: str, why: str) -
 
 
 def test_the_process_has_the_settings_of_every_daemon() -> None:
-    found: Any = load('log_level = "debug"\ntake_over = true\n', CRUST_LOG_FORMAT="json")
-    assert (found.log_level, found.take_over, found.log_format) == ("debug", True, "json")
+    found: Any = load('log_level = "debug"\ntraces = true\n', CRUST_LOG_FORMAT="json")
+    assert (found.log_level, found.traces, found.log_format) == ("debug", True, "json")
 
 
 def test_every_setting_of_the_driver_reaches_it() -> None:

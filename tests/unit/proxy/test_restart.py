@@ -14,6 +14,7 @@ from crust.handoff.record import Record
 from crust.host.files import flocks
 from crust.proxy import app
 from crust.rpc import channel
+from crust.rpc.serving import daemon
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
@@ -104,7 +105,10 @@ async def test_handler_registers_again_after_a_restart(places: Places) -> None:
             await handler.__aexit__(None, None, None)
 
 
-async def test_a_second_proxy_is_refused_and_the_first_serves_on(places: Places) -> None:
+async def test_a_second_proxy_is_refused_and_the_first_serves_on(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
     async with nodes.running(places) as node, node.handler():
         with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
             async with _proxy(places):

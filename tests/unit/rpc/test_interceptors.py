@@ -15,7 +15,6 @@ from crust import errors, logs, metrics
 from crust.rpc import channel, status
 from crust.rpc.serving import interceptors, server
 from crust.rpc.serving.call_record import Served
-from crust.rpc.serving.gate import Gate, GateInterceptor
 from crust.rpc.serving.health import Health
 from tests.support.faults.refusals import refused
 from tests.support.reported import reported
@@ -349,14 +348,9 @@ class _Details(grpc.HandlerCallDetails):
         self.invocation_metadata = ()
 
 
-@pytest.mark.parametrize("kind", ["calls", "gate"])
-async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name(kind: str) -> None:
+async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name() -> None:
     """A server has the same handler for each call of a method. Methods that pass through unknown have no bound."""
-    interceptor: grpc.aio.ServerInterceptor = (
-        interceptors.CallInterceptor(Served("test"), Health())
-        if kind == "calls"
-        else GateInterceptor(Gate())
-    )
+    interceptor = interceptors.CallInterceptor(Served("test"), Health())
 
     async def answer(request: bytes, _: object) -> bytes:
         return request

@@ -2,7 +2,7 @@
 
     stage, publish, expand      `use` connects as the volume's user, reads the pool's identity, and only then keeps it
     unstage                     `forget`: the user is forgotten with its last volume, and its connection closed
-    a restart, a takeover       forgets all; the next stage or publish brings a key again (decision 0018)
+    a restart                   forgets all; the next stage or publish brings a key again (decision 0018)
 
 A user whose key the cluster refuses, or that does not reach the pool, is not kept, and takes no other's place. An
 image is read as its volume's user, because that may be all that this user may read. Records are read as the user that

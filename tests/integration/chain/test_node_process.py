@@ -1,0 +1,45 @@
+"""`crust node` as a process: its locks, the sockets that it has not, its end."""
+
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from crust.host.files import flocks
+from crust.node import process
+from crust.rpc import channel
+from crust.rpc.serving import daemon
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.integration.chain.conftest import Chain
+
+pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
+
+
+async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
+    settings = chain.node_settings()
+    (driver,) = settings.driver
+    with pytest.raises(flocks.LockHeld, match=r"proxy\.lock"):
+        async with process.running(settings):
+            pass
+    with pytest.raises(flocks.LockHeld, match=r"driver\.lock"):
+        flocks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")
+
+
+async def test_parts_have_no_socket_of_their_own(chain: Chain) -> None:
+    assert not Path(chain.places.shim).exists()
+    assert not Path(chain.places.driver).exists()
+    async with channel.connect(chain.places.csi) as connected:
+        stub = csi_pb2_grpc.IdentityStub(connected)
+        answer = await stub.Probe(csi_pb2.ProbeRequest(), timeout=30)
+    assert answer.ready.value
+
+
+async def test_a_stopped_node_has_ended_its_operations_and_leaves_no_lock(chain: Chain) -> None:
+    volume_id = await chain.volume()
+    await chain.restart()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await chain.co.publish("no-such-volume", chain.places.target("x"), defer=False)
+    await chain.check_gone(volume_id)

@@ -1,0 +1,65 @@
+"""One process has the lock: a successor waits for its predecessor's end, and names one that does not end."""
+
+import asyncio
+import os
+
+import grpc
+import pytest
+
+from crust.host.files import flocks
+from crust.operations import KeyedOperations
+from crust.rpc import channel
+from crust.rpc.serving import daemon, server
+from tests.unit.rpc.test_server import Echo
+
+
+async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_ended(
+    short: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock, path = f"{short}/lock", f"{short}/a.sock"
+    ends, began, ended = asyncio.Event(), asyncio.Event(), []
+    operations = KeyedOperations()
+
+    async def write() -> None:
+        began.set()
+        await ends.wait()
+        ended.append("the operation")
+
+    async def predecessor() -> None:
+        async with daemon.starting(lock):
+            async with server.serving(path, name="old"):
+                caller = asyncio.create_task(operations.run("volume", "write", None, write))
+                await began.wait()
+            await operations.drain()
+            await caller
+
+    first = asyncio.create_task(predecessor())
+    await began.wait()
+
+    async def successor() -> None:
+        async with daemon.starting(lock), server.serving(path, name="new", generic=[Echo()]):
+            ended.append("the start")
+            async with channel.connect(path) as connected:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
+                    "/t.T/Echo"
+                )
+                assert await call(b"hello", timeout=60) == b"hello"
+
+    second = asyncio.create_task(successor())
+    async with asyncio.timeout(60):
+        while "waits for another process to end" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ends.set()
+        await asyncio.gather(first, second)
+    assert ended == ["the operation", "the start"]
+
+
+async def test_successor_ends_and_names_a_holder_that_does_not(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
+    async with daemon.starting(f"{short}/lock") as first, first.serves():
+        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
+            async with daemon.starting(f"{short}/lock"):
+                raise AssertionError("two processes")
+        first.check_ready()
