@@ -1,18 +1,37 @@
-"""The client of the Kubernetes API, and the one place where its failures become errors of crust."""
+"""The client of the Kubernetes API, and the one place where its failures become errors of crust.
+
+lightkube reads the kubeconfig and knows how a client proves who it is. What the server answers is read here, because
+lightkube's own models refuse what Go's types write (`objects`). An answer is bounded, in size and in time, before
+anything looks at it.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import quote
 
 import httpx2
 import lightkube
+import pydantic
 import yaml
+from lightkube.config import client_adapter
 
 from crust import errors
+from crust.kubernetes_api.objects import KubernetesObject, ListBody, Status, WatchEvent
 from crust.settings.loading import InvalidSettings
 
 _ASK_S = 10.0
 """For one question. A kubelet waits two minutes for its publish, and repeats it."""
+_PAGE = 500
+"""Objects of one answer of a list."""
+_ANSWER_BYTES = 64 << 20
+_EVENT_BYTES = 8 << 20
+"""An object in etcd has at most 1.5 MiB."""
+_OK, _NOT_FOUND, _GONE = 200, 404, 410
+
+Kind = TypeVar("Kind", bound=KubernetesObject)
 
 
 class KubernetesApiUnavailable(errors.PeerUnavailable):
@@ -38,7 +57,91 @@ class UnusableKubeconfig(InvalidSettings):
         )
 
 
-def client(kubeconfig: str) -> lightkube.AsyncClient:
+class VersionExpiredError(Exception):
+    """A watch cannot continue from its version: list again. It never leaves the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[Kind]):
+    """All objects of a kind, and the version from which a watch continues."""
+
+    objects: tuple[Kind, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[Kind]):
+    """An object that was created, changed, or deleted."""
+
+    found: Kind
+    is_deleted: bool
+
+
+class KubernetesApi:
+    """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names what was asked."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self._http = http
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._http.aclose()
+
+    async def get(self, kind: type[Kind], name: str, *, namespace: str = "") -> Kind | None:
+        """The object, now. None only if the server says of an object of this name that it is not there."""
+        collection = kind.path
+        if namespace:
+            prefix, _, plural = collection.rpartition("/")
+            collection = f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
+        shown = f"{namespace}/{name}" if namespace else name
+        async with _asking(f"{kind.__name__} {shown[:512]}"):
+            code, body = await self._answer(f"{collection}/{quote(name, safe='')}", {})
+            if code == _NOT_FOUND and _status(body).details.name == name:
+                return None
+            _check(code, body)
+            return kind.model_validate_json(body)
+
+    async def listing(self, kind: type[Kind], *, fields: str = "") -> Listing[Kind]:
+        """All objects of the kind; `fields` is a field selector. Its pages are one state of the server."""
+        objects: list[Kind] = []
+        query = {"limit": str(_PAGE)}
+        if fields:
+            query["fieldSelector"] = fields
+        while True:
+            async with _asking(f"the list of {kind.__name__} objects"):
+                code, body = await self._answer(kind.path, query)
+                _check(code, body)
+                page = ListBody[kind].model_validate_json(body)  # type: ignore[valid-type]
+            objects += page.items
+            if not page.metadata.continue_:
+                return Listing(tuple(objects), page.metadata.resource_version)
+            query["continue"] = page.metadata.continue_
+
+    async def watch(
+        self, kind: type[Kind], version: str, *, fields: str = ""
+    ) -> AsyncGenerator[Change[Kind], None]:
+        """The changes since a version, until the server ends the watch. Raises `VersionExpiredError`, too."""
+        query = {"watch": "true", "resourceVersion": version}
+        if fields:
+            query["fieldSelector"] = fields
+        timeout = httpx2.Timeout(_ASK_S, read=None)
+        with _refusals(f"the changes of {kind.__name__} objects"):
+            async with self._http.stream(
+                "GET", kind.path, params=query, timeout=timeout
+            ) as response:
+                if response.status_code != _OK:
+                    _check(response.status_code, await _body(response))
+                async for line in _lines(response):
+                    change = _change(kind, line)
+                    if change is not None:
+                        yield change
+
+    async def _answer(self, path: str, query: dict[str, str]) -> tuple[int, bytes]:
+        async with self._http.stream("GET", path, params=query) as response:
+            return response.status_code, await _body(response)
+
+
+def client(kubeconfig: str) -> KubernetesApi:
     """A client by a kubeconfig; empty: by the pod's service account. Raises `UnusableKubeconfig`."""
     config = lightkube.KubeConfig
     try:
@@ -46,7 +149,8 @@ def client(kubeconfig: str) -> lightkube.AsyncClient:
         chosen = found.get()
         if chosen is None or httpx2.URL(chosen.cluster.server).scheme not in ("http", "https"):
             raise UnusableKubeconfig(kubeconfig, "it has no server's address with http or https")
-        return lightkube.AsyncClient(chosen, timeout=httpx2.Timeout(_ASK_S), trust_env=False)
+        reached = client_adapter.ConnectionParams(timeout=httpx2.Timeout(_ASK_S), trust_env=False)
+        return KubernetesApi(client_adapter.AsyncClient(chosen, reached))
     except InvalidSettings:
         raise
     except (lightkube.ConfigError, OSError) as error:
@@ -61,18 +165,83 @@ def client(kubeconfig: str) -> lightkube.AsyncClient:
         raise UnusableKubeconfig(kubeconfig, why) from error
 
 
+class _AnswerRefused(ValueError):
+    """The server's answer is no object."""
+
+
 @contextlib.asynccontextmanager
-async def asking(what: str) -> AsyncIterator[None]:
-    """Ask one question inside the block, in bounded time. Raises `KubernetesApiUnavailable`."""
+async def _asking(what: str) -> AsyncIterator[None]:
+    """Ask one question inside the block, in bounded time."""
+    with _refusals(what):
+        try:
+            async with asyncio.timeout(_ASK_S):
+                yield
+        except TimeoutError as error:
+            raise KubernetesApiUnavailable(what, f"no answer within {_ASK_S:g} s") from error
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Failures inside the block become `KubernetesApiUnavailable`."""
     try:
-        async with asyncio.timeout(_ASK_S):
-            yield
-    except TimeoutError as error:
-        raise KubernetesApiUnavailable(what, f"no answer within {_ASK_S:g} s") from error
-    except httpx2.HTTPError as error:
-        raise KubernetesApiUnavailable(what, reason(error)) from error
+        yield
+    except (_AnswerRefused, httpx2.HTTPError, lightkube.ConfigError) as error:
+        # ConfigError: the file with the token has gone
+        raise KubernetesApiUnavailable(what, str(error) or type(error).__name__) from error
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        why = f"it answers in another form than Kubernetes' own: {where}: {first['msg']}"
+        raise KubernetesApiUnavailable(what, why) from error
 
 
-def reason(error: httpx2.HTTPError) -> str:
-    """The error in words; some have none of their own."""
-    return str(error) or type(error).__name__
+async def _body(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > _ANSWER_BYTES:
+            raise _AnswerRefused(f"its answer is larger than {_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        if max(map(len, (*lines, rest))) > _EVENT_BYTES:
+            raise _AnswerRefused(f"it sends an event that is larger than {_EVENT_BYTES} bytes")
+        for line in lines:
+            yield line
+
+
+def _change(kind: type[Kind], line: bytes) -> Change[Kind] | None:
+    """The change that a line of a watch tells; None of a bookmark, whose object may be null."""
+    if not line.strip():
+        return None
+    event = WatchEvent.model_validate_json(line)
+    if event.type == "ERROR":
+        _refuse(Status.model_validate(event.object))
+    if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+        return None
+    return Change(kind.model_validate(event.object), is_deleted=event.type == "DELETED")
+
+
+def _check(code: int, body: bytes) -> None:
+    """Raise what the server refused with."""
+    if code != _OK:
+        found = _status(body)
+        _refuse(found if found.code else Status(code=code, message=f"HTTP {code}"))
+
+
+def _refuse(status: Status) -> None:
+    if status.code == _GONE:
+        raise VersionExpiredError(status.message)
+    raise _AnswerRefused(status.message or f"HTTP {status.code}")
+
+
+def _status(body: bytes) -> Status:
+    """The Status object of a refusal; an empty one of what a proxy on the way answers."""
+    try:
+        return Status.model_validate_json(body)
+    except pydantic.ValidationError:
+        return Status()

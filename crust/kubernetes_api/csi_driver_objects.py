@@ -1,24 +1,16 @@
 """Reads CSIDriver objects. Nothing of a cluster is changed."""
 
-import lightkube
-from lightkube.resources.storage_v1 import CSIDriver
-
-from crust.kubernetes_api.api import asking
+from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import CsiDriverObject
+from crust.kubernetes_api.objects import CSIDriver
 
-_NOT_FOUND = 404
 
-
-async def read(client: lightkube.AsyncClient, name: str) -> CsiDriverObject:
+async def read(api: KubernetesApi, name: str) -> CsiDriverObject:
     """A driver's object, or Kubernetes' defaults without one. Raises `KubernetesApiUnavailable`."""
-    async with asking(f"CSIDriver {name}"):
-        try:
-            found = await client.get(CSIDriver, name)
-        except lightkube.ApiError as error:
-            if error.status.code == _NOT_FOUND:
-                return CsiDriverObject(name, exists=False)
-            raise
-    attach, pod_info = found.spec.attachRequired, found.spec.podInfoOnMount
+    found = await api.get(CSIDriver, name)
+    if found is None:
+        return CsiDriverObject(name, exists=False)
+    attach, pod_info = found.spec.attach_required, found.spec.pod_info_on_mount
     return CsiDriverObject(
         name,
         exists=True,

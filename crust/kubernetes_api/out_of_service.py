@@ -8,13 +8,9 @@ to a machine that only lost its network.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-import lightkube
-from lightkube.resources.core_v1 import Node
-from lightkube.resources.storage_v1 import CSINode
-
-from crust.kubernetes_api.api import asking
+from crust.kubernetes_api.api import KubernetesApi
+from crust.kubernetes_api.objects import CSINode, Node
 
 TAINT = "node.kubernetes.io/out-of-service"
 
@@ -22,41 +18,37 @@ TAINT = "node.kubernetes.io/out-of-service"
 class OutOfServiceNodes:
     """Asks the Kubernetes API of one cluster, as the driver `driver`."""
 
-    def __init__(self, client: lightkube.AsyncClient, driver: str) -> None:
-        self._client = client
+    def __init__(self, api: KubernetesApi, driver: str) -> None:
+        self._api = api
         self._driver = driver
 
     async def ids(self) -> frozenset[str]:
         """The driver's ids of the nodes that are gone, now. A driver that has left the CSINode object of such a node
         was called by the node's name. Raises `KubernetesApiUnavailable`.
         """
-        async with asking("the nodes that are out of service"):
-            gone = [_name(each) async for each in self._client.list(Node) if _is_gone(each)]
-            if not gone:
-                return frozenset()
-            known = await self._ids_by_name()
+        nodes = await self._api.listing(Node)
+        gone = [node.name for node in nodes.objects if is_out_of_service(node)]
+        if not gone:
+            return frozenset()
+        known = await self._ids_by_name()
         return frozenset(known.get(name, name) for name in gone)
 
     async def _ids_by_name(self) -> Mapping[str, str]:
+        csi_nodes = await self._api.listing(CSINode)
         return {
-            _name(each): str(found.nodeID)
-            async for each in self._client.list(CSINode)
-            for found in each.spec.drivers or ()
-            if found.name == self._driver
+            csi_node.name: registered.node_id
+            for csi_node in csi_nodes.objects
+            for registered in csi_node.spec.drivers
+            if registered.name == self._driver
         }
 
 
-def is_tainted(node: Any) -> bool:
-    """Whether a Node object has the taint."""
-    taints = (node.spec.taints if node.spec is not None else None) or ()
-    return any(taint.key == TAINT for taint in taints)
+def is_out_of_service(node: Node) -> bool:
+    """Whether the node has the taint, and no kubelet of it reports."""
+    is_tainted = any(taint.key == TAINT for taint in node.spec.taints)
+    return is_tainted and not is_ready(node)
 
 
-def _is_gone(node: Any) -> bool:
-    conditions = (node.status.conditions if node.status is not None else None) or ()
-    is_ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
-    return is_tainted(node) and not is_ready
-
-
-def _name(found: Any) -> str:
-    return str(found.metadata.name)
+def is_ready(node: Node) -> bool:
+    """Whether its kubelet reports that it is ready."""
+    return any(found.type == "Ready" and found.status == "True" for found in node.status.conditions)

@@ -1,33 +1,20 @@
 """Which container runtime handler a pod has: by its RuntimeClass, as the Kubernetes API has it.
 
 A pod's runtimeClassName and a RuntimeClass's handler are immutable, so an answer about a pod's UID is true for as
-long as the pod lives, however old it is. Therefore answers are kept by UID; classes are read again with each list,
-because one can be deleted and made again. A watch of the node's pods fetches them
+long as the pod lives, however old it is. Therefore pods are kept by UID; classes are followed by name, because one
+can be deleted and made again. A watch of the node's pods fetches them
 ahead of the publishes, so that a pod that was seen can start while the API server is away; a publish for a pod that
 the watch has not brought asks directly. An object of the same name with another UID is another pod.
 """
 
-import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator
-from typing import Any
-
-import httpx2
-import lightkube
-from lightkube.resources.core_v1 import Pod
-from lightkube.resources.node_v1 import RuntimeClass
+from contextlib import AbstractAsyncContextManager
 
 from crust import errors
-from crust.kubernetes_api.api import asking, reason
+from crust.kubernetes_api import following
+from crust.kubernetes_api.api import KubernetesApi
+from crust.kubernetes_api.following import Followed
+from crust.kubernetes_api.objects import Pod, RuntimeClass
 from crust.kubernetes_api.pod_name import PodName
-
-_log = logging.getLogger(__name__)
-
-_RELIST_S = 600.0
-"""A watch that lost events without an error is repaired by the next list."""
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-_GONE = 410
 
 
 class PodUnknown(errors.PeerUnavailable):
@@ -55,109 +42,54 @@ class RuntimeClassMissing(errors.NotReady):
 class PodRuntimes:
     """The runtime handlers of pods. Constructed with a client and the node's name."""
 
-    def __init__(self, client: lightkube.AsyncClient, node_name: str) -> None:
-        self._client = client
-        self._node_name = node_name
-        self._classes: dict[str, str] = {}
-        self._handlers: dict[str, str] = {}
+    def __init__(self, api: KubernetesApi, node_name: str) -> None:
+        self._api = api
+        self._classes: Followed[Pod, str] = Followed(
+            api, Pod, _class_of, key=_uid, fields=f"spec.nodeName={node_name}"
+        )
+        self._handlers: Followed[RuntimeClass, str] = Followed(api, RuntimeClass, _handler_of)
 
     async def handler_of(self, pod: PodName) -> str:
         """The handler of the pod's RuntimeClass; empty for a pod without one.
 
         Raises `KubernetesApiUnavailable`, `PodUnknown`, `RuntimeClassMissing`.
         """
-        class_name = self._classes.get(pod.uid)
+        class_name = self._classes.known.get(pod.uid)
         if class_name is None:
             class_name = await self._ask_class(pod)
-            self._classes[pod.uid] = class_name
+            self._classes.learn(pod.uid, class_name)
         if not class_name:
             return ""
-        if class_name not in self._handlers:
-            self._handlers[class_name] = await self._ask_handler(pod, class_name)
-        return self._handlers[class_name]
+        handler = self._handlers.known.get(class_name)
+        if handler is None:
+            handler = await self._ask_handler(pod, class_name)
+            self._handlers.learn(class_name, handler)
+        return handler
+
+    def following(self) -> AbstractAsyncContextManager[None]:
+        """Keep the pods of the node and the classes known while the block runs."""
+        return following.following(self._handlers, self._classes)
 
     async def _ask_class(self, pod: PodName) -> str:
-        async with asking(f"pod {pod}"):
-            try:
-                found = await self._client.get(Pod, pod.name, namespace=pod.namespace)
-            except lightkube.ApiError as error:
-                if error.status.code == 404:
-                    raise PodUnknown(pod) from error
-                raise
-        if found.metadata is None or found.metadata.uid != pod.uid:
+        found = await self._api.get(Pod, pod.name, namespace=pod.namespace)
+        if found is None or _uid(found) != pod.uid:
             raise PodUnknown(pod)
         return _class_of(found)
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
-        async with asking(f"RuntimeClass {name}"):
-            try:
-                found = await self._client.get(RuntimeClass, name)
-            except lightkube.ApiError as error:
-                if error.status.code == 404:
-                    raise RuntimeClassMissing(pod, name) from error
-                raise
-        return str(found.handler)
-
-    async def follow(self) -> None:
-        """Keep the pods of the node known, until cancelled. Outages are logged and waited for."""
-        failures = 0
-        while True:
-            try:
-                async with asyncio.timeout(_RELIST_S):
-                    version = await self._list()
-                    failures = 0
-                    await self._watch(version)
-            except TimeoutError:
-                continue
-            except httpx2.HTTPError as error:
-                if isinstance(error, lightkube.ApiError) and error.status.code == _GONE:
-                    continue  # the version is too old for the server: list again
-                pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
-                failures += 1
-                extra = {"error": reason(error), "again_in_s": pause_s}
-                _log.warning("the pods of this node are not followed", extra=extra)
-                await asyncio.sleep(pause_s)
-
-    async def _list(self) -> str:
-        pods = self._client.list(Pod, namespace="*", fields={"spec.nodeName": self._node_name})
-        listed = {_uid(pod): _class_of(pod) async for pod in pods}
-        classes = self._client.list(RuntimeClass)
-        handlers = {_name(each): str(each.handler) async for each in classes}
-        self._classes, self._handlers = listed, handlers
-        return str(pods.resourceVersion)
-
-    async def _watch(self, version: str) -> None:
-        changes = self._client.watch(
-            Pod,
-            namespace="*",
-            fields={"spec.nodeName": self._node_name},
-            resource_version=version,
-        )
-        async for event, pod in changes:
-            if event == "DELETED":
-                self._classes.pop(_uid(pod), None)
-            else:
-                self._classes[_uid(pod)] = _class_of(pod)
+        found = await self._api.get(RuntimeClass, name)
+        if found is None:
+            raise RuntimeClassMissing(pod, name)
+        return _handler_of(found)
 
 
-@contextlib.asynccontextmanager
-async def following(runtimes: PodRuntimes) -> AsyncIterator[None]:
-    """Follow the node's pods while the block runs."""
-    task = asyncio.create_task(runtimes.follow(), name="follow pods")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+def _uid(pod: Pod) -> str:
+    return pod.metadata.uid
 
 
-def _uid(pod: Any) -> str:
-    return str(pod.metadata.uid)
+def _class_of(pod: Pod) -> str:
+    return pod.spec.runtime_class_name
 
 
-def _class_of(pod: Any) -> str:
-    return (pod.spec.runtimeClassName if pod.spec is not None else None) or ""
-
-
-def _name(found: Any) -> str:
-    return str(found.metadata.name)
+def _handler_of(runtime_class: RuntimeClass) -> str:
+    return runtime_class.handler

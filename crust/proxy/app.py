@@ -256,7 +256,7 @@ async def _runtimes(
     client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
-    await stack.enter_async_context(pod_runtimes.following(found))
+    await stack.enter_async_context(found.following())
     await stack.enter_async_context(csi_driver_check.checking(client, settings.drivers, wires))
     return found
 

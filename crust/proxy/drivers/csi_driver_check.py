@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterable
 
 import grpc
 import grpc.aio
-import lightkube
 
 from crust import errors
 from crust.deferral_keys import Defer
 from crust.kubernetes_api import csi_driver, csi_driver_objects
+from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration, Mismatch
 from crust.rpc import wiring
 from crust.settings.proxy import ServedDriver
@@ -28,7 +28,7 @@ _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 
 
 async def mismatches(
-    client: lightkube.AsyncClient,
+    client: KubernetesApi,
     served: ServedDriver,
     driver: grpc.aio.Channel,
     *,
@@ -73,7 +73,7 @@ async def _says_that_it_attaches(driver: grpc.aio.Channel, answer_s: float) -> b
 
 @contextlib.asynccontextmanager
 async def checking(
-    client: lightkube.AsyncClient, served: Iterable[ServedDriver], wires: wiring.Wiring
+    client: KubernetesApi, served: Iterable[ServedDriver], wires: wiring.Wiring
 ) -> AsyncIterator[None]:
     """Look once at the objects of all drivers, while the block runs, and log what does not go with them."""
     task = asyncio.create_task(_log_all(client, served, wires), name="check CSIDriver objects")
@@ -85,7 +85,7 @@ async def checking(
 
 
 async def _log_all(
-    client: lightkube.AsyncClient, served: Iterable[ServedDriver], wires: wiring.Wiring
+    client: KubernetesApi, served: Iterable[ServedDriver], wires: wiring.Wiring
 ) -> None:
     for each in served:
         driver = wires.connect(each.backend)

@@ -1,8 +1,9 @@
-"""A Kubernetes API server that knows pods and RuntimeClasses: get, list with a field selector, watch.
+"""A Kubernetes API server: get, list with a field selector and pages, and watch, of objects of any kind.
 
-It answers over real HTTP, from a thread, as the real one does: objects have UIDs and resource versions, a list has
-the version that a watch continues from, a watch from a version that is compacted away gets an ERROR event with 410,
-and an object that is not there is a Status with 404. `faults` decides how it fails.
+It answers over real HTTP, from a thread, in the shapes that the real one has (tests/data/kubernetes): objects have
+UIDs and resource versions, an empty list is null, a list has the version that a watch continues from, a watch from a
+version that is compacted away gets an ERROR event with 410, and an object that is not there is a Status with 404 and
+its name. `faults` decides how it fails.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from crust.settings.proxy import KubernetesSettings
 
 NODE = "node-a"
 TOKEN = "fake-token-of-the-tests"
+_RECORDED = Path(__file__).parents[2] / "data" / "kubernetes"
 
 
 @dataclasses.dataclass
@@ -36,8 +38,9 @@ class ServerFaults:
 @dataclasses.dataclass
 class _Event:
     version: int
+    collection: str
     kind: str
-    pod: dict[str, Any]
+    found: dict[str, Any]
 
 
 class FakeKubernetes:
@@ -47,17 +50,16 @@ class FakeKubernetes:
         self.faults = ServerFaults()
         self.requests: list[str] = []
         self.watches = threading.Semaphore(0)
-        """Released once for each watch that begins."""
+        """Released once for each watch of pods that begins."""
         self.arrivals = threading.Semaphore(0)
         """Released once for each request."""
         self._changed = threading.Condition()
         self._version = 100
         self._compacted = 0
-        self._pods: dict[tuple[str, str], dict[str, Any]] = {}
-        self._old: dict[tuple[str, str], dict[str, Any]] = {}
         self._objects: dict[str, dict[str, dict[str, Any]]] = {}
-        self._classes: dict[str, dict[str, Any]] = {}
+        self._old: dict[str, dict[str, dict[str, Any]]] = {}
         self._events: list[_Event] = []
+        self._watched: dict[str, int] = {}
         self._closed = False
         self._generation = 0
 
@@ -68,44 +70,40 @@ class FakeKubernetes:
 
     def add_class(self, name: str, handler: str) -> None:
         """Create a RuntimeClass."""
-        self._classes[name] = {"metadata": {"name": name}, "handler": handler}
+        self.add_object("runtimeclasses", name, handler=handler)
 
     def add_pod(self, name: str, uid: str, runtime_class: str = "", *, node: str = NODE) -> None:
         """Create a pod, or replace one of the same name."""
         spec: dict[str, Any] = {"nodeName": node, "containers": []}
         if runtime_class:
             spec["runtimeClassName"] = runtime_class
-        with self._changed:
-            if not self.faults.lagging:
-                self._old = dict(self._pods)
-            self._version += 1
-            metadata = {
-                "name": name,
-                "namespace": "default",
-                "uid": uid,
-                "resourceVersion": str(self._version),
-            }
-            pod = {"kind": "Pod", "metadata": metadata, "spec": spec}
-            self._pods["default", name] = pod
-            self._events.append(_Event(self._version, "ADDED", pod))
-            self._changed.notify_all()
+        self.add({"kind": "Pod", "metadata": _pod_metadata(name, uid), "spec": spec}, "pods")
 
     def add_object(self, collection: str, name: str, **content: Any) -> None:
         """Create or replace an object of another kind; `collection` is its plural, e.g. "csinodes"."""
-        objects = self._objects.setdefault(collection, {})
-        objects[name] = {"metadata": {"name": name, "resourceVersion": "1"}, **content}
+        self.add({"metadata": {"name": name}, **content}, collection)
 
-    def remove_object(self, collection: str, name: str) -> None:
+    def add(self, found: dict[str, Any], collection: str) -> None:
+        """Create or replace an object; it gets the next version."""
+        with self._changed:
+            if not self.faults.lagging:
+                self._old = {kind: dict(objects) for kind, objects in self._objects.items()}
+            self._version += 1
+            metadata = {**found["metadata"], "resourceVersion": str(self._version)}
+            found = {**found, "metadata": metadata}
+            self._objects.setdefault(collection, {})[_key(metadata)] = found
+            self._note_change("ADDED", collection, found)
+
+    def remove_object(self, collection: str, name: str, namespace: str = "") -> None:
         """Delete it."""
-        del self._objects[collection][name]
-
-    def remove_pod(self, name: str) -> None:
-        """Delete a pod."""
         with self._changed:
             self._version += 1
-            pod = self._pods.pop(("default", name))
-            self._events.append(_Event(self._version, "DELETED", pod))
-            self._changed.notify_all()
+            key = _key({"name": name, "namespace": namespace})
+            self._note_change("DELETED", collection, self._objects[collection].pop(key))
+
+    def _note_change(self, kind: str, collection: str, found: dict[str, Any]) -> None:
+        self._events.append(_Event(self._version, collection, kind, found))
+        self._changed.notify_all()
 
     def compact(self) -> None:
         """Forget the events so far, and end the watches: they continue from a version that is gone."""
@@ -116,6 +114,11 @@ class FakeKubernetes:
             self._generation += 1
             self._changed.notify_all()
 
+    def wait_for_watch(self, collection: str) -> None:
+        """Until a watch of the collection is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._watched.get(collection, 0) > 0)
+
     def close(self) -> None:
         """End the watches."""
         with self._changed:
@@ -123,45 +126,49 @@ class FakeKubernetes:
             self._changed.notify_all()
 
     def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
-        """The status and body of a get or list."""
-        parts = path.strip("/").split("/")
+        """The status and body of a get or list. A kind that has no objects is an empty list."""
+        collection, namespace, name = _parsed(path)
         with self._changed:
-            pods = self._old if self.faults.lagging else self._pods
-            if parts[:2] == ["api", "v1"] and parts[-1] == "pods":
-                wanted = query.get("fieldSelector", [""])[0].removeprefix("spec.nodeName=")
-                items = [each for each in self._pods.values() if each["spec"]["nodeName"] == wanted]
-                metadata = {"resourceVersion": str(self._version)}
-                return 200, {"kind": "PodList", "metadata": metadata, "items": items}
-            if parts[:3] == ["api", "v1", "namespaces"] and parts[4] == "pods":
-                return _found(pods.get((parts[3], parts[5])), f"pods {parts[5]!r}")
-            if parts[-1] == "runtimeclasses":
-                listed = list(self._classes.values())
-                return 200, {"metadata": {"resourceVersion": "1"}, "items": listed}
-            if parts[-1] in self._objects:
-                listed = list(self._objects[parts[-1]].values())
-                return 200, {"metadata": {"resourceVersion": "1"}, "items": listed}
-            if parts[-2] in self._objects:
-                return _found(self._objects[parts[-2]].get(parts[-1]), parts[-1])
-            if parts[0] == "apis" and parts[-2] == "runtimeclasses":
-                return _found(self._classes.get(parts[-1]), f"runtimeclasses {parts[-1]!r}")
-        return _found(None, path)
+            if name:
+                objects = self._old if self.faults.lagging else self._objects
+                key = _key({"name": name, "namespace": namespace})
+                return _found(objects.get(collection, {}).get(key), collection, name)
+            selector = query.get("fieldSelector", [""])[0]
+            items = [
+                found
+                for found in self._objects.get(collection, {}).values()
+                if _is_selected(found, selector)
+            ]
+            begin = int(query.get("continue", ["0"])[0])
+            end = begin + int(query.get("limit", ["500"])[0])
+            metadata = {"resourceVersion": str(self._version)}
+            if end < len(items):
+                metadata["continue"] = str(end)
+            return 200, {"metadata": metadata, "items": items[begin:end] or None}
 
-    def events(self, since: int) -> Iterator[dict[str, Any]]:
+    def events(self, path: str, since: int) -> Iterator[dict[str, Any]]:
         """The events of a watch, until it ends."""
+        collection, _, _ = _parsed(path)
         with self._changed:
             generation = self._generation
             if since < self._compacted:
-                status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
-                yield {"type": "ERROR", "object": status}
+                yield {"type": "ERROR", "object": recorded("status-gone")}
                 return
-        self.watches.release()
+            self._watched[collection] = self._watched.get(collection, 0) + 1
+            self._changed.notify_all()
+        if collection == "pods":
+            self.watches.release()
+        yield recorded("watch-bookmark")
         while True:
             fresh = self._after(since, generation)
             if not fresh:
-                return
+                break
             for event in fresh:
                 since = event.version
-                yield {"type": event.kind, "object": event.pod}
+                if event.collection == collection:
+                    yield {"type": event.kind, "object": event.found}
+        with self._changed:
+            self._watched[collection] -= 1
 
     def _after(self, since: int, generation: int) -> list[_Event]:
         """The next events, waited for; none if the watch ends."""
@@ -174,10 +181,54 @@ class FakeKubernetes:
         return []
 
 
-def _found(what: dict[str, Any] | None, name: str) -> tuple[int, dict[str, Any]]:
-    if what is None:
-        return 404, {"kind": "Status", "code": 404, "message": f"{name} not found"}
-    return 200, what
+def recorded(name: str) -> dict[str, Any]:
+    """An object as Go's types write it, from tests/data/kubernetes."""
+    found: dict[str, Any] = json.loads((_RECORDED / f"{name}.json").read_text())
+    return found
+
+
+def _pod_metadata(name: str, uid: str) -> dict[str, str]:
+    return {"name": name, "namespace": "default", "uid": uid}
+
+
+def _key(metadata: dict[str, Any]) -> str:
+    return f"{metadata.get('namespace', '')}/{metadata['name']}"
+
+
+def _parsed(path: str) -> tuple[str, str, str]:
+    """The plural, the namespace and the name in the path of a request."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    namespace = parts[1] if parts[0] == "namespaces" else ""
+    if namespace:
+        parts = parts[2:]
+    return parts[0], namespace, parts[1] if len(parts) > 1 else ""
+
+
+def _is_selected(found: dict[str, Any], selector: str) -> bool:
+    if not selector:
+        return True
+    return bool(found["spec"]["nodeName"] == selector.removeprefix("spec.nodeName="))
+
+
+def _found(found: dict[str, Any] | None, collection: str, name: str) -> tuple[int, dict[str, Any]]:
+    if found is not None:
+        return 200, found
+    message = f'{collection} "{name}" not found'
+    return 404, _refusal(404, "NotFound", message, {"name": name, "kind": collection})
+
+
+def _refusal(code: int, reason: str, message: str, details: dict[str, str]) -> dict[str, Any]:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "details": details,
+        "code": code,
+    }
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -195,11 +246,11 @@ class _Handler(BaseHTTPRequestHandler):
             faults.hangs.wait()
         if faults.status or self.headers["Authorization"] != f"Bearer {TOKEN}":
             code = faults.status or 401
-            self._send(code, {"kind": "Status", "code": code, "message": "not now"})
+            self._send(code, _refusal(code, "", "not now", {}))
             return
         query = parse_qs(url.query)
         if "watch" in query:
-            self._stream(int(query["resourceVersion"][0]))
+            self._stream(url.path, int(query["resourceVersion"][0]))
         else:
             self._send(*self.api.answer(url.path, query))
 
@@ -212,13 +263,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(data)
 
-    def _stream(self, since: int) -> None:
+    def _stream(self, path: str, since: int) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with contextlib.suppress(OSError):  # the client has gone
-            for event in self.api.events(since):
+            for event in self.api.events(path, since):
                 line = json.dumps(event).encode() + b"\n"
                 self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
                 self.wfile.flush()

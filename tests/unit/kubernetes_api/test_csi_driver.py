@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import lightkube
 import pytest
 import pytest_asyncio
 
 from crust.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver, csi_driver_objects
+from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
@@ -24,7 +24,7 @@ def api() -> FakeKubernetes:
 
 
 @pytest_asyncio.fixture
-async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[lightkube.AsyncClient]:
+async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
     api.add_object("csidrivers", "other", spec={})
     with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
         made = kubernetes_api.client(kubeconfig)
@@ -52,7 +52,7 @@ def running(
     ],
 )
 async def test_each_combination_is_compared_with_the_configuration(
-    client: lightkube.AsyncClient,
+    client: KubernetesApi,
     api: FakeKubernetes,
     *,
     attach_required: bool,
@@ -73,7 +73,7 @@ async def test_each_combination_is_compared_with_the_configuration(
 
 
 async def test_absent_object_has_kubernetes_defaults_and_says_so(
-    client: lightkube.AsyncClient,
+    client: KubernetesApi,
 ) -> None:
     found = await csi_driver_objects.read(client, THEIRS)
     assert (found.exists, found.attach_required, found.pod_info_on_mount) == (False, True, False)
@@ -83,16 +83,14 @@ async def test_absent_object_has_kubernetes_defaults_and_says_so(
 
 
 async def test_object_without_the_fields_has_their_defaults(
-    client: lightkube.AsyncClient, api: FakeKubernetes
+    client: KubernetesApi, api: FakeKubernetes
 ) -> None:
     api.add_object("csidrivers", THEIRS, spec={})
     found = await csi_driver_objects.read(client, THEIRS)
     assert (found.exists, found.attach_required, found.pod_info_on_mount) == (True, True, False)
 
 
-async def test_api_that_refuses_is_unavailable(
-    client: lightkube.AsyncClient, api: FakeKubernetes
-) -> None:
+async def test_api_that_refuses_is_unavailable(client: KubernetesApi, api: FakeKubernetes) -> None:
     api.faults.status = 403
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="CSIDriver"):
         await csi_driver_objects.read(client, THEIRS)

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import lightkube
 import pytest
 import pytest_asyncio
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.services.roles import Role
 from crust.kubernetes_api import api as kubernetes_api
+from crust.kubernetes_api.api import KubernetesApi
 from crust.proxy.drivers import csi_driver_check
 from crust.rpc import channel
 from crust.settings.proxy import ServedDriver
@@ -30,14 +30,14 @@ def api() -> FakeKubernetes:
 
 
 @pytest_asyncio.fixture
-async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[lightkube.AsyncClient]:
+async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
     with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
         made = kubernetes_api.client(kubeconfig)
         yield made
         await made.close()
 
 
-async def said(client: lightkube.AsyncClient, socket: str) -> set[str]:
+async def said(client: KubernetesApi, socket: str) -> set[str]:
     """Which fields of the object do not go with the driver."""
     served = ServedDriver(name=NAME, socket=socket, backend=socket)
     async with channel.connect(socket) as driver:
@@ -57,7 +57,7 @@ async def said(client: lightkube.AsyncClient, socket: str) -> set[str]:
 )
 @ATTACH_REQUIRED
 async def test_attach_of_our_driver_is_compared_in_each_mode(
-    client: lightkube.AsyncClient,
+    client: KubernetesApi,
     api: FakeKubernetes,
     tmp_path: Path,
     *,
@@ -84,7 +84,7 @@ async def test_attach_of_our_driver_is_compared_in_each_mode(
 
 @ATTACH_REQUIRED
 async def test_attach_of_a_driver_that_does_not_state_it_is_not_reported(
-    client: lightkube.AsyncClient, api: FakeKubernetes, tmp_path: Path, *, attach_required: bool
+    client: KubernetesApi, api: FakeKubernetes, tmp_path: Path, *, attach_required: bool
 ) -> None:
     spec = {"attachRequired": attach_required, "podInfoOnMount": True}
     api.add_object("csidrivers", NAME, spec=spec)

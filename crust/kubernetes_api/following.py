@@ -1,0 +1,112 @@
+"""Objects of one kind, kept known by list and watch.
+
+A watch that lost events without an error, and one whose connection is dead without a word, are repaired by the next
+list. What is kept of an object is the caller's choice; an answer from here is as old as the watch is late.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from crust import errors
+from crust.kubernetes_api.api import Kind, KubernetesApi, VersionExpiredError
+
+_log = logging.getLogger(__name__)
+
+_RELIST_S = 600.0
+_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before the next list, by how many watches have ended since a change was seen."""
+
+Kept = TypeVar("Kept")
+
+
+class Followed(Generic[Kind, Kept]):
+    """What `keep` makes of each object, by `key`. `fields` is a field selector."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        kind: type[Kind],
+        keep: Callable[[Kind], Kept],
+        *,
+        key: Callable[[Kind], str] = lambda found: found.name,
+        fields: str = "",
+    ) -> None:
+        self._api = api
+        self._kind = kind
+        self._keep = keep
+        self._key = key
+        self._fields = fields
+        self._known: dict[str, Kept] = {}
+        self._failures = 0
+        self.is_current = False
+        """Whether a list was read and its watch has not ended."""
+
+    @property
+    def title(self) -> str:
+        """What it does, for the name of its task."""
+        return f"follow {self._kind.__name__} objects"
+
+    @property
+    def known(self) -> Mapping[str, Kept]:
+        """The objects, as the last list and the changes since have them."""
+        return self._known
+
+    def learn(self, key: str, kept: Kept) -> None:
+        """Add what was asked for directly; the next list decides again."""
+        self._known[key] = kept
+
+    async def follow(self) -> None:
+        """Keep the objects known, until cancelled. A failure is logged and repeated, whatever it is."""
+        while True:
+            try:
+                async with asyncio.timeout(_RELIST_S):
+                    version = await self._list()
+                    await self._watch(version)
+            except TimeoutError:
+                self._failures = 0
+                continue
+            except VersionExpiredError:
+                pass
+            except Exception as error:
+                self.is_current = False
+                is_foreseen = isinstance(error, errors.CrustError)
+                extra = {"error": error, "again_in_s": self._pause_s()}
+                message = f"{self._kind.__name__} objects are not followed"
+                _log.warning(message, extra=extra, exc_info=not is_foreseen)
+            pause_s = self._pause_s()
+            self._failures += 1
+            await asyncio.sleep(pause_s)
+
+    def _pause_s(self) -> float:
+        return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+
+    async def _list(self) -> str:
+        listing = await self._api.listing(self._kind, fields=self._fields)
+        self._known = {self._key(found): self._keep(found) for found in listing.objects}
+        self.is_current = True
+        return listing.version
+
+    async def _watch(self, version: str) -> None:
+        changes = self._api.watch(self._kind, version, fields=self._fields)
+        async with contextlib.aclosing(changes):
+            async for change in changes:
+                self._failures = 0
+                if change.is_deleted:
+                    self._known.pop(self._key(change.found), None)
+                else:
+                    self._known[self._key(change.found)] = self._keep(change.found)
+
+
+@contextlib.asynccontextmanager
+async def following(*followed: Followed[Any, Any]) -> AsyncIterator[None]:
+    """Follow the objects while the block runs."""
+    tasks = [asyncio.create_task(each.follow(), name=each.title) for each in followed]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,224 @@
+"""The objects of the Kubernetes API that crust reads, as Go's client reads them.
+
+A Go program writes an empty list without `omitempty` as null, leaves out what is empty with it, and reads both as the
+zero value. A typed client that takes the API's description at its word refuses them: CSINode.spec.drivers of a node
+without a CSI driver is null on the wire, and is required in the description. So each field here has Go's zero value
+where it is absent or null, and only what is of another type is refused. Whether "nothing" means "nobody" is for the
+caller to decide: it never does by itself.
+"""
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+import pydantic
+from pydantic import Field
+from pydantic.alias_generators import to_camel
+
+
+class GoStruct(pydantic.BaseModel):
+    """A part of an object. Keys that crust does not read are ignored."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True
+    )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _null_is_zero(cls, given: Any) -> Any:
+        if given is None:
+            return {}
+        if isinstance(given, dict):
+            return {key: value for key, value in given.items() if value is not None}
+        return given
+
+
+class Metadata(GoStruct):
+    """`metadata` of an object, and of a list (which has a version and a place to continue at)."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    continue_: str = Field("", alias="continue")
+
+
+class KubernetesObject(GoStruct):
+    """An object. `path` is where the API server has the objects of its kind."""
+
+    path: ClassVar[str]
+
+    metadata: Metadata = Metadata()
+
+    @property
+    def name(self) -> str:
+        """Its name, unique for its kind (in its namespace)."""
+        return self.metadata.name
+
+
+class Taint(GoStruct):
+    """Of a node."""
+
+    key: str = ""
+
+
+class Condition(GoStruct):
+    """Of a node; the kubelet reports `Ready`, and the cluster writes "Unknown" when it has not for a while."""
+
+    type: str = ""
+    status: str = ""
+
+
+class NodeSpec(GoStruct):
+    """Of a node."""
+
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeStatus(GoStruct):
+    """What the kubelet reports. `volumes_in_use`: unique names of volumes that it has not unmounted."""
+
+    conditions: tuple[Condition, ...] = ()
+    volumes_in_use: tuple[str, ...] = ()
+
+
+class Node(KubernetesObject):
+    """A node."""
+
+    path = "/api/v1/nodes"
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class CSINodeDriver(GoStruct):
+    """A driver that is registered with the kubelet of a node, and the node's name to the driver."""
+
+    name: str = ""
+    node_id: str = Field("", alias="nodeID")
+
+
+class CSINodeSpec(GoStruct):
+    """Null on the wire where no driver is registered."""
+
+    drivers: tuple[CSINodeDriver, ...] = ()
+
+
+class CSINode(KubernetesObject):
+    """The CSI drivers of the node of the same name."""
+
+    path = "/apis/storage.k8s.io/v1/csinodes"
+
+    spec: CSINodeSpec = CSINodeSpec()
+
+
+class CSIDriverSpec(GoStruct):
+    """Both are pointers in Go: absent is not false."""
+
+    attach_required: bool | None = None
+    pod_info_on_mount: bool | None = None
+
+
+class CSIDriver(KubernetesObject):
+    """What the cluster does for a driver."""
+
+    path = "/apis/storage.k8s.io/v1/csidrivers"
+
+    spec: CSIDriverSpec = CSIDriverSpec()
+
+
+class CSISource(GoStruct):
+    """A volume of a CSI driver."""
+
+    driver: str = ""
+    volume_handle: str = ""
+    volume_attributes: dict[str, str] = {}
+
+
+class PersistentVolumeSpec(GoStruct):
+    """`csi` is None for a volume of another kind."""
+
+    csi: CSISource | None = None
+
+
+class PersistentVolume(KubernetesObject):
+    """A volume, as the cluster has it."""
+
+    path = "/api/v1/persistentvolumes"
+
+    spec: PersistentVolumeSpec = PersistentVolumeSpec()
+
+
+class VolumeAttachmentSource(GoStruct):
+    """One of both is there: the inline one for a volume that Kubernetes migrated from a pod's in-tree source."""
+
+    persistent_volume_name: str = ""
+    inline_volume_spec: PersistentVolumeSpec | None = None
+
+
+class VolumeAttachmentSpec(GoStruct):
+    """`attacher` is the driver's name."""
+
+    attacher: str = ""
+    source: VolumeAttachmentSource = VolumeAttachmentSource()
+    node_name: str = ""
+
+
+class VolumeAttachment(KubernetesObject):
+    """A volume that is to be, or is, attached to a node."""
+
+    path = "/apis/storage.k8s.io/v1/volumeattachments"
+
+    spec: VolumeAttachmentSpec = VolumeAttachmentSpec()
+
+
+class PodSpec(GoStruct):
+    """Of a pod."""
+
+    runtime_class_name: str = ""
+
+
+class Pod(KubernetesObject):
+    """A pod. Its path is that of all namespaces; `KubernetesApi.get` goes to the one that it is told."""
+
+    path = "/api/v1/pods"
+
+    spec: PodSpec = PodSpec()
+
+
+class RuntimeClass(KubernetesObject):
+    """Which handler of the container engine runs the pods of the class."""
+
+    path = "/apis/node.k8s.io/v1/runtimeclasses"
+
+    handler: str = ""
+
+
+class StatusDetails(GoStruct):
+    """Which object a refusal is about."""
+
+    name: str = ""
+
+
+class Status(GoStruct):
+    """A refusal of the API server."""
+
+    message: str = ""
+    reason: str = ""
+    details: StatusDetails = StatusDetails()
+    code: int = 0
+
+
+Item = TypeVar("Item", bound=KubernetesObject)
+
+
+class ListBody(GoStruct, Generic[Item]):
+    """One page of a list. `items` is null on the wire where there is none."""
+
+    metadata: Metadata = Metadata()
+    items: tuple[Item, ...] = ()
+
+
+class WatchEvent(GoStruct):
+    """One line of a watch. The object is of the kind that is watched, or a Status; a bookmark's may be null."""
+
+    type: str = ""
+    object: Any = None
