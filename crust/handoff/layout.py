@@ -6,7 +6,7 @@
             claim.lock                  created with the entry, never replaced; locked while a sandbox has the volume
             claim.json                  the claim, written by the runtime; without the lock it is a dead claim
             .reserved                   which volume and device the entry reserves, written by the proxy
-            runtime-*                   a runtime's own files; runtime-cli is KEP-2857's path of a command
+            runtime-*                   a runtime's own files
         .writer.lock                    locked by the process that writes records
         .new-<digest>.<random>/         an entry that is being built
         .gone-<digest>.<random>/        an entry that is being removed
@@ -28,7 +28,6 @@ DEFAULT_ROOT = "/run/crust/volumes"
 RECORD = "mountInfo.json"
 CLAIM = "claim.json"
 CLAIM_LOCK = "claim.lock"
-RUNTIME_CLI = "runtime-cli"
 RESERVED = ".reserved"
 RUNTIME_PREFIX = "runtime-"
 """Names in an entry that are a runtime's own: never interpreted, and deleted with the entry."""
@@ -80,11 +79,6 @@ class EntryPaths:
         """The lock file of the claim."""
         return f"{self.directory}/{CLAIM_LOCK}"
 
-    @property
-    def runtime_cli(self) -> str:
-        """KEP-2857's file with the path of a command."""
-        return f"{self.directory}/{RUNTIME_CLI}"
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -112,10 +106,6 @@ class Layout:
         """A new path to which an entry is renamed before it is deleted."""
         suffix = "" if is_target_clear else _TO_CLEAR
         return f"{self.root}/{_GONE}{digest}.{secrets.token_hex(8)}{suffix}"
-
-    def runtime_cli_path(self, key: volumes.TargetPath | str) -> str:
-        """Path of `runtime-cli`."""
-        return self.entry(key).runtime_cli
 
 
 def kind_in_root(name: str) -> NameKind:

@@ -40,7 +40,6 @@ from crust.proxy.runtimes.handlers import Handlers
 from crust.proxy.runtimes.io_limits import DeferredIoLimits
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.proxy.runtimes.registry import HandlerRegistry
-from crust.proxy.runtimes.runtime_cli import RuntimeCli
 from crust.proxy.runtimes.volume_health import DeferredHealth
 from crust.rpc import wiring
 from crust.rpc.serving.daemon import Daemon, starting
@@ -215,9 +214,8 @@ async def _serve_proxy_sockets(
         DeferredFreeze(*common, parts.events),
         DeferredIoLimits(*common, parts.events, parts.deferred.operations),
     )
-    cli = RuntimeCli(parts.deferred.store.layout)
-    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations, cli)
-    runtime = RuntimeApi(*common, Mutations(expand, freeze, io_limits), cli)
+    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations)
+    runtime = RuntimeApi(*common, Mutations(expand, freeze, io_limits))
     registry = HandlerRegistry(
         parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
     )

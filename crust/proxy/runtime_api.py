@@ -14,10 +14,9 @@ from crust.handoff.record import Record
 from crust.proxy.csi.expand import DeferredExpand
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.runtimes.freeze import DeferredFreeze
-from crust.proxy.runtimes.handlers import Feature, HandlerDisconnected, Handlers
+from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.io_limits import DeferredIoLimits
 from crust.proxy.runtimes.peers import HandlerPeers
-from crust.proxy.runtimes.runtime_cli import RuntimeCli
 from crust.rpc.messages import call_fields, crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
@@ -75,13 +74,11 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         handlers: Handlers,
         peers: HandlerPeers,
         mutations: Mutations,
-        cli: RuntimeCli,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._mutations = mutations
-        self._cli = cli
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, context: Context
@@ -90,25 +87,15 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         record = self._expect(request.volume_target_path)
         if not await self._deferred.is_claimed(record):
             raise NotMountedInSandbox(record.target.text)
-        stats = await self._stats(record, context)
+        handler = await self._handlers.owner(record.handler)
+        if Feature.STATS not in handler.features:
+            raise HandlerCannotReport(record.target, handler.name)
+        stats = await self._peers.stats(handler, record.target, context.time_remaining())
         await self._deferred.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
             response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
         return response
-
-    async def _stats(self, record: Record, context: Context) -> volumes.VolumeStats:
-        """By the handler; where it does not answer such calls, by the program that the runtime has left."""
-        try:
-            handler = await self._handlers.owner(record.handler)
-            if Feature.STATS not in handler.features:
-                raise HandlerCannotReport(record.target, handler.name)
-        except (HandlerDisconnected, HandlerCannotReport):
-            stats = await self._cli.stats(record.target, context.time_remaining())
-            if stats is None:
-                raise
-            return stats
-        return await self._peers.stats(handler, record.target, context.time_remaining())
 
     async def RuntimeExpandVolume(
         self, request: runtime_pb2.RuntimeExpandVolumeRequest, context: Context

@@ -89,7 +89,6 @@ async def run(
     timeout_s: float,
     input: bytes | None = None,
     ok: Sequence[int] = (0,),
-    output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     inherits: Sequence[int] = (),
 ) -> Completed:
     """Run a program to its end; raises `CommandMissing`, `CommandFailed`, `CommandTimedOut`.
@@ -100,7 +99,7 @@ async def run(
     process = await _started(argv, has_input=input is not None, inherits=inherits)
     try:
         async with asyncio.timeout(timeout_s):
-            stdout, stderr_tail = await _converse(process, input, output_limit_bytes)
+            stdout, stderr_tail = await _converse(process, input, OUTPUT_LIMIT_BYTES)
             code = await process.wait()
     except TimeoutError as err:
         await _end(process)
@@ -111,8 +110,8 @@ async def run(
     finally:
         _close_pipes(process)
     text = stderr_tail.decode("utf-8", "replace")
-    if len(stdout) > output_limit_bytes:
-        raise CommandFailed(argv, code, text, why=f"it wrote more than {output_limit_bytes} bytes")
+    if len(stdout) > OUTPUT_LIMIT_BYTES:
+        raise CommandFailed(argv, code, text, why=f"it wrote more than {OUTPUT_LIMIT_BYTES} bytes")
     if code not in ok:
         raise CommandFailed(argv, code, text)
     return Completed(code, stdout, text)

@@ -14,9 +14,8 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.deferrals.devices import Devices
-from crust.proxy.runtimes.handlers import Feature, HandlerDisconnected, Handlers
+from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.peers import EXPAND_TIMEOUT_S, HandlerPeers
-from crust.proxy.runtimes.runtime_cli import RuntimeCli
 from crust.rpc import outcome
 
 _ANSWER_AT = 0.97
@@ -88,14 +87,12 @@ class DeferredExpand:
         peers: HandlerPeers,
         devices: Devices,
         running: operations.KeyedOperations,
-        cli: RuntimeCli,
     ) -> None:
         self._deferred = deferred
         self._handlers = handlers
         self._peers = peers
         self._devices = devices
         self._operations = running
-        self._cli = cli
 
     async def expand(
         self, record: Record, wanted: volumes.CapacityRange, time_left_s: float | None
@@ -145,23 +142,11 @@ class DeferredExpand:
         return size_bytes
 
     async def _expand_in_sandbox(self, record: Record, size_bytes: int, limit_bytes: int) -> None:
-        capacity = volumes.CapacityRange(size_bytes, limit_bytes)
-        try:
-            handler = await self._handlers.owner(record.handler)
-            can_expand = Feature.ONLINE_EXPAND in handler.features
-        except HandlerDisconnected:
-            filled_bytes = await self._cli.resize(record.target, capacity)
-            if filled_bytes is None:
-                raise
-        else:
-            if can_expand:
-                filled_bytes = await self._peers.expand(
-                    handler, record.target, capacity, EXPAND_TIMEOUT_S
-                )
-            else:
-                filled_bytes = await self._cli.resize(record.target, capacity)
-        if filled_bytes is None:
+        handler = await self._handlers.owner(record.handler)
+        if Feature.ONLINE_EXPAND not in handler.features:
             await self._deferred.change_capacity(record.target, size_bytes)
             raise OfflineExpansionOnly(record.handler, record.target.text)
+        capacity = volumes.CapacityRange(size_bytes, limit_bytes)
+        filled_bytes = await self._peers.expand(handler, record.target, capacity, EXPAND_TIMEOUT_S)
         if not 0 < filled_bytes <= size_bytes:
             raise ImplausibleSize(record.shown_source, size_bytes, filled_bytes)

@@ -150,7 +150,7 @@ def test_rewrite_of_an_entry_that_is_republished_meanwhile_never_replaces_the_ne
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
     store.publish(a_record())
     _claim(store).close()
-    Path(_paths(store).runtime_cli).write_text("/usr/bin/kata\n")
+    Path(_paths(store).directory, "runtime-file").write_text("mine")
     with store.begin_unpublish(TARGET) as unpublish:
         assert unpublish.entry.record == a_record()
         unpublish.complete()
@@ -233,7 +233,7 @@ def test_unpublish_is_durable_before_it_is_answered(
 
 def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: Store) -> None:
     store.publish(a_record())
-    for name in ("runtime-cli", "runtime-8f14e45fceea167a"):
+    for name in ("runtime-file", "runtime-8f14e45fceea167a"):
         Path(_paths(store).directory, name).write_text("mine")
     entry = store.read(TARGET)
     assert entry is not None

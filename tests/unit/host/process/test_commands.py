@@ -196,8 +196,9 @@ async def test_run_with_endless_output_fails_with_bounded_memory(
 
     monkeypatch.setattr(commands, "_start", start_and_fill)
     argv = ["sh", "-c", "exec 2>&-; exec yes"]
+    monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
-        await commands.run(argv, timeout_s=LONG_S, output_limit_bytes=1000)
+        await commands.run(argv, timeout_s=LONG_S)
 
 
 async def test_run_of_a_program_that_ignores_its_input_succeeds() -> None:
