@@ -1,6 +1,6 @@
-"""A CSI driver in 110 lines: sparse files on loop devices, mounted on the host or deferred to a guest.
+"""A CSI driver in 100 lines: sparse files on loop devices, mounted on the host or deferred to a guest.
 
-mini_driver.py CSI_SOCKET RUNTIME_SOCKET POOL
+mini_driver.py CSI_SOCKET POOL
 """
 
 import os
@@ -128,18 +128,15 @@ class Node(services.NodeServicer):
         return csi.NodeUnpublishVolumeResponse()
 
 
-def main(socket: str, runtime_socket: str, pool: str) -> None:
+def main(socket: str, pool: str) -> None:
     server, images = grpc.server(futures.ThreadPoolExecutor(8)), Images(pool)
-    with library.connect_blocking(runtime_socket) as runtime:
-        node = library.wrap(Node(images), runtime)  # type: ignore[abstract]
-        controller = Controller(images)  # type: ignore[abstract]
-        services.add_IdentityServicer_to_server(Identity(), server)
-        services.add_ControllerServicer_to_server(controller, server)
-        services.add_NodeServicer_to_server(node, server)
-        server.add_insecure_port(f"unix:{socket}")
-        server.start()
-        server.wait_for_termination()
+    services.add_IdentityServicer_to_server(Identity(), server)
+    services.add_ControllerServicer_to_server(Controller(images), server)  # type: ignore[abstract]
+    services.add_NodeServicer_to_server(Node(images), server)  # type: ignore[abstract]
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:3])

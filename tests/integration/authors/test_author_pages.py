@@ -1,4 +1,4 @@
-"""The driver and the runtime of the authors' pages, from the pages' text, with the real proxy between them."""
+"""The driver and the runtime of the authors' pages, from the pages' text, with real shim and proxy between."""
 
 import asyncio
 import os
@@ -58,9 +58,16 @@ async def test_driver_and_runtime_of_the_pages_work_with_the_proxy(tmp_path: Pat
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         for name in ("pool", "run", "kubelet", "mnt"):
             os.mkdir(f"{root}/{name}", 0o700)
-        driver = (f"{root}/driver.sock", f"{root}/run/runtime.sock", f"{root}/pool")
+        driver = (f"{root}/driver.sock", f"{root}/pool")
         await stack.enter_async_context(_running(str(tmp_path / "driver.py"), *driver))
-        served = f"mini.csi.example,{root}/csi.sock,{root}/driver.sock"
+        await stack.enter_async_context(
+            _running(
+                *("-m", "crust", "shim", "--driver-socket", f"{root}/driver.sock"),
+                *("--socket", f"{root}/shim.sock", "--runtime-socket", f"{root}/run/runtime.sock"),
+                *("--kubelet-root", f"{root}/kubelet", "--no-check-propagation"),
+            )
+        )
+        served = f"mini.csi.example,{root}/csi.sock,{root}/shim.sock"
         await stack.enter_async_context(
             _running(
                 *("-m", "crust", "proxy", "--driver", served, "--run-dir", f"{root}/run"),

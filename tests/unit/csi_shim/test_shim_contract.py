@@ -1,4 +1,4 @@
-"""The contract of a shim, as a library around a servicer and as a process in front of a socket."""
+"""The contract of a shim in front of the socket of a driver that defers by itself."""
 
 import asyncio
 import tempfile
@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from crust import deferral_keys
-from crust.csi_shim import deferral, library, process, runtime_client
+from crust.csi_shim import deferral, process
 from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -103,13 +103,13 @@ class Shim:
         return await self.node.NodeExpandVolume(request, metadata=extensions.METADATA, timeout=10)
 
 
-@pytest.fixture(params=["library", "process"])
-async def shim(request: pytest.FixtureRequest) -> AsyncIterator[Shim]:
+@pytest.fixture
+async def shim() -> AsyncIterator[Shim]:
     async with AsyncExitStack() as stack:
-        yield await _built(stack, request.param, report_condition=True)
+        yield await _built(stack, report_condition=True)
 
 
-async def _built(stack: AsyncExitStack, variant: str, *, report_condition: bool) -> Shim:
+async def _built(stack: AsyncExitStack, *, report_condition: bool) -> Shim:
     root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
     driver, back = FakeDriver(), FakeRuntime()
     server = grpc.aio.server()
@@ -117,27 +117,20 @@ async def _built(stack: AsyncExitStack, variant: str, *, report_condition: bool)
     server.add_insecure_port(f"unix:{root}/runtime.sock")
     await server.start()
     stack.push_async_callback(server.stop, None)
-    if variant == "library":
-        to_proxy = await stack.enter_async_context(channel.connect(f"{root}/runtime.sock"))
-        wrapped = library.wrap(
-            driver, runtime_client.RuntimeClient(to_proxy), report_condition=report_condition
-        )
-        await stack.enter_async_context(fake_driver.serving(wrapped, f"{root}/shim.sock"))
-    else:
-        await stack.enter_async_context(fake_driver.serving(driver, f"{root}/driver.sock"))
-        wrapping = process.serving(
-            socket_path=f"{root}/shim.sock",
-            driver_socket=f"{root}/driver.sock",
-            runtime_socket=f"{root}/runtime.sock",
-            report_condition=report_condition,
-        )
-        await stack.enter_async_context(wrapping)
+    await stack.enter_async_context(fake_driver.serving(driver, f"{root}/driver.sock"))
+    wrapping = process.serving(
+        socket_path=f"{root}/shim.sock",
+        driver_socket=f"{root}/driver.sock",
+        runtime_socket=f"{root}/runtime.sock",
+        report_condition=report_condition,
+    )
+    await stack.enter_async_context(wrapping)
     caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
     return Shim(driver, back, caller)
 
 
 class TestShim:
-    """The contract, for both."""
+    """The contract, call by call."""
 
     @pytest.mark.spec("D-8", "D-9")
     async def test_a_flagged_publish_answers_metadata(self, shim: Shim) -> None:
@@ -308,10 +301,9 @@ class TestShim:
         assert ("x-trace", "1") in call.metadata
 
 
-@pytest.mark.parametrize("variant", ["library", "process"])
-async def test_csi_1_13_profile_reports_no_condition(variant: str) -> None:
+async def test_csi_1_13_profile_reports_no_condition() -> None:
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, variant, report_condition=False)
+        shim = await _built(stack, report_condition=False)
         shim.runtime.condition = "read-only"
         assert not (await shim.stats()).HasField("volume_condition")
 
@@ -319,7 +311,7 @@ async def test_csi_1_13_profile_reports_no_condition(variant: str) -> None:
 async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
     unknown = b"\xaa\xf7\x07\x05later"
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, "process", report_condition=True)
+        shim = await _built(stack, report_condition=True)
         raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         raw = shim.caller.unary_unary("/csi.v1.Node/NodePublishVolume")
         for defer in (True, False):
@@ -330,9 +322,8 @@ async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
 
 @pytest.mark.spec("D-36")
 async def test_publish_with_undo_that_fails_is_unavailable() -> None:
-    """In a process of its own: around a servicer, the driver's own abort of the undo is the answer."""
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, "process", report_condition=True)
+        shim = await _built(stack, report_condition=True)
         shim.driver.mounts_instead = True
         shim.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "busy")
         await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "bug")
@@ -342,7 +333,7 @@ async def test_publish_with_undo_that_fails_is_unavailable() -> None:
 async def test_undo_has_its_own_deadline_and_not_the_rest_of_its_callers() -> None:
     """A publish that took nearly all of its caller's time would otherwise never be undone."""
     async with AsyncExitStack() as stack:
-        shim = await _built(stack, "process", report_condition=True)
+        shim = await _built(stack, report_condition=True)
         shim.driver.mounts_instead = True
         await refused(shim.publish(), Code.INTERNAL, "without deferred_mount")
         (publish,) = shim.driver.called("NodePublishVolume")
