@@ -1,97 +1,69 @@
-"""A compressed tar file that is written as its parts arrive, without blocking the event loop."""
+"""Writes the archive: a compressed tar file with one member per part, written as the parts arrive."""
 
 import asyncio
+import io
 import os
 import tarfile
 import time
-import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
-import aiofiles
-import aiofiles.os
-from aiofiles.threadpool.binary import AsyncBufferedIOBase
+import click
 
 from crust import errors
+from crust.cli.bundle import parts
 from crust.host.process import oserrors
 
-SUFFIXES = (".tar.gz", ".tgz", ".tar.zst")
-
-
-class Compressor(Protocol):
-    """What zlib and zstandard have in common."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        """The compressed bytes that are ready."""
-        ...
-
-    def flush(self) -> bytes:
-        """The rest."""
-        ...
+SUFFIXES = (".tar.gz", ".tgz")
 
 
 class UnknownArchive(errors.InvalidRequest):
-    """The name of the archive does not say which kind it is, or its compression is not installed."""
+    """The name of the archive does not end as that of a compressed tar file."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        hint = "name it .tar.gz, or .tar.zst with pip install 'crust-csi[zstd]'"
-        super().__init__(f"{path} cannot be written", why=why, hint=hint)
-
-
-class Archive:
-    """An archive that is open."""
-
-    def __init__(self, file: AsyncBufferedIOBase, compressor: Compressor, prefix: str) -> None:
-        self._file = file
-        self._compressor = compressor
-        self._prefix = prefix
-
-    async def add(self, name: str, data: bytes) -> None:
-        """A file with this content."""
-        member = tarfile.TarInfo(f"{self._prefix}/{name}")
-        member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-        padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-        block = member.tobuf(tarfile.PAX_FORMAT) + data + padding
-        await self._file.write(await asyncio.to_thread(self._compressor.compress, block))
-
-    async def finish(self) -> None:
-        """The end of the archive."""
-        end = self._compressor.compress(bytes(2 * tarfile.BLOCKSIZE)) + self._compressor.flush()
-        await self._file.write(end)
+    def __init__(self, path: Path) -> None:
+        why = f"its name ends with none of {', '.join(SUFFIXES)}"
+        super().__init__(f"{path} cannot be written", why=why, hint="name it FILE.tar.gz")
 
 
-@asynccontextmanager
-async def writing(path: Path) -> AsyncIterator[Archive]:
-    """A new archive at the path. An existing file is not touched; an unfinished one is removed.
-
-    Raises `UnknownArchive`, and one of crust's errors for what the kernel refuses.
-    """
-    compressor = _compressor(path)
-    prefix = path.name.split(".tar")[0].removesuffix(".tgz") or "crust"
-    with oserrors.translating(f"cannot write {path}"):
-        async with aiofiles.open(path, "xb", opener=_private) as file:
-            try:
-                archive = Archive(file, compressor, prefix)
-                yield archive
-                await archive.finish()
-            except BaseException:
-                with suppress(OSError):
-                    await aiofiles.os.unlink(path)
-                raise
-
-
-def _compressor(path: Path) -> Compressor:
-    if path.name.endswith((".tar.gz", ".tgz")):
-        return zlib.compressobj(wbits=31)
-    if not path.name.endswith(".tar.zst"):
-        raise UnknownArchive(path, f"its name ends with none of {', '.join(SUFFIXES)}")
+def run(path: Path, places: parts.NodeFiles) -> int:
+    """Write the archive; returns the exit code."""
     try:
-        import zstandard
-    except ImportError as err:
-        raise UnknownArchive(path, "the package zstandard is not installed") from err
-    return zstandard.ZstdCompressor().compressobj()
+        count = asyncio.run(write(path, parts.parts(places)))
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 2 if isinstance(error, errors.InvalidRequest) else 1
+    click.echo(f"{path}: {count} files; look at it before you send it: names and paths are in it")
+    return 0
+
+
+async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
+    """Write a new archive; returns how many files it has. A file that exists is not touched.
+
+    An unfinished archive is removed. Raises `UnknownArchive`, and one of crust's errors for what the kernel refuses.
+    """
+    if not path.name.endswith(SUFFIXES):
+        raise UnknownArchive(path)
+    prefix = path.name.removesuffix(".tgz").removesuffix(".tar.gz") or "crust"
+    with oserrors.translating(f"cannot write {path}"), open(path, "xb", opener=_private) as file:  # noqa: ASYNC230 - an open of a new file, by a command that serves nobody
+        try:
+            return await _write(file, prefix, members)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+
+
+async def _write(file: BinaryIO, prefix: str, members: AsyncIterator[tuple[str, bytes]]) -> int:
+    count = 0
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        async for name, data in members:
+            member = tarfile.TarInfo(f"{prefix}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+            await asyncio.to_thread(tar.addfile, member, io.BytesIO(data))
+            count += 1
+    return count
 
 
 def _private(path: str, flags: int) -> int:

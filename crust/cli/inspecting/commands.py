@@ -144,17 +144,17 @@ def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_
 @click.option("--state-dir", default="/var/lib/crust/block", show_default=True, help="The pool.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def bundle(run_dir: str, state_dir: str, file: Path) -> None:
-    """Write a support archive, FILE.tar.gz or FILE.tar.zst, without secrets.
+    """Write a support archive, FILE.tar.gz, without secrets.
 
     Status, doctor's findings, settings, records, claims, mounts, versions and the last log lines. An existing FILE is
     not overwritten.
 
     Exit codes: 0 written, 1 it cannot be written, 2 the command cannot be understood.
     """
-    from crust.cli.bundle import run
+    from crust.cli.bundle import archive
     from crust.cli.bundle.parts import NodeFiles
 
-    sys.exit(run.run(file, NodeFiles(run_dir, state_dir)))
+    sys.exit(archive.run(file, NodeFiles(run_dir, state_dir)))
 
 
 @click.command()

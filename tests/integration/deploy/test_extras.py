@@ -43,7 +43,7 @@ WORDS = {
     "driver init-pool": ("--state-dir", "/proc/none"),
     "driver manifest": ("--config", "driver.toml"),
     "describe": ("v",),
-    "bundle": ("bundle.tar.zst",),
+    "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
     "config check": ("shim", "shim.toml"),
     "conformance": ("--list",),
@@ -61,7 +61,6 @@ NEEDED = {
     "shim": "otel",
     "shim --controller": "kubernetes",
     "driver manifest": "kubernetes",
-    "bundle": "zstd",
     "conformance": "conformance",
 }
 
