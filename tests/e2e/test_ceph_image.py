@@ -104,7 +104,7 @@ async def test_wrong_key_is_refused_before_the_hypervisor_gets_it(
     await node.output("one", target, "true")
 
 
-@pytest.mark.spec("H-56", "D-51")
+@pytest.mark.spec("H-35", "D-51")
 async def test_image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks(
     node: ImageNode, storage: Storage
 ) -> None:
@@ -185,7 +185,7 @@ async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_
 
 
 @pytest.mark.timeout(480)
-@pytest.mark.spec("H-55", "H-56")
+@pytest.mark.spec("H-55", "H-35")
 @pytest.mark.parametrize("stopped", ["osd", "mon.a"])
 async def test_cluster_that_stops_answering_stops_neither_the_runtime_nor_another_hypervisor(
     node: ImageNode, storage: Storage, stopped: str

@@ -116,7 +116,7 @@ async def test_disk_that_is_known_is_not_asked_for_in_a_way_that_waits_for_its_c
     assert set(control.asked) == {"qom-list", "query-blockstats"}
 
 
-@pytest.mark.spec("H-56")
+@pytest.mark.spec("H-35")
 async def test_size_of_an_image_is_asked_for_before_it_is_changed(tmp_path: Path) -> None:
     """Its controller may have grown it since, and a smaller size would cut it off."""
     control = Control()
