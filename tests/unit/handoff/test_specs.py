@@ -77,6 +77,7 @@ ELSEWHERE = {
     34: "the kernel that mounts: the runtime's guest",
 }
 
+
 def test_clauses_are_numbered_without_gaps_and_none_is_forgotten() -> None:
     text = (ROOT / "specs" / "handoff.md").read_text(encoding="utf-8")
     numbers = [int(number) for number in re.findall(r"^- \*\*H-(\d+)\*\*", text, re.MULTILINE)]
