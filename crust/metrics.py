@@ -82,6 +82,11 @@ build_info = Gauge(
 )
 build_info.labels(crust.__version__, platform.python_version()).set(1)
 
+background_failures = Counter(
+    "crust_background_failures_total",
+    "Failures of background work, which began again or ended the process.",
+    ("work",),
+)
 deferred_publishes = Counter(
     "crust_volumes_published_with_deferred_ops_total",
     "Volumes published to a runtime handler instead of being mounted (KEP-2857).",

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.pool_watch import background
 from crust.cluster.central.app import Central, Described
 from crust.cluster.protocol import ControllerSide
 from crust.host.files import durable
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.supervised import supervised
 
 LOCK = "controller.lock"
 """In the run directory."""
@@ -70,7 +70,7 @@ async def serving(
             admit=central.calls.check,
             driver=lambda: name,
         ),
-        background("leadership", _lead(central, daemon)),
+        supervised("leadership", lambda: _lead(central, daemon), daemon.health),
         daemon.serves(),
     ):
         daemon.readiness.append(central.problem)

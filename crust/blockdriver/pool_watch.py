@@ -7,15 +7,14 @@ so it ends as it would have; new calls are refused, then everything that holds t
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack
 
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.blockdriver.records.pool import PoolNotOpened
 from crust.rpc.messages.requests import needs_state
+from crust.supervised import Reports, supervised
 
 PERIOD_S = 1.0
 
@@ -23,22 +22,21 @@ _log = logging.getLogger(__name__)
 
 
 class PoolWatch:
-    """The pool of `driver`, whose problems go to `report`. `stop`, then `let_go`, at the end."""
+    """The pool of `driver`, whose problems go to `health`. `stop`, then `let_go`, at the end."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        report: Callable[[errors.CrustError | None], None],
-        *,
-        period_s: float = PERIOD_S,
-    ) -> None:
+    def __init__(self, driver: Driver, health: Reports, *, period_s: float = PERIOD_S) -> None:
         self._driver = driver
         self._pool = driver.stores.pool
-        self._report = report
+        self._health = health
         self._period_s = period_s
         self._is_open = False
         self._held = AsyncExitStack()
         self._tasks = AsyncExitStack()
+
+    @property
+    def part(self) -> str:
+        """The name of the pool's health: a process may have several pools."""
+        return f"pool of {self._driver.name}"
 
     def check(self, method: str) -> None:
         """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
@@ -104,10 +102,13 @@ class PoolWatch:
 
     async def _start_tasks(self) -> None:
         driver, enter = self._driver, self._tasks.enter_async_context
-        await enter(background("garbage collection", driver.keep_collecting_garbage()))
-        await enter(background("thaw of guests", driver.snapshots.guest_freezer.keep_recovering()))
-        await enter(background("limits of guests", driver.finish_changes()))
-        await enter(background("pool capacity", driver.keep_measuring()))
+        for name, work in (
+            ("garbage collection", driver.keep_collecting_garbage),
+            ("thaw of guests", driver.snapshots.guest_freezer.keep_recovering),
+            ("limits of guests", driver.finish_changes),
+            ("pool capacity", driver.keep_measuring),
+        ):
+            await enter(supervised(name, work, self._health, of=driver.name))
 
     def _named(self, error: errors.CrustError) -> errors.CrustError:
         if isinstance(error, PoolAbsent):
@@ -120,26 +121,8 @@ class PoolWatch:
         metrics.pool_open.labels(self._driver.name).set(0 if problem else 1)
         if problem is not None:
             metrics.forget_pool_bytes(self._driver.name)
-        self._report(problem)
+        self._health.report(self.part, problem, is_fatal=False)
         if problem is None:
             self._pool.serve()
         else:
             self._pool.refuse(problem)
-
-
-@asynccontextmanager
-async def background(name: str, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; one that ends with an exception is logged."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_ended)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        extra = {"task": task.get_name()}
-        _log.error("a background task has ended", extra=extra, exc_info=task.exception())

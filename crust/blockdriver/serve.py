@@ -21,7 +21,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.pool_watch import PoolWatch, background
+from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.services.roles import Role
 from crust.ceph import keyfile
 from crust.ceph.connection import Connection
@@ -34,6 +34,7 @@ from crust.settings.cluster import ClusterSettings
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
 from crust.settings.program import KubernetesAccess
+from crust.supervised import supervised
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 LOCK = "driver.lock"
@@ -110,7 +111,7 @@ async def part(
         metrics.export(*metrics.DRIVER)
         metrics.export_operations(f"driver {driver.name}", driver.operations.running)
         metrics.export_workers(f"driver {driver.name}", lambda: driver.workers.load)
-        daemon.readiness.append(lambda: daemon.health.problems.get(_pool_of(driver)))
+        daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
         yield
 
@@ -130,16 +131,9 @@ async def _in_cluster(
         yield
 
 
-def _pool_of(driver: Driver) -> str:
-    """The part whose health is that of the driver's pool: a process may have several."""
-    return f"pool of {driver.name}"
-
-
 async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
     """Open the pool if it is there; what has it is closed before another process may write."""
-    watch = PoolWatch(
-        driver, lambda problem: daemon.health.report(_pool_of(driver), problem, is_fatal=False)
-    )
+    watch = PoolWatch(driver, daemon.health)
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.operations.drain)
@@ -148,7 +142,9 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
     problem = await watch.look()
     if problem is not None and isinstance(problem.__cause__, flocks.LockHeld):
         raise problem.__cause__
-    await owned.enter_async_context(background("looks for the pool", watch.keep_looking()))
+    await owned.enter_async_context(
+        supervised("looks for the pool", watch.keep_looking, daemon.health, of=driver.name)
+    )
     return watch
 
 
@@ -215,7 +211,7 @@ async def run(settings: DriverSettings) -> None:
     async with (
         _declared_gone(driver.name, settings.kubernetes) as nodes,
         serving as daemon,
-        _fencing(driver, nodes),
+        _fencing(driver, nodes, daemon),
     ):
         await daemon.forever()
 
@@ -242,7 +238,9 @@ async def _declared_gone(
 
 
 @asynccontextmanager
-async def _fencing(driver: Driver, nodes: lost_nodes.NodesGone | None) -> AsyncIterator[None]:
+async def _fencing(
+    driver: Driver, nodes: lost_nodes.NodesGone | None, daemon: Daemon
+) -> AsyncIterator[None]:
     """Cut off the nodes that are declared gone while the block runs."""
     if nodes is None:
         yield
@@ -250,11 +248,12 @@ async def _fencing(driver: Driver, nodes: lost_nodes.NodesGone | None) -> AsyncI
     fencing = driver.stores.engine.fencing
     assert fencing is not None, "checked with the settings"
     metrics.export(*metrics.FENCING)
-    work = lost_nodes.LostNodes(fencing, nodes, driver.stores.volume_records.ids).keep_fencing()
-    with driver.workers.used():  # by the task that is started here
-        loop = background("fences nodes that are gone", work)
-        async with loop:
-            yield
+    lost = lost_nodes.LostNodes(fencing, nodes, driver.stores.volume_records.ids)
+    async with AsyncExitStack() as stack:
+        fencing_loop = supervised("fencing of lost nodes", lost.keep_fencing, daemon.health)
+        with driver.workers.used():  # by the task that is started here
+            await stack.enter_async_context(fencing_loop)
+        yield
 
 
 async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:

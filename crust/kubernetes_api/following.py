@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from crust import errors
 from crust.kubernetes_api.api import Kind, KubernetesApi, VersionExpiredError
+from crust.supervised import Reports, supervised
 
 _log = logging.getLogger(__name__)
 
@@ -101,12 +102,9 @@ class Followed(Generic[Kind, Kept]):
 
 
 @contextlib.asynccontextmanager
-async def following(*followed: Followed[Any, Any]) -> AsyncIterator[None]:
+async def following(health: Reports, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
     """Follow the objects while the block runs."""
-    tasks = [asyncio.create_task(each.follow(), name=each.title) for each in followed]
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        for each in followed:
+            await stack.enter_async_context(supervised(each.title, each.follow, health))
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

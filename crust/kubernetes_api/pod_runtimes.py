@@ -15,6 +15,7 @@ from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.following import Followed
 from crust.kubernetes_api.objects import Pod, RuntimeClass
 from crust.kubernetes_api.pod_name import PodName
+from crust.supervised import Reports
 
 
 class PodUnknown(errors.PeerUnavailable):
@@ -66,9 +67,9 @@ class PodRuntimes:
             self._handlers.learn(class_name, handler)
         return handler
 
-    def following(self) -> AbstractAsyncContextManager[None]:
+    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
         """Keep the pods of the node and the classes known while the block runs."""
-        return following.following(self._handlers, self._classes)
+        return following.following(health, self._handlers, self._classes)
 
     async def _ask_class(self, pod: PodName) -> str:
         found = await self._api.get(Pod, pod.name, namespace=pod.namespace)

@@ -43,10 +43,12 @@ from crust.proxy.runtimes.registry import HandlerRegistry
 from crust.proxy.runtimes.volume_health import DeferredHealth
 from crust.rpc import wiring
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.health import Health
 from crust.rpc.serving.server import AddServicer
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.loading import InvalidSettings
 from crust.settings.proxy import ProxySettings, ServedDriver
+from crust.supervised import supervised
 from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -130,7 +132,7 @@ async def part(
         stack.push_async_callback(peers.close)
         stack.push_async_callback(deferred.operations.drain)
         parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
-        runtimes = await _runtimes(settings, stack, wires)
+        runtimes = await _runtimes(settings, stack, daemon.health, wires)
         drivers = _driver_sockets(settings, parts, runtimes, wires)
         watch.operations.append(drivers.operations)
         await stack.enter_async_context(_watched(store, parts))
@@ -171,7 +173,12 @@ def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[
         parts.deferred, parts.targets, parts.devices, parts.events, parts.daemon.health
     )
     return watch_handoff(
-        store, parts.deferred, parts.events, check=checks.check, ended=parts.daemon.end
+        store,
+        parts.deferred,
+        parts.events,
+        parts.daemon.health,
+        check=checks.check,
+        end=parts.daemon.end,
     )
 
 
@@ -240,7 +247,7 @@ async def _serve_proxy_sockets(
 
 
 async def _runtimes(
-    settings: ProxySettings, stack: AsyncExitStack, wires: wiring.Wiring
+    settings: ProxySettings, stack: AsyncExitStack, health: Health, wires: wiring.Wiring
 ) -> Runtimes | None:
     if settings.kubernetes is None:
         return None
@@ -254,8 +261,12 @@ async def _runtimes(
     client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
-    await stack.enter_async_context(found.following())
-    await stack.enter_async_context(csi_driver_check.checking(client, settings.drivers, wires))
+    await stack.enter_async_context(found.following(health))
+
+    async def check() -> None:
+        await csi_driver_check.log_mismatches(client, settings.drivers, wires)
+
+    await stack.enter_async_context(supervised("check of the CSIDriver objects", check, health))
     return found
 
 

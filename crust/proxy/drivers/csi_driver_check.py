@@ -3,10 +3,8 @@
 A look that fails is a line in the log and no more: the API server may be away while the node serves.
 """
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import grpc
 import grpc.aio
@@ -71,22 +69,10 @@ async def _says_that_it_attaches(driver: grpc.aio.Channel, answer_s: float) -> b
     return {"true": True, "false": False}.get(info.manifest.get(csi_driver.ATTACHES, ""))
 
 
-@contextlib.asynccontextmanager
-async def checking(
-    client: KubernetesApi, served: Iterable[ServedDriver], wires: wiring.Wiring
-) -> AsyncIterator[None]:
-    """Look once at the objects of all drivers, while the block runs, and log what does not go with them."""
-    task = asyncio.create_task(_log_all(client, served, wires), name="check CSIDriver objects")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def _log_all(
+async def log_mismatches(
     client: KubernetesApi, served: Iterable[ServedDriver], wires: wiring.Wiring
 ) -> None:
+    """Look once at the objects of all drivers, and log what does not go with them."""
     for each in served:
         driver = wires.connect(each.backend)
         try:

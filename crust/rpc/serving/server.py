@@ -22,6 +22,7 @@ from crust.rpc import channel
 from crust.rpc.serving import interceptors, sockets
 from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.daemon import Daemon
+from crust.supervised import supervised
 
 AddServicer = Callable[[Any], None]
 """Adds a servicer to a server, on a socket or local, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
@@ -71,12 +72,13 @@ async def serving(  # noqa: PLR0913 - one per part of a server
         for add_servicer in add_servicers:
             add_servicer(server)
         own = await _start(server, socket_path)
-        watch = asyncio.create_task(_watch(own, daemon), name=f"watch {socket_path}")
+        watch = supervised(
+            "watch of a socket", lambda: _watch(own, daemon), daemon.health, of=socket_path
+        )
         try:
-            yield server
+            async with watch:
+                yield server
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
             await asyncio.to_thread(own.remove)
             await server.stop(grace=GRACE_S)
             await asyncio.sleep(operations.AFTER_ANSWER_S)  # the last calls are logged by then

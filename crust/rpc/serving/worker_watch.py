@@ -7,7 +7,6 @@ that, and fails no Probe.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,12 +14,11 @@ from crust import errors
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.operations import KeyedOperations, OperationInProgress, OperationOverdue
 from crust.rpc.serving.health import Health
+from crust.supervised import supervised
 
 CHECK_S = 5.0
 """Between two checks of a part, in seconds."""
 _SHOWN = 3
-
-_log = logging.getLogger(__name__)
 
 
 class OperationsHang(errors.PeerUnavailable):
@@ -53,13 +51,8 @@ class WorkerWatch:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Check now, and every few seconds while the block runs."""
-        task = asyncio.create_task(self._watch(), name=f"watch the threads of {self._workers.name}")
-        task.add_done_callback(_ended)
-        try:
+        async with supervised("watch of threads", self._watch, self._health, of=self._workers.name):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _watch(self) -> None:
         while True:
@@ -101,8 +94,3 @@ def _age_s(operation: OperationInProgress) -> float:
 def _shown(names: Sequence[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        _log.error("the watch of the threads ended", exc_info=task.exception())

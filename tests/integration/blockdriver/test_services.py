@@ -308,7 +308,9 @@ async def test_background_task_that_fails_is_logged(
         channel.connect(f"{tmp_path}/csi.sock") as connected,
     ):
         identity = csi_pb2_grpc.IdentityStub(connected)
-        while not (ended := [each for each in caplog.records if "has ended" in each.message]):
+        while not (
+            ended := [each for each in caplog.records if each.message == "background work failed"]
+        ):
             assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
     (record,) = ended
     assert record.exc_info is not None

@@ -27,7 +27,9 @@ OF_CLUSTERS = (
     "crust_cluster_work_failures_total", "crust_survey_findings_total",
 )  # fmt: skip
 """A node of its own has none: tests/integration/cluster/test_alerts.py and ceph/claims/test_lost_nodes.py."""
-WITHOUT_PANEL = ("crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting")
+WITHOUT_PANEL = (
+    "crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting", "crust_background_failures_total",
+)  # fmt: skip
 
 
 def found_by(address: str, expression: str) -> list[Any]:

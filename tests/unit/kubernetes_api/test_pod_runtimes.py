@@ -12,6 +12,7 @@ from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import following, pod_runtimes
 from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
 from crust.kubernetes_api.pod_runtimes import PodRuntimes
+from crust.rpc.serving.health import Health
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import NODE, FakeKubernetes
 
@@ -110,7 +111,7 @@ async def test_pod_that_was_followed_is_known_while_the_server_is_away(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("listed", "uid-0", "microvm")
-    async with runtimes.following():
+    async with runtimes.following(Health()):
         await watched(api)
         api.add_pod("web", "uid-1", "microvm")
         assert await runtimes.handler_of(WEB) == "kata"
@@ -122,7 +123,7 @@ async def test_pod_that_was_followed_is_known_while_the_server_is_away(
 async def test_watch_from_a_compacted_version_begins_again_with_a_list(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
-    async with runtimes.following():
+    async with runtimes.following(Health()):
         await watched(api)
         api.compact()
         api.add_pod("web", "uid-1", "microvm")
@@ -136,7 +137,7 @@ async def test_following_continues_after_an_outage(
 ) -> None:
     monkeypatch.setattr(following, "_PAUSES_S", (0.0,))
     api.faults.status = 503
-    async with runtimes.following():
+    async with runtimes.following(Health()):
         for _ in range(3):
             await asyncio.to_thread(api.arrivals.acquire)
         api.add_pod("web", "uid-1", "microvm")
@@ -195,7 +196,7 @@ async def test_class_that_was_made_again_has_its_new_handler(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("web", "uid-1", "microvm")
-    async with runtimes.following():
+    async with runtimes.following(Health()):
         await watched(api)
         assert await runtimes.handler_of(WEB) == "kata"
         await asyncio.to_thread(api.wait_for_watch, "runtimeclasses")

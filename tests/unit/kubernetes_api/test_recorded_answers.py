@@ -23,6 +23,7 @@ from crust.kubernetes_api.out_of_service import OutOfServiceNodes
 from crust.kubernetes_api.pod_name import PodName
 from crust.kubernetes_api.pod_runtimes import PodRuntimes
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
+from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 
 DRIVER, UID = "block.csi.crust.dev", "8f3c0a2e-0000-4000-8000-000000000001"
@@ -248,7 +249,7 @@ async def test_handler_of_a_recorded_pod_is_known(
     api.add(pod, "pods")
     runtimes = PodRuntimes(client, "worker-1")
     assert await runtimes.handler_of(PodName("shop", "db-0", UID)) == handler
-    async with runtimes.following():
+    async with runtimes.following(Health()):
         await asyncio.to_thread(api.wait_for_watch, "pods")
         assert await runtimes.handler_of(PodName("shop", "db-0", UID)) == handler
 
@@ -265,6 +266,6 @@ async def test_follower_goes_on_after_an_error_that_nobody_foresaw(
         return node.name
 
     followed = Followed(client, objects.Node, keep)
-    async with following.following(followed):
+    async with following.following(Health(), followed):
         await asyncio.to_thread(api.wait_for_watch, "nodes")
         assert set(followed.known) == {"fresh-1", "worker-1"}

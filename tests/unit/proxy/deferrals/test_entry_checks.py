@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
+from crust import errors, supervised, volumes
 from crust.handoff import store
 from crust.proxy.deferrals import handoff_watch
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.deferrals.events import Events
+from crust.rpc.serving.health import Health
 from crust.wire.v1 import inspect_pb2
 from tests.support.nodes.fake_targets import GUARD, FakeDevices
 from tests.support.nodes.node import Node
@@ -97,8 +98,8 @@ async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_
     failures: int | None,
 ) -> None:
     """Not only errors of crust's own: no thread can be started, no memory is left."""
-    monkeypatch.setattr(handoff_watch, "_ATTEMPTS", 5)
-    monkeypatch.setattr(handoff_watch, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervised, "ATTEMPTS", 5)
+    monkeypatch.setattr(supervised, "_FIRST_PAUSE_S", 0.001)
     directory = store.Store(str(tmp_path_factory.mktemp("run") / "volumes"))
     directory.open()
     deferred = DeferredVolumes(directory, FakeDevices())
@@ -117,7 +118,7 @@ async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_
     async with (
         asyncio.timeout(60),
         handoff_watch.watch_handoff(
-            directory, deferred, Events(), ended=ended.put_nowait, rescan_s=0.01
+            directory, deferred, Events(), Health(), end=ended.put_nowait, rescan_s=0.01
         ),
     ):
         if failures is None:

@@ -11,6 +11,7 @@ from crust.handoff import look, store
 from crust.proxy.deferrals import handoff_watch
 from crust.proxy.deferrals.deferred import DeferredVolumes
 from crust.proxy.deferrals.events import Events
+from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_targets import FakeDevices
 from tests.support.records import records
 from tests.support.runtimes import fake_handler
@@ -39,7 +40,9 @@ async def test_failed_scan_is_logged_and_the_next_one_finds_everything(
     events = Events()
     async with (
         events.watch() as watch,
-        handoff_watch.watch_handoff(directory, DeferredVolumes(directory, FakeDevices()), events),
+        handoff_watch.watch_handoff(
+            directory, DeferredVolumes(directory, FakeDevices()), events, Health()
+        ),
     ):
         heard = watch(asyncio.Event())
         assert await asyncio.to_thread(FailingLooks.failed.wait, 20)
@@ -47,4 +50,4 @@ async def test_failed_scan_is_logged_and_the_next_one_finds_everything(
             async with asyncio.timeout(60):
                 event = await anext(heard)
     assert (event.kind, event.message) == ("claimed", "sandbox box-7")
-    assert "cannot scan the handoff directory" in caplog.text
+    assert "background work failed" in caplog.text
