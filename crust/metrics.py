@@ -135,16 +135,10 @@ pool_bytes = Gauge(
     ("driver", "kind"),
     registry=None,
 )
-unused_ephemeral_volumes = Gauge(
-    "crust_unused_ephemeral_volumes",
-    "Inline ephemeral volumes that are neither attached nor published; deleted after a grace.",
-    ("driver",),
-    registry=None,
-)
 snapshots = Sampled(
     "crust_snapshots", "Records of snapshots and group snapshots in the pool.", ("driver", "kind")
 )
-DRIVER = (snapshots, pool_open, pool_bytes, unused_ephemeral_volumes)
+DRIVER = (snapshots, pool_open, pool_bytes)
 
 store_certificate_expiry = Gauge(
     "crust_store_certificate_expiry_timestamp_seconds",

@@ -1,13 +1,10 @@
 """Composition of the driver: the only file that knows both of its parts."""
 
-import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 from crust import operations, volumes
 from crust.blockdriver import compose_controller, compose_node
 from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.orphans import VolumeGarbageCollector
 from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
@@ -19,16 +16,6 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
-from crust.blockdriver.node.publish.ephemeral import (
-    EphemeralInSharedPool,
-    EphemeralVolume,
-)
-from crust.blockdriver.node.publish.ephemeral_orphans import (
-    GRACE_S,
-    EphemeralGarbageCollector,
-    UnusedSince,
-    UnusedVolumes,
-)
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
@@ -73,7 +60,6 @@ def build(  # noqa: PLR0913 - one per setting
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     modify_window_s: float = 0,
-    ephemeral_grace_s: float = GRACE_S,
     threads: Workers | None = None,
     role: Role = _ALL,
 ) -> Driver:
@@ -100,8 +86,7 @@ def build(  # noqa: PLR0913 - one per setting
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)
-    unused = UnusedVolumes(name, stores.volume_records, live, UnusedSince(run_dir))
-    health_check = _health_check(stores, snapshots, unused)
+    health_check = _health_check(stores, snapshots)
     calls = SnapshotCalls(identity, snapshots.volume_snapshots, snapshots.group_snapshots, running)
     controller_rules = compose_controller.rules(
         identity,
@@ -122,8 +107,6 @@ def build(  # noqa: PLR0913 - one per setting
         slots,
         io_limits,
         health_check,
-        _EphemeralProvisioner(controller_rules.provisioner),
-        _refuse_ephemeral if role.is_shared else unused.forget,
         target_roots,
         controller_rules.modifier.grow_image if role.node_deployment else None,
     )
@@ -161,9 +144,6 @@ def build(  # noqa: PLR0913 - one per setting
         attachment_orphans=AttachmentGarbageCollector(
             identity.driver, stores.node_state, stores.access, io_limits, running
         ),
-        ephemeral_orphans=EphemeralGarbageCollector(
-            identity.driver, unused, node_rules.ephemeral.provisioner, running, ephemeral_grace_s
-        ),
         operations=running,
         workers=threads,
     )
@@ -190,9 +170,7 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
     )
 
 
-def _health_check(
-    stores: Stores, snapshots: SnapshotRecovery, unused: UnusedVolumes
-) -> HealthCheck:
+def _health_check(stores: Stores, snapshots: SnapshotRecovery) -> HealthCheck:
     records, groups = snapshots.volume_snapshots.snapshot_records, snapshots.groups
     return HealthCheck(
         stores.pool,
@@ -200,26 +178,5 @@ def _health_check(
         stores.content_records,
         stores.provisioning,
         stores.capacity.available_bytes,
-        lambda: itertools.chain(
-            snapshot_findings(records, groups, stores.provisioning), unused.findings()
-        ),
+        lambda: snapshot_findings(records, groups, stores.provisioning),
     )
-
-
-def _refuse_ephemeral(_volume_id: volumes.VolumeId) -> None:
-    raise EphemeralInSharedPool()
-
-
-@dataclass(frozen=True, slots=True)
-class _EphemeralProvisioner:
-    """The controller part's side of ephemeral volumes, which the node part calls."""
-
-    provisioner: Provisioner
-
-    async def create_ephemeral(self, wanted: EphemeralVolume) -> None:
-        size = volumes.CapacityRange(wanted.size_bytes, 0)
-        create = Create(wanted.name, size, (wanted.capability,), wanted.parameters)
-        await self.provisioner.create(create)
-
-    async def delete(self, volume_id: volumes.VolumeId) -> None:
-        await self.provisioner.delete(volume_id)

@@ -1,8 +1,5 @@
-"""Composition of the node part: stage, publish, expand, statistics, and inline ephemeral volumes."""
+"""Composition of the node part: stage, publish, expand, statistics."""
 
-from collections.abc import Callable
-
-from crust import volumes
 from crust.blockdriver.driver import Stores
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
@@ -13,7 +10,6 @@ from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.node_unstage import NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.publish.ephemeral import EphemeralProvisioner, EphemeralVolumes
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_check import PublishCheck
@@ -30,8 +26,6 @@ def rules(  # noqa: PLR0913 - composition
     attach_slots: AttachSlots,
     io_limits: IoLimits,
     health_check: HealthCheck,
-    provisioner: EphemeralProvisioner,
-    about_to_create: Callable[[volumes.VolumeId], None],
     target_roots: tuple[str, ...],
     grow_image: ImageGrowth | None,
 ) -> NodeRules:
@@ -80,16 +74,6 @@ def rules(  # noqa: PLR0913 - composition
             content_records, node_state, publish_check, io_limits, host_image
         ),
         node_unpublish=node_unpublish,
-        ephemeral=EphemeralVolumes(
-            pool=stores.pool,
-            volume_records=volume_records,
-            live=live,
-            provisioner=provisioner,
-            node_stage=node_stage,
-            node_unstage=node_unstage,
-            node_unpublish=node_unpublish,
-            about_to_use=about_to_create,
-        ),
         node_expand=node_expand,
         node_stats=NodeStats(
             volume_records,

@@ -11,7 +11,6 @@ from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
 from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
-from crust.blockdriver.node.publish.ephemeral_orphans import EphemeralGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.pool import Pool
@@ -76,7 +75,6 @@ class Driver:
     volume_orphans: VolumeGarbageCollector
     snapshot_orphans: SnapshotGarbageCollector
     attachment_orphans: AttachmentGarbageCollector
-    ephemeral_orphans: EphemeralGarbageCollector
     operations: operations.KeyedOperations
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
@@ -91,10 +89,7 @@ class Driver:
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
 
-        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
-        A pool that every node reaches has no ephemeral volumes but those that versions before this one have made;
-        they stay, because which are another node's is not recorded.
-        """
+        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now."""
         deleted: tuple[volumes.VolumeId, ...] = ()
         # else which volumes there are is the controller's to know
         if self.role.keeps_pool and not self.stores.engine.is_lent:
@@ -102,9 +97,7 @@ class Driver:
             await self.snapshot_orphans.collect(grace_s=grace_s if self.role.is_shared else 0)
         if self.role.has_node:
             await self.attachment_orphans.collect()
-        if not self.role.has_node or self.role.is_shared:
-            return deleted
-        return deleted + await self.ephemeral_orphans.collect()
+        return deleted
 
     def count_snapshots(self) -> list[metrics.Sample]:
         """For the metrics, which a thread reads."""

@@ -172,7 +172,6 @@ def driver_of(
         runtime_guests=guests.runtime_guests(settings.runtime_socket, connect),
         io_cgroup=settings.io_cgroup,
         modify_window_s=settings.modify_window_s,
-        ephemeral_grace_s=settings.ephemeral_grace_s,
     )
 
 

@@ -27,7 +27,6 @@ _OF_NODE_PART = (
     "max_volumes",
     "runtime_socket",
     "io_cgroup",
-    "ephemeral_grace_s",
 )
 
 
@@ -103,9 +102,6 @@ class DriverSettings(ProgramSettings):
     modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
     """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send
     them one by one."""
-
-    ephemeral_grace_s: Annotated[float, Field(ge=60, le=30 * 86400)] = 3600
-    """How long an inline ephemeral volume may be neither attached nor published before it is deleted."""
 
     @pydantic.model_validator(mode="after")
     def _remembers_elsewhere(self) -> Self:

@@ -5,7 +5,6 @@ last is listed exactly once, whatever is created or deleted meanwhile, the token
 keeps nothing between two calls.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,7 +12,7 @@ from typing import TypeVar
 from crust import errors, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.records import ephemeral_names, volume_records
+from crust.blockdriver.records import volume_records
 from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.stored_record import UNREADABLE
@@ -57,7 +56,7 @@ class VolumeLister:
         except UNREADABLE:
             health = self._health_check.examine(volume_id)
             return Listed(create_volume.Volume(volume_id, 0), (), health)
-        if record is None or record.phase != "ready" or ephemeral_names.is_name(record.name):
+        if record is None or record.phase != "ready":
             raise volume_records.VolumeNotFound(volume_id)
         nodes = self._publisher.published_nodes(record)
         return Listed(create_volume.describe(record), nodes, self._health_check.of(record))
@@ -74,15 +73,9 @@ class VolumeLister:
         """
         self._check(count, token)
         ids = (each for each in self._health_check.ids() if each > token)
-        return cut(self._existing(ids, self._health), count, lambda each: each.volume_id)
-
-    def _health(self, volume_id: volumes.VolumeId) -> Health:
-        """The health of one volume. An ephemeral volume is not listed: the CO does not know its id."""
-        with contextlib.suppress(*UNREADABLE):
-            record = self._volume_records.find(volume_id)
-            if record is not None and ephemeral_names.is_name(record.name):
-                raise volume_records.VolumeNotFound(volume_id)
-        return self._health_check.examine(volume_id)
+        return cut(
+            self._existing(ids, self._health_check.examine), count, lambda each: each.volume_id
+        )
 
     def _check(self, count: int, token: str) -> None:
         if count < 0:

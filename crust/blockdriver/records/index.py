@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from crust import volumes
-from crust.blockdriver.records import ephemeral_names
 from crust.blockdriver.records.volume_record import VolumeRecord
 
 
@@ -19,7 +18,6 @@ class _Entry:
     capacity_bytes: int
     nodes: tuple[str, ...]
     finished: bool
-    ephemeral: bool
     readable: bool
 
 
@@ -45,9 +43,8 @@ class Index:
         """Set a volume's record; None for one that cannot be read."""
         nodes = tuple(each.node_id for each in record.nodes) if record else ()
         finished = record is None or record.phase == "ready"
-        ephemeral = record is not None and ephemeral_names.is_name(record.name)
         size_bytes = record.capacity_bytes if record else 0
-        entry = _Entry(size_bytes, nodes, finished, ephemeral, readable=record is not None)
+        entry = _Entry(size_bytes, nodes, finished, readable=record is not None)
         with self._guard:
             if volume_id in self._entries:
                 self._subtract(volume_id)
@@ -87,12 +84,6 @@ class Index:
         """The volumes that are being created or deleted, interrupted ones included."""
         with self._guard:
             return tuple(each for each in self._ids if not self._entries[each].finished)
-
-    def ephemeral(self) -> tuple[volumes.VolumeId, ...]:
-        """The inline ephemeral volumes with a readable record that are not being created or deleted."""
-        with self._guard:
-            found = self._entries.items()
-            return tuple(each for each, entry in found if entry.ephemeral and entry.finished)
 
     def unreadable(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes whose record cannot be read; their size is not known here."""

@@ -1,7 +1,7 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -14,9 +14,7 @@ from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish
 from crust.blockdriver.node.node_unstage import NodeUnstage
-from crust.blockdriver.node.publish import ephemeral
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
-from crust.blockdriver.node.publish.ephemeral import EphemeralVolumes
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
@@ -62,7 +60,6 @@ class NodeRules:
     node_publish: NodePublish
     deferred_publish: DeferredNodePublish
     node_unpublish: NodeUnpublish
-    ephemeral: EphemeralVolumes
     node_expand: NodeExpand
     node_stats: NodeStats
     health_check: HealthCheck
@@ -130,9 +127,8 @@ class Node(csi_pb2_grpc.NodeServicer):
         volume_id = limits.volume_id(request.volume_id)
         path = node_requests.optional_path(request.volume_publish_path, "volume_publish_path")
         node_requests.optional_path(request.staging_target_path, "staging_target_path")
-        found = await self._rules.node_stats.examine(self._rules.ephemeral.own(volume_id), path)
-        reported = replace(found, volume_id=volume_id)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(reported))
+        found = await self._rules.node_stats.examine(volume_id, path)
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(found))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
@@ -181,14 +177,12 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = node_requests.publish(request, self._secrets)
-        inline = ephemeral.is_wanted(publish)
         deferred = await self._run(
             publish.volume_id,
             "NodePublishVolume",
-            (publish.target, publish.fingerprint, inline),  # a retry with fresh tokens joins
+            (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: self._deferred(publish),
             context,
-            inline=inline,
         )
         if deferred is None:
             return csi_pb2.NodePublishVolumeResponse()
@@ -198,32 +192,23 @@ class Node(csi_pb2_grpc.NodeServicer):
 
     async def _deferred(self, publish: Publish) -> volumes.DeferredMount | None:
         """Publish; returns the mount for a guest, or None if the host has mounted the volume."""
-        rules = self._rules
-        if publish.deferred and ephemeral.is_wanted(publish):
-            return await rules.ephemeral.publish(publish, rules.deferred_publish.publish)
         if publish.deferred:
-            return await rules.deferred_publish.publish(publish)
-        if ephemeral.is_wanted(publish):
-            await rules.ephemeral.publish(publish, rules.node_publish.publish)
-        else:
-            await rules.node_publish.publish(publish)
+            return await self._rules.deferred_publish.publish(publish)
+        await self._rules.node_publish.publish(publish)
         return None
 
     async def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """Unmount and remove the target, and an ephemeral volume with it; not published is a success."""
+        """Unmount and remove the target; not published is a success."""
         volume_id = limits.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        inline = self._rules.ephemeral.is_one(volume_id)
-        rule = self._rules.ephemeral if inline else self._rules.node_unpublish
         await self._run(
             volume_id,
             "NodeUnpublishVolume",
             target,
-            lambda: rule.unpublish(volume_id, target),
+            lambda: self._rules.node_unpublish.unpublish(volume_id, target),
             context,
-            inline=inline,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()
 
@@ -231,7 +216,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Usage and condition; never blocks on a hung volume or another operation."""
-        volume_id = self._rules.ephemeral.own(limits.volume_id(request.volume_id))
+        volume_id = limits.volume_id(request.volume_id)
         path = self._path(volume_id, request.volume_path)
         look = Look(volume_id, path, request.defer_fs_ops)
         return csi.stats_to_wire(await self._rules.node_stats.measure(look))
@@ -240,7 +225,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """Grow the device and the filesystem; with deferral only the device."""
-        volume_id = self._rules.ephemeral.own(limits.volume_id(request.volume_id))
+        volume_id = limits.volume_id(request.volume_id)
         expand = Expand(
             volume_id,
             self._path(volume_id, request.volume_path),
@@ -282,16 +267,6 @@ class Node(csi_pb2_grpc.NodeServicer):
         identity: object,
         work: Callable[[], Awaitable[T]],
         context: Context,
-        *,
-        inline: bool = False,
     ) -> T:
-        """Run `work`; for an `inline` volume lock the driver's own id too, which the garbage collector uses."""
-        driver = self._identity.driver
-        own = [volumes.VolumeKey(driver, self._rules.ephemeral.id_of(volume_id))] if inline else []
-
-        async def alone() -> T:
-            with self._running.holding(own, name):
-                return await work()
-
-        key = volumes.VolumeKey(driver, volume_id)
-        return await deadlines.change(self._running, key, name, identity, alone, context)
+        key = volumes.VolumeKey(self._identity.driver, volume_id)
+        return await deadlines.change(self._running, key, name, identity, work, context)

@@ -30,10 +30,9 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, of_stages: Secrets) -> Pu
     target = volumes.TargetPath.parse(request.target_path)
     capability = _capability(request)
     _check_contexts(request)
-    inline = deferral_keys.is_inline(request.volume_context)
-    if not request.staging_target_path and not inline:
+    staging = request.staging_target_path
+    if not staging:
         raise limits.StagingPathNotGiven()
-    staging = request.staging_target_path or target.text
     secrets = {**of_stages.get((volume_id, staging), {}), **kept_secrets(request)}
     return Publish(
         volume_id=volume_id,

@@ -174,11 +174,6 @@ def shim(**flags: Any) -> None:
 @click.option(
     "--modify-window-s", type=float, help="How long a change waits for others to coalesce with."
 )
-@click.option(
-    "--ephemeral-grace-s",
-    type=float,
-    help="Delete an inline ephemeral volume that is unused so long. Default: 3600.",
-)
 def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:

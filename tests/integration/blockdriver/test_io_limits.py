@@ -12,9 +12,7 @@ from crust.blockdriver.controller import io_limit_parameters
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.records import volume_records
-from crust.host.block import loop_devices
 from crust.host.cgroups import throttling
-from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
@@ -322,19 +320,6 @@ async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
     for target in (one, two, host):
         await limited.unpublish(made.volume_id, target)
     await limited.unstage(made.volume_id)
-
-
-async def test_ephemeral_volume_has_the_limits_of_its_pod(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
-    target = limited.target("pod-a")
-    await limited.inline("csi-1", target, attributes={"size": "64Mi", "writeIOPS": "100"})
-    mounted = mountinfo.at(target)
-    assert mounted is not None
-    device = next(each for each in loop_devices.list_all() if each.path == mounted.source)
-    assert kernel.limits_of(device.identity) == volumes.IoLimits(write_iops=100)
-    await limited.unpublish("csi-1", target)
-    assert kernel.limits_of(device.identity) == NONE
 
 
 async def test_copy_has_limits_of_its_own(limited: Bench) -> None:

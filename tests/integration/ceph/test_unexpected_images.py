@@ -5,7 +5,6 @@ By the controller's socket, on a real cluster: the code and the name of the erro
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
 from functools import partial
 
 import grpc
@@ -15,13 +14,8 @@ import rbd
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
-from crust.rpc import channel
-from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL
-from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, _serving, ceph, cluster
-from tests.support.ceph import rbd_driver
-from tests.support.drivers.block_driver import mount
+from tests.integration.ceph.test_node import SIZE, Cluster, ceph, cluster
 from tests.support.faults.refusals import refused
 
 __all__ = ["ceph", "cluster"]
@@ -169,44 +163,3 @@ async def created(cluster: Cluster, name: str) -> str:
         except grpc.aio.AioRpcError as err:
             if err.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
-
-
-@pytest.fixture
-def whole(cluster: Cluster) -> Iterator[rbd_driver.RbdDriver]:
-    """A driver that is controller and node, with a key of its own."""
-    with rbd_driver.serving(cluster.ceph, mode="all") as driver:
-        yield driver
-
-
-async def test_driver_in_mode_all_with_a_key_of_its_own_makes_no_ephemeral_volume(
-    cluster: Cluster, whole: rbd_driver.RbdDriver
-) -> None:
-    target = whole.base / "pod" / "target"
-    request = csi_pb2.NodePublishVolumeRequest(
-        volume_id="csi-" + "0" * 64,
-        target_path=str(target),
-        volume_capability=csi.capability_to_wire(mount()),
-        volume_context={"csi.storage.k8s.io/ephemeral": "true"},
-        defer_fs_ops=True,
-    )
-    async with channel.connect(str(whole.socket)) as connected:
-        await _serving(connected)
-        node = csi_pb2_grpc.NodeStub(connected)
-        for _ in range(2):
-            await refused(
-                node.NodePublishVolume(request, timeout=60, metadata=OPT_IN),
-                grpc.StatusCode.UNIMPLEMENTED,
-                "[EphemeralInSharedPool]",
-                "volumeClaimTemplate",
-            )
-        await node.NodeUnpublishVolume(
-            csi_pb2.NodeUnpublishVolumeRequest(
-                volume_id=request.volume_id, target_path=str(target)
-            ),
-            timeout=60,
-        )
-        listed = await csi_pb2_grpc.ControllerStub(connected).ListVolumes(
-            csi_pb2.ListVolumesRequest(), timeout=60
-        )
-    assert list(listed.entries) == []
-    assert not target.parent.exists()

@@ -333,18 +333,3 @@ async def test_connections_are_bounded_and_opened_again_for_their_volumes(
     finally:
         await asyncio.to_thread(users.let_go)
     await node.until_connected_as()
-
-
-async def test_ephemeral_volume_is_refused_where_no_key_of_the_pool_is(node: Node) -> None:
-    request = csi_pb2.NodePublishVolumeRequest(
-        volume_id="csi-" + "0" * 64,
-        target_path=node.path("target"),
-        volume_capability=csi.capability_to_wire(mount()),
-        volume_context={"csi.storage.k8s.io/ephemeral": "true"},
-        defer_fs_ops=True,
-    )
-    await refused(
-        node.call("NodePublishVolume", request),
-        grpc.StatusCode.UNIMPLEMENTED,
-        "EphemeralInSharedPool",
-    )

@@ -81,14 +81,18 @@ _OF_THE_NODE = (
     "readonly_cases",
     "secrets_cases",
 )
-_NOT_APPLICABLE = {"C-235", "C-261", "C-262"}  # of several nodes, of CSI 1.13
+_NOT_APPLICABLE = {
+    "C-227",
+    "C-235",
+    "C-261",
+    "C-262",
+}  # of inline volumes, of several nodes, of CSI 1.13
 
 
 def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) -> None:
     """The cases of the node: the rest passes the wrap as it passes any shim, which has a test of its own."""
     with own_driver.serving(base, "1.12", "wrapped") as driver:
         given = Parameters(
-            ephemeral_context={"size": "320Mi"},
             size_bytes=320 * MIB,  # an xfs grows without CAP_SYS_RESOURCE, and cannot be smaller
             raw_size_bytes=64 * MIB,
             fs_types=("xfs",),

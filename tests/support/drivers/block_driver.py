@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crust import deferral_keys, volumes
+from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
@@ -81,7 +81,6 @@ class Bench:
     io_cgroup: str = ""
     throttle: throttling.Throttle | None = None
     overcommit: float = 1.0
-    ephemeral_grace_s: float = 3600
     role: Role = Role()  # noqa: RUF009 - frozen
     driver: Driver = field(init=False)
 
@@ -104,7 +103,6 @@ class Bench:
             io_cgroup=self.io_cgroup,
             throttle=self.throttle,
             overcommit=self.overcommit,
-            ephemeral_grace_s=self.ephemeral_grace_s,
             role=self.role,
         )
         self.driver.open()
@@ -226,26 +224,6 @@ class Bench:
         """NodeUnpublishVolume."""
         request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target)
         await self.driver.node.NodeUnpublishVolume(request, caller())
-
-    async def inline(
-        self,
-        volume_id: str,
-        target: str,
-        capability: volumes.VolumeCapability | None = None,
-        *,
-        deferred: bool = False,
-        attributes: dict[str, str] | None = None,
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume of an ephemeral volume, as a kubelet calls it: without a stage."""
-        request = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
-            target_path=target,
-            volume_capability=csi.capability_to_wire(capability or mount(), deferred=deferred),
-            volume_context={deferral_keys.INLINE: "true", "csi.storage.k8s.io/pod.uid": "u"}
-            | (attributes or {}),
-            defer_fs_ops=deferred,
-        )
-        return await self.driver.node.NodePublishVolume(request, caller())
 
     async def attach(self, volume_id: str, *, readonly: bool = False) -> None:
         """ControllerPublishVolume to this node."""

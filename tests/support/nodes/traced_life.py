@@ -77,8 +77,6 @@ class Life:
         await self._interrupted(other_id)
         for each in (volume_id, other_id):
             await answered("DeleteVolume", self._bench.delete(each))
-        if not self._raw:
-            await self._inline()
         await self._create(KEPT)
 
     async def again(self) -> None:
@@ -166,14 +164,6 @@ class Life:
         stores.content_records.save(known.but(state="formatting"))
         await self._up(volume_id)
         await self._down(volume_id)
-
-    async def _inline(self) -> None:
-        target = self._bench.target("inline")
-        volume_id = "csi-" + "0" * 64
-        call = self._bench.inline(volume_id, target, self._capability)
-        await answered("NodePublishVolume of an ephemeral volume", call)
-        gone = self._bench.unpublish(volume_id, target)
-        await answered("NodeUnpublishVolume of an ephemeral volume", gone)
 
     def _image(self, volume_id: str) -> str:
         return str(self._bench.root / "state" / "images" / f"{volume_id}.img")

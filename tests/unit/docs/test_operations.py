@@ -14,7 +14,6 @@ from pydantic_core import PydanticUndefined
 from crust import deferral_keys, metrics
 from crust.blockdriver.controller import io_limit_parameters, parameters
 from crust.blockdriver.node import node_stats
-from crust.blockdriver.node.publish import ephemeral_orphans
 from crust.blockdriver.records import health
 from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
@@ -36,7 +35,7 @@ COMMON = ProgramSettings.model_fields
 _REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
-    for module in (health, snapshot_health, node_stats, ephemeral_orphans)
+    for module in (health, snapshot_health, node_stats)
     for reason in _REASON.findall(inspect.getsource(module))
 } | {volume_health.REASON}
 """The reasons that the driver and the proxy report for a bad health."""

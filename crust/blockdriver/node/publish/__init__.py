@@ -1,1 +1,1 @@
-"""NodePublishVolume: on the host, deferred, and ephemeral volumes that live as long as their publish."""
+"""NodePublishVolume: on the host, and deferred."""

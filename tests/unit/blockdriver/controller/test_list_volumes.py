@@ -97,17 +97,6 @@ async def test_list_leaves_out_incomplete_volumes(
         lister.get(made[1])
 
 
-async def test_list_leaves_out_ephemeral_volumes(
-    state: Driver, provisioner: Provisioner, lister: VolumeLister, health_check: HealthCheck
-) -> None:
-    made = await volumes_made(provisioner, 1)
-    inline = state.node_rules.ephemeral.id_of("csi-0")
-    await provisioner.create(driver_state.create("\0ephemeral\0csi-0", required=16 * MIB))
-    assert ids(lister.page(0, "")[0]) == made
-    assert [each.volume_id for each in lister.health_page(0, "")[0]] == made
-    assert not health_check.examine(inline).findings
-
-
 async def test_list_reports_lost_and_damaged_volumes(
     state: Driver,
     provisioner: Provisioner,
