@@ -59,7 +59,6 @@ def build(  # noqa: PLR0913 - one per setting
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
-    modify_window_s: float = 0,
     threads: Workers | None = None,
     role: Role = _ALL,
 ) -> Driver:
@@ -98,7 +97,6 @@ def build(  # noqa: PLR0913 - one per setting
         health_check,
         calls,
         running,
-        modify_window_s,
     )
     node_rules = compose_node.rules(
         identity,

@@ -1,12 +1,11 @@
 """Composition of the controller part, and of the snapshots that it takes."""
 
 from crust import operations
-from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.controller.modify_volume import InterruptedChanges, VolumeModifier
 from crust.blockdriver.controller.storage_limits import EnforcedByStorage
 from crust.blockdriver.controller.validate_capabilities import Validation
 from crust.blockdriver.driver import Stores
@@ -85,7 +84,6 @@ def rules(  # noqa: PLR0913 - composition
     health_check: HealthCheck,
     calls: SnapshotCalls,
     running: operations.KeyedOperations,
-    modify_window_s: float,
 ) -> ControllerRules:
     """The rules of the controller part."""
     publisher = ControllerPublish(
@@ -130,5 +128,7 @@ def rules(  # noqa: PLR0913 - composition
         ),
         snapshots=calls,
         modifier=modifier,
-        coalescer=Coalescer(identity.driver, running, modifier.apply, window_s=modify_window_s),
+        interrupted_changes=InterruptedChanges(
+            identity.driver, running, modifier.interrupted, modifier.apply
+        ),
     )

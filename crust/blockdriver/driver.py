@@ -81,15 +81,14 @@ class Driver:
 
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
-        if not self.role.keeps_pool:
-            return
-        rules = self.controller_rules
-        await rules.coalescer.finish(await workers.run(rules.modifier.interrupted))
+        if self.role.keeps_pool:
+            await self.controller_rules.interrupted_changes.finish()
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
 
-        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now."""
+        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
+        """
         deleted: tuple[volumes.VolumeId, ...] = ()
         # else which volumes there are is the controller's to know
         if self.role.keeps_pool and not self.stores.engine.is_lent:

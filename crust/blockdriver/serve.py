@@ -137,7 +137,6 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.operations.drain)
-    owned.push_async_callback(driver.controller_rules.coalescer.drain)
     owned.push_async_callback(watch.stop)
     problem = await watch.look()
     if problem is not None and isinstance(problem.__cause__, flocks.LockHeld):
@@ -171,7 +170,6 @@ def driver_of(
         max_volumes=settings.max_volumes,
         runtime_guests=guests.runtime_guests(settings.runtime_socket, connect),
         io_cgroup=settings.io_cgroup,
-        modify_window_s=settings.modify_window_s,
     )
 
 

@@ -99,10 +99,6 @@ class DriverSettings(ProgramSettings):
     io_cgroup: AbsolutePath | Literal[""] = ""
     """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
 
-    modify_window_s: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """How long a change of a volume waits for more changes of the same volume, to coalesce them: a CO's sidecars send
-    them one by one."""
-
     @pydantic.model_validator(mode="after")
     def _remembers_elsewhere(self) -> Self:
         if f"{self.pool_id_file}/".startswith(f"{self.state_dir.rstrip('/')}/"):

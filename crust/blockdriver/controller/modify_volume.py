@@ -1,4 +1,4 @@
-"""ControllerExpandVolume and ControllerModifyVolume: all changes of one volume in one application.
+"""ControllerExpandVolume and ControllerModifyVolume: one change of a volume at a time, ordered by its key.
 
 The image grows first, then size and limits go into the record in one write, then the limits are enforced: on this
 host if the volume is published here, in its guest if it is deferred. Size and limits have separate outcomes: a size
@@ -10,10 +10,12 @@ after a crash in between, when the caller's retry continues. While a guest is un
 intent stays, the answer is UNAVAILABLE, and a retry finishes it.
 """
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from crust import errors, volumes
+from crust import errors, operations, volumes
 from crust.blockdriver.controller import io_limit_parameters, volume_size
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
@@ -25,6 +27,9 @@ from crust.blockdriver.records.stored_record import UNREADABLE
 from crust.blockdriver.records.volume_record import Limits, VolumeRecord
 from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.process import workers
+
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Pauses between the tries of a start to reach guests. Each try locks the volume."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +119,7 @@ class VolumeModifier:
     def _begin(
         self, volume_id: volumes.VolumeId, change: Change
     ) -> tuple[Outcome, VolumeRecord | None]:
-        """VolumeRecord the change and make it on this host; returns the record if guests need its limits."""
+        """Record the change and make it on this host; returns the record if guests need its limits."""
         record = self.volume_records.load(volume_id)
         wanted, unmodified = self._with_limits(record, change)
         expanded: Expanded | errors.CrustError | None = None
@@ -222,6 +227,49 @@ class VolumeModifier:
         except errors.CrustError as err:
             extra = {"volume_id": record.volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedChanges:
+    """Changes of limits that a killed driver had recorded, and whose guests may not have them yet."""
+
+    driver: volumes.DriverName
+    running: operations.KeyedOperations
+    interrupted: Callable[[], tuple[volumes.VolumeId, ...]]
+    """Blocks."""
+    apply: Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
+
+    async def finish(self) -> None:
+        """Finish them; those that fail are left to the CO's retry.
+
+        After a reboot of the node the proxy and the handlers start a while later, so this tries several times.
+        """
+        left = await workers.run(self.interrupted)
+        for pause_s in (0.0, *_PAUSES_S):
+            await asyncio.sleep(pause_s)
+            left = tuple([each for each in left if not await self._finish(each)])
+            if not left:
+                return
+
+    async def _finish(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether the outcome is final; not while a guest is unreachable, or another operation has the volume."""
+        key, change = volumes.VolumeKey(self.driver, volume_id), Change(limits=())
+        try:
+            outcome = await self.running.run(
+                key,
+                "ControllerModifyVolume",
+                change,
+                lambda: self.apply(volume_id, change),
+            )
+            unmodified = outcome.unmodified
+        except errors.CrustError as err:
+            unmodified = err
+        if unmodified is None:
+            _log.info("finished a change of limits", extra={"volume_id": volume_id})
+            return True
+        extra = {"volume_id": volume_id, "error": unmodified}
+        _log.warning("a change of limits is unfinished", extra=extra)
+        return not isinstance(unmodified, errors.PeerUnavailable | errors.OperationPending)
 
 
 def _has_filesystem(record: VolumeRecord, capability: volumes.VolumeCapability | None) -> bool:

@@ -7,12 +7,16 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, operations, volumes
-from crust.blockdriver.controller.coalesce import Coalescer
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import Change, Outcome, VolumeModifier
+from crust.blockdriver.controller.modify_volume import (
+    Change,
+    InterruptedChanges,
+    Outcome,
+    VolumeModifier,
+)
 from crust.blockdriver.controller.validate_capabilities import Validation
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import controller_capabilities, deadlines, requests, responses
@@ -37,7 +41,7 @@ class ControllerRules:
     validation: Validation
     snapshots: SnapshotCalls
     modifier: VolumeModifier
-    coalescer: Coalescer
+    interrupted_changes: InterruptedChanges
 
 
 class Controller(csi_pb2_grpc.ControllerServicer):
@@ -274,10 +278,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerExpandVolume(
         self, request: csi_pb2.ControllerExpandVolumeRequest, context: Context
     ) -> csi_pb2.ControllerExpandVolumeResponse:
-        """Online and offline, coalesced with other changes; a raw volume needs no NodeExpandVolume."""
+        """Online and offline; a raw volume needs no NodeExpandVolume."""
         volume_id = limits.volume_id(request.volume_id)
         change = requests.expansion(request)
-        expanded = (await self._ask(volume_id, change, context)).expanded
+        expanded = (
+            await self._change("ControllerExpandVolume", volume_id, change, context)
+        ).expanded
         assert expanded is not None, "a requested expansion has an outcome"
         if isinstance(expanded, errors.CrustError):
             raise expanded
@@ -289,16 +295,25 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     async def ControllerModifyVolume(
         self, request: csi_pb2.ControllerModifyVolumeRequest, context: Context
     ) -> csi_pb2.ControllerModifyVolumeResponse:
-        """Atomic, coalesced with other changes; a parameter that is not named keeps its value."""
+        """Atomic; a parameter that is not named keeps its value."""
         volume_id = limits.volume_id(request.volume_id)
         change = requests.modification(request)
-        unmodified = (await self._ask(volume_id, change, context)).unmodified
-        if unmodified is not None:
-            raise unmodified
+        outcome = await self._change("ControllerModifyVolume", volume_id, change, context)
+        if outcome.unmodified is not None:
+            raise outcome.unmodified
         return csi_pb2.ControllerModifyVolumeResponse()
 
-    async def _ask(self, volume_id: volumes.VolumeId, change: Change, context: Context) -> Outcome:
-        return await self._rules.coalescer.ask(volume_id, change, context.time_remaining())
+    async def _change(
+        self, rpc: str, volume_id: volumes.VolumeId, change: Change, context: Context
+    ) -> Outcome:
+        return await deadlines.change(
+            self._running,
+            self._key(volume_id),
+            rpc,
+            change,
+            lambda: self._rules.modifier.apply(volume_id, change),
+            context,
+        )
 
     def _with_source(
         self, create: Create, key: volumes.VolumeKey

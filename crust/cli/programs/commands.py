@@ -171,9 +171,6 @@ def shim(**flags: Any) -> None:
 @click.option("--max-volumes", type=int, help="How many volumes the node takes. Default: computed.")
 @click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests cannot be asked.")
 @click.option("--io-cgroup", help="The pods' control group. Default: the kubelet's.")
-@click.option(
-    "--modify-window-s", type=float, help="How long a change waits for others to coalesce with."
-)
 def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:
