@@ -1,6 +1,8 @@
 """Who keeps a mount or a device busy: for the error message, after the kernel has refused an operation.
 
-Mounts, loop devices, processes, and what LVM, md or multipath built upon a device (`stacked_devices`).
+Mounts, loop devices, processes, and the devices that LVM, md or multipath built upon a device: a raw volume's bytes
+belong to a pod, and if they look like a part of one of these, the host's tools may activate it (deploy/host keeps
+them from it). The kernel then holds the device without any process, and only sysfs names the holder.
 
 Reads /proc of every process, which takes milliseconds, and so never runs on the happy path. Best effort: processes
 start and end meanwhile, and those of other PID namespaces are not visible. A process's open file may be on a file
@@ -15,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust import errors
-from crust.host.block import loopctl, stacked_devices
+from crust.host.block import loopctl
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls, sysfs
 
 _SHOWN = 5
+_BY_NUMBER = "/sys/dev/block"
 _IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
 
 
@@ -44,7 +47,7 @@ class DeviceInUse(errors.NotReady):
         mounts: tuple[str, ...] = (),
         loops: tuple[str, ...] = (),
         holders: tuple[Holder, ...] = (),
-        stacked: tuple[stacked_devices.StackedDevice, ...] = (),
+        stacked: tuple[str, ...] = (),
     ) -> None:
         super().__init__(
             f"{path} is in use",
@@ -103,7 +106,7 @@ def device_in_use(path: str) -> DeviceInUse:
         tuple(m.target for m in mounts),
         _loops_on(number),
         of_device(number),
-        stacked_devices.stacked_on(number),
+        stacked_on(number),
     )
 
 
@@ -132,6 +135,29 @@ def of_device(number: int) -> tuple[Holder, ...]:
             if syscalls.block_device_at(str(descriptor)) == number:
                 found.add(_holder(process, f"fd {descriptor.name}"))
     return tuple(sorted(found))
+
+
+def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
+    """The names of the devices that hold the one with this `st_rdev`, or a partition of it; () if it is gone."""
+    directory = f"{by_number}/{os.major(number)}:{os.minor(number)}"
+    parts = [each for each in _names(directory) if os.path.exists(f"{directory}/{each}/partition")]
+    places = [f"{directory}/holders", *(f"{directory}/{each}/holders" for each in parts)]
+    found = {_shown(f"{place}/{name}", name) for place in places for name in _names(place)}
+    return tuple(sorted(found))
+
+
+def _shown(directory: str, name: str) -> str:
+    """A device's name, and for a map the name that its creator gave it: vg-lv, mpatha."""
+    with suppress(OSError):
+        return f"{name} ({sysfs.read(f'{directory}/dm/name')})"
+    return name
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it has none, or was detached just now
+        return []
 
 
 def of_mount(target: str) -> tuple[Holder, ...]:
@@ -163,7 +189,7 @@ def _sentence(
     mounts: tuple[str, ...],
     holders: tuple[Holder, ...],
     loops: tuple[str, ...] = (),
-    stacked: tuple[stacked_devices.StackedDevice, ...] = (),
+    stacked: tuple[str, ...] = (),
 ) -> str:
     parts = []
     if mounts:
@@ -173,7 +199,7 @@ def _sentence(
     if holders:
         parts.append(f"used by {_some(tuple(map(str, holders)))}")
     if stacked:
-        parts.append(f"part of {_some(tuple(map(str, stacked)))}")
+        parts.append(f"part of {_some(stacked)}")
     return ", ".join(parts)
 
 
