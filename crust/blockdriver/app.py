@@ -38,7 +38,7 @@ from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
 from crust.rpc.messages import limits
-from crust.settings.driver import OWN_DRIVER
+from crust.settings.driver import DEFAULT_MAX_VOLUMES, OWN_DRIVER
 
 _ALL = Role()
 
@@ -55,7 +55,7 @@ def build(  # noqa: PLR0913 - one per setting
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     engine: Engine | None = None,
     overcommit: float = 1.0,
-    max_volumes: int = 0,
+    max_volumes: int = DEFAULT_MAX_VOLUMES,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
@@ -74,14 +74,8 @@ def build(  # noqa: PLR0913 - one per setting
     running, reads = operations.KeyedOperations(threads), Reads()
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     stores = _stores(engine, run_dir, overcommit)
-    live = LiveVolumes(stores.node_state, stores.access, max_volumes)
-    slots = AttachSlots(
-        node_id,
-        stores.volume_records.index,
-        live.attached_ids,
-        live.attach_limit,
-        live.attach_limit_at_least,
-    )
+    live = LiveVolumes(stores.node_state, stores.access)
+    slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)

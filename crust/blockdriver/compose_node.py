@@ -57,6 +57,7 @@ def rules(  # noqa: PLR0913 - composition
     return NodeRules(
         volume_records=volume_records,
         live=live,
+        max_volumes=attach_slots.limit,
         io_limits=io_limits,
         fs_types=stores.supported.fs_types,
         node_stage=node_stage,

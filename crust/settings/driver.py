@@ -14,6 +14,7 @@ from crust.settings.program import KubernetesAccess, ProgramSettings
 from crust.settings.rbd import RbdSettings
 
 OWN_DRIVER = "block.csi.crust.dev"
+DEFAULT_MAX_VOLUMES = 128
 """The name of our driver, unless the settings give it another one."""
 LOCAL_ENGINES = frozenset({"files"})
 """The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
@@ -90,8 +91,8 @@ class DriverSettings(ProgramSettings):
     """How many times the pool's capacity may be provisioned. 1: every volume can be filled, unless it shares blocks
     with a snapshot."""
 
-    max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """How many volumes the node accepts; 0: as many as the kernel's memory, threads and mounts allow."""
+    max_volumes: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULT_MAX_VOLUMES
+    """How many volumes the node accepts."""
 
     runtime_socket: SocketPath | Literal[""] = ""
     """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""

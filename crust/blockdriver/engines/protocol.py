@@ -406,21 +406,6 @@ class NodeAccess(Protocol):
         """Detach, and verify it; not attached is a success. Raises `NotReady` while in use."""
         ...
 
-    def attach_limit(self, foreign: int) -> int:
-        """How many volumes this node can have attached at once, beside `foreign` of others; 0 for no limit."""
-        ...
-
-    def foreign_attachments(self) -> int:
-        """How many of what the engine attaches to this node are attached by others now, and are no volumes of it.
-
-        A volume that is being attached or detached is never counted.
-        """
-        ...
-
-    def foreign_at_most(self) -> int:
-        """No less than `foreign_attachments`, without a look at what is attached: every attach asks."""
-        ...
-
 
 class StorageLimits(Protocol):
     """Limits of a volume's I/O that the storage itself keeps, wherever the volume is used."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_state import NodeState, Published
-from crust.host.mounts import device_mounts, mount_capacity, mountinfo
+from crust.host.mounts import device_mounts, mountinfo
 
 
 class NotStaged(errors.NotReady):
@@ -24,30 +24,10 @@ class NotStaged(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class LiveVolumes:
-    """Every method may block.
-
-    `max_volumes` is the operator's limit of volumes of this driver; 0: as many as the kernel's limits allow.
-    """
+    """Every method may block."""
 
     node_state: NodeState
     access: NodeAccess
-    max_volumes: int = 0
-
-    def attach_limit(self) -> int:
-        """How many volumes this node can hold at once; the engine's limit is an upper bound.
-
-        What others have attached takes of the kernel's resources what a volume would take, so it is subtracted from
-        the estimate of these; an operator's number is of volumes alone.
-        """
-        return self._attach_limit(self.access.foreign_attachments())
-
-    def attach_limit_at_least(self) -> int:
-        """No more than `attach_limit`, and cheap: most attaches need to know no more."""
-        return self._attach_limit(self.access.foreign_at_most())
-
-    def _attach_limit(self, foreign: int) -> int:
-        wanted = self.max_volumes or max(mount_capacity.max_volumes() - foreign, 1)
-        return min(wanted, self.access.attach_limit(foreign) or wanted)
 
     def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes that may be attached, whichever process attached them."""

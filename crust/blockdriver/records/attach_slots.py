@@ -1,10 +1,8 @@
 """The slots of this node for volumes. A publish to the node takes one, and so does an attach.
 
-A volume has a slot while it is published to the node or attached there. Ephemeral volumes and others that come
-without a ControllerPublishVolume get theirs when they are attached; those that were published have one already.
-
-The limit is exact for who asks for it, and for who would be refused; to know it, all that others have attached is
-looked at. Who takes a slot far below the limit needs a lower bound of it only.
+A volume has a slot while it is published to the node or attached there. Volumes that come without a
+ControllerPublishVolume get theirs when they are attached; those that were published have one already. The limit is a
+setting (`max_volumes`).
 """
 
 import threading
@@ -33,14 +31,12 @@ class AttachSlots:
         node_id: str,
         index: Index,
         attached_ids: Callable[[], tuple[volumes.VolumeId, ...]],
-        limit: Callable[[], int],
-        limit_at_least: Callable[[], int] = lambda: 0,
+        limit: int,
     ) -> None:
         self._node_id = node_id
         self._index = index
         self._attached_ids = attached_ids
         self.limit = limit
-        self._limit_at_least = limit_at_least
         self._guard = threading.Lock()
         self._coming: set[volumes.VolumeId] = set()
 
@@ -50,11 +46,10 @@ class AttachSlots:
         The caller of a limit compares it with the volumes that it knows of. `known` are these, if it does not read
         `Slots.taken`: then the limit is less by the volumes that it does not know of.
         """
-        limit = self.limit()
         with self._guard:
             taken = self._taken()
         unknown = taken.difference(known) if known else ()
-        return Slots(max(limit - len(unknown), 1), tuple(sorted(taken)))
+        return Slots(max(self.limit - len(unknown), 1), tuple(sorted(taken)))
 
     def _taken(self) -> set[volumes.VolumeId]:
         """The volumes that have a slot; the guard is held, so none is between `_coming` and the rest."""
@@ -63,21 +58,13 @@ class AttachSlots:
     @contextmanager
     def taking(self, volume_id: volumes.VolumeId) -> Iterator[None]:
         """Hold a slot for a volume until its publish or attach has ended. Raises `AttachLimitReached`."""
-        if not self._takes(volume_id, self._limit_at_least()):
-            limit = self.limit()
-            if not self._takes(volume_id, limit):
-                raise AttachLimitReached(self._node_id, limit)
+        with self._guard:
+            taken = self._taken()
+            if volume_id not in taken and len(taken) >= self.limit:
+                raise AttachLimitReached(self._node_id, self.limit)
+            self._coming.add(volume_id)
         try:
             yield
         finally:
             with self._guard:
                 self._coming.discard(volume_id)
-
-    def _takes(self, volume_id: volumes.VolumeId, limit: int) -> bool:
-        """Give the volume a slot, unless that needs a new one and as many as the limit are taken."""
-        with self._guard:
-            taken = self._taken()
-            if volume_id not in taken and len(taken) >= limit:
-                return False
-            self._coming.add(volume_id)
-            return True

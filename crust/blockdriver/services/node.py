@@ -53,6 +53,7 @@ class NodeRules:
 
     volume_records: VolumeRecords
     live: LiveVolumes
+    max_volumes: int
     io_limits: IoLimits
     fs_types: tuple[str, ...]
     node_stage: NodeStage
@@ -104,9 +105,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         response = csi_pb2.NodeGetInfoResponse(node_id=self._identity.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
         if not (request.controller_get_node_info and extensions.node_info_requested(context)):
-            response.max_volumes_per_node = await self._reads.read(
-                "NodeGetInfo", (), self._rules.live.attach_limit, context
-            )
+            response.max_volumes_per_node = self._rules.max_volumes
             for place in responses.places(self._identity.segment):
                 response.accessible_topology.CopyFrom(place)
         if extensions.deferral_requested(context):

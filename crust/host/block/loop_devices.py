@@ -62,14 +62,9 @@ def list_all() -> tuple[LoopDevice, ...]:
     return list_named(lambda _: True)
 
 
-def list_named(
-    is_wanted: Callable[[str], bool], among: Iterable[int] | None = None
-) -> tuple[LoopDevice, ...]:
-    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device.
-
-    Only of the numbers `among`, if they are given.
-    """
-    names = _bound_names(bound() if among is None else among)
+def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
+    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device."""
+    names = _bound_names(bound())
     return tuple(_described(number for number, name in names if is_wanted(name)))
 
 
@@ -77,24 +72,6 @@ def bound() -> frozenset[int]:
     """The numbers of the attached loop devices. Opens none."""
     with oserrors.translating("cannot list the loop devices"):
         return frozenset(loopctl.bound_numbers())
-
-
-def sized() -> frozenset[int]:
-    """The same in one read, whatever the number of devices; without those that have no size, of an empty file."""
-    with oserrors.translating("cannot list the loop devices"):
-        return frozenset(loopctl.sized_numbers())
-
-
-def existing_at_most() -> int:
-    """An upper bound of the devices that exist, attached or not, which takes the same time for any number of them."""
-    with oserrors.translating("cannot count the loop devices"):
-        return loopctl.existing_at_most()
-
-
-def numbers() -> int:
-    """How many loop devices there can be."""
-    with oserrors.translating("cannot read the parameters of the loop driver"):
-        return loopctl.numbers()
 
 
 def size_bytes(device: LoopDevice) -> int:

@@ -41,7 +41,6 @@ _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 # struct loop_config: descriptor, block size, loop_info64, reserved.
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
 
-_VIRTUAL_DISKS = "/sys/devices/virtual/block"
 _UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
 _GONE_TIMEOUT_S = 2.0
 
@@ -67,16 +66,6 @@ def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> b
     shown = os.fsencode(name)[:TAG_MAX_BYTES]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
     return _CONFIG.pack(backing_fd, sector_size, info, b"")
-
-
-@functools.cache
-def numbers() -> int:
-    """How many devices there can be: with max_part set, each reserves minor numbers for its partitions."""
-    try:
-        parts = int(sysfs.read("/sys/module/loop/parameters/max_part"))
-    except FileNotFoundError:
-        parts = 0
-    return _MINORS >> parts.bit_length()
 
 
 def free_number() -> int:
@@ -136,16 +125,6 @@ def sized_numbers() -> list[int]:
     names = (line.rpartition(b" ")[2] for line in sysfs.read_bytes("/proc/partitions").split(b"\n"))
     found = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
     return [int(number) for number in found if number.isdigit()]  # loop0p1 is a partition
-
-
-def existing_at_most() -> int:
-    """The number of virtual disks, loop devices and others: of links to the directory that has one for each."""
-    try:
-        links = os.stat(_VIRTUAL_DISKS).st_nlink
-    except FileNotFoundError:
-        return 0  # it comes with the first device
-    # Each subdirectory links to it, and so do its parent and itself; fewer mean that the kernel does not count.
-    return links - 2 if links >= 2 else len(os.listdir(_VIRTUAL_DISKS))
 
 
 def is_bound(number: int) -> bool:

@@ -16,9 +16,9 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.driver import Driver
 from crust.host.files import flocks
-from crust.host.mounts import mount_capacity
 from crust.rpc import channel
 from crust.rpc.messages import csi, extensions
+from crust.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers.block_driver import caller, mount
 from tests.support.faults.refusals import refused
@@ -73,7 +73,7 @@ async def test_deferral_capabilities_are_shown_only_with_the_opt_in(
     assert {each.rpc.type for each in opted.capabilities} - known == {20526, 20527, 20528}
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert (info.node_id, list(info.supported_file_systems)) == ("n", [])
-    assert 0 < info.max_volumes_per_node <= mount_capacity.max_volumes()
+    assert info.max_volumes_per_node == DEFAULT_MAX_VOLUMES
     info = await node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), metadata=extensions.METADATA)
     assert list(info.supported_file_systems) == ["ext4", "xfs", "btrfs"]
 

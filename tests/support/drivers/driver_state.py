@@ -29,7 +29,7 @@ def opened(
     *,
     backend: MemoryBackend | None = None,
     overcommit: float = 1.0,
-    max_volumes: int = 0,
+    max_volumes: int = 128,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
 ) -> Driver:

@@ -46,7 +46,6 @@ class MemoryBackend:
         self._attached: set[volumes.VolumeId] = set()
         self.takes_groups = False
         self.groups: list[tuple[volumes.VolumeId, ...]] = []
-        self.foreign = 0
 
     def open(self) -> None:
         """Nothing to do."""
@@ -141,18 +140,6 @@ class MemoryBackend:
     def detach(self, volume_id: volumes.VolumeId) -> None:
         """Remove the mark."""
         self._attached.discard(volume_id)
-
-    def attach_limit(self, foreign: int) -> int:
-        """No limit."""
-        return 0
-
-    def foreign_attachments(self) -> int:
-        """As many as a test says."""
-        return self.foreign
-
-    def foreign_at_most(self) -> int:
-        """The same."""
-        return self.foreign
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's number."""

@@ -12,7 +12,7 @@ programs have attached may hang. An image that was renamed by hand while it was 
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from crust import errors, volumes
 from crust.blockdriver.engines.files.images import Images
@@ -126,26 +126,6 @@ class FileAccess:
             loop.detach(device)
         self._known.pop(volume_id, None)
 
-    def attach_limit(self, foreign: int) -> int:
-        """The loop devices that there can be, less those that other programs have."""
-        return max(loop_devices.numbers() - foreign, 1)
-
-    def foreign_attachments(self) -> int:
-        """The loop devices that do not have this pool's tag, now; those of empty files are not counted.
-
-        A node may have hundreds of devices that are not attached: no list of sizes has them.
-        Volumes are attached and detached meanwhile, by other threads. A device that is not known as a volume's is
-        judged by itself, by its file's name and tag; one that is gone at the end, or known by then, is not counted.
-        """
-        unknown = loop_devices.sized() - self._known_numbers()
-        ours = {each.number for each in self._devices(unknown)} if unknown else frozenset()
-        rest = unknown - ours
-        return len((rest & loop_devices.sized()) - self._known_numbers()) if rest else 0
-
-    def foreign_at_most(self) -> int:
-        """The loop devices that exist, attached or not, and whoever attached them."""
-        return loop_devices.existing_at_most()
-
     def device_path(self, volume_id: volumes.VolumeId) -> str | None:
         """The node of the volume's loop device; None while it has none."""
         device = self._device(volume_id)
@@ -179,9 +159,9 @@ class FileAccess:
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]
 
-    def _devices(self, among: Iterable[int] | None = None) -> list[loop_devices.LoopDevice]:
-        """The loop devices with this pool's tag; only of the numbers `among`, if they are given."""
-        named = loop_devices.list_named(self._images.is_name, among)
+    def _devices(self) -> list[loop_devices.LoopDevice]:
+        """The loop devices with this pool's tag."""
+        named = loop_devices.list_named(self._images.is_name)
         return [each for each in named if each.tag.startswith(self._tag)]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
@@ -201,9 +181,6 @@ class FileAccess:
         except OSError:
             return volume_id  # not known to be another image: left alone
         return volume_id if device.file == (status.st_dev, status.st_ino) else None
-
-    def _known_numbers(self) -> frozenset[int]:
-        return frozenset(each.number for each in self._known.copy().values())
 
     def _tag_of(self, volume_id: str) -> str:
         return self._tag + volume_id[-_TAG_ID_BYTES:]

@@ -1,6 +1,5 @@
 """Publishing to nodes: idempotent, exclusive, limited, durable, and visible to the node part."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records import capability_check, published_nodes, volume_records
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.volume_record import Attached, Usage
-from crust.host.mounts import mount_capacity
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import NODE
@@ -122,9 +120,9 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
 
 
 async def test_attach_limit_gives_the_last_slot_once(
-    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, publisher: ControllerPublish
 ) -> None:
-    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 2)
+    state.node_rules.node_stage.attach_slots.limit = 2
     ids = [await made(state, name) for name in "abc"]
     await publisher.publish(attach(ids[0]))
     await publisher.publish(attach(ids[1]))
@@ -140,19 +138,19 @@ async def test_attach_limit_gives_the_last_slot_once(
 
 
 async def test_attach_limit_counts_volumes_attached_without_controller_publish(
-    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, publisher: ControllerPublish
 ) -> None:
-    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 2)
-    published, ephemeral, third = [await made(state, name) for name in "abc"]
-    state.stores.access.attach(ephemeral)
+    state.node_rules.node_stage.attach_slots.limit = 2
+    published, unannounced, third = [await made(state, name) for name in "abc"]
+    state.stores.access.attach(unannounced)
     await publisher.publish(attach(published))
     state.stores.access.attach(published)
-    assert set(publisher.slots(NODE).taken) == {published, ephemeral}
+    assert set(publisher.slots(NODE).taken) == {published, unannounced}
     with pytest.raises(published_nodes.AttachLimitReached):
         await publisher.publish(attach(third))
-    await publisher.publish(attach(ephemeral))
-    await publisher.unpublish(ephemeral, NODE)
-    state.stores.access.detach(ephemeral)
+    await publisher.publish(attach(unannounced))
+    await publisher.unpublish(unannounced, NODE)
+    state.stores.access.detach(unannounced)
     await publisher.publish(attach(third))
 
 
@@ -174,30 +172,12 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
 
 
-@pytest.mark.parametrize(
-    ("operator", "engine", "kernel", "limit"),
-    [(0, 0, 100, 100), (5, 0, 100, 5), (500, 0, 100, 500), (500, 300, 100, 300), (0, 30, 100, 30)],
-)
-def test_max_volumes_setting_overrides_kernel_estimate_but_not_engine_limit(
-    state: Driver,
-    monkeypatch: pytest.MonkeyPatch,
-    operator: int,
-    engine: int,
-    kernel: int,
-    limit: int,
-) -> None:
-    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: engine)
-    monkeypatch.setattr(mount_capacity, "max_volumes", lambda: kernel)
-    live = dataclasses.replace(state.node_rules.live, max_volumes=operator)
-    assert live.attach_limit() == limit
-
-
 async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     state: Driver,
 ) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
     slots = AttachSlots(
-        NODE, state.stores.volume_records.index, state.stores.access.attached_here, lambda: 2
+        NODE, state.stores.volume_records.index, state.stores.access.attached_here, 2
     )
     with slots.taking(ids[0]):
         state.stores.access.attach(ids[0])
@@ -211,9 +191,9 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
 
 
 async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannounced_one(
-    state: Driver, publisher: ControllerPublish, monkeypatch: pytest.MonkeyPatch
+    state: Driver, publisher: ControllerPublish
 ) -> None:
-    monkeypatch.setattr(state.stores.access, "attach_limit", lambda _: 1)
+    state.node_rules.node_stage.attach_slots.limit = 1
     published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
     await publisher.publish(attach(published))
     slots = state.node_rules.node_stage.attach_slots

@@ -315,18 +315,6 @@ class RbdAccess:
             if each.address in present:
                 raise StillAttached(volume_id, f"an image of {each.shown}")
 
-    def attach_limit(self, foreign: int) -> int:
-        """None of the engine's own."""
-        return 0
-
-    def foreign_attachments(self) -> int:
-        """None that take anything of this node's kernel."""
-        return 0
-
-    def foreign_at_most(self) -> int:
-        """The same."""
-        return 0
-
     def _owed(self, volume_id: volumes.VolumeId) -> str:
         return os.path.join(self._directory, _OWED + os.path.basename(self._note(volume_id)))
 
