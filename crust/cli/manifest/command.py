@@ -1,4 +1,4 @@
-"""The command: reads the settings, prints the objects as YAML documents, for `kubectl apply -f -`."""
+"""The command: reads the settings, and writes the directory that `kubectl apply -k` takes."""
 
 import os
 import tomllib
@@ -10,25 +10,25 @@ import click
 from crust import errors
 from crust.cli.install import shipped
 from crust.cli.programs import daemons
+from crust.host.process import oserrors
 from crust.node.settings import NodeSettings
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 
 
-def run(config: Path | None, **choices: Any) -> int:
-    """Print; returns the exit code."""
+def run(config: Path | None, directory: Path, **choices: Any) -> int:
+    """Write the directory; returns the exit code."""
     try:
-        click.echo(_text(config, choices), nl=False)
+        _write(config, directory, choices)
     except errors.CrustError as error:
         click.echo(error.shown(), err=True)
         return 2
+    click.echo(f"kubectl apply -k {directory}")
     return 0
 
 
-def _text(config: Path | None, choices: dict[str, Any]) -> str:
+def _write(config: Path | None, directory: Path, choices: dict[str, Any]) -> None:
     try:
-        import yaml
-
         from crust.cli.manifest import objects
     except ImportError as error:
         raise loading.InvalidSettings(
@@ -36,8 +36,12 @@ def _text(config: Path | None, choices: dict[str, Any]) -> str:
         ) from error
     source = shipped() / "kubernetes"
     text = _settings_text(config, source)
-    wanted = objects.Configuration(text=text, settings=_settings(text), **choices)
-    return str(yaml.safe_dump_all(objects.made(source, wanted), sort_keys=False, width=120))
+    settings = _settings(text)
+    wanted = objects.Configuration(settings=settings, **choices)
+    made = objects.composed(source, wanted)
+    name = "node.toml" if isinstance(settings, NodeSettings) else "controller.toml"
+    with oserrors.translating(f"cannot write {directory}"):
+        made.write(directory, wanted.namespace or objects.NAMESPACE, (name, text))
 
 
 def _settings(text: str) -> NodeSettings | DriverSettings:

@@ -6,12 +6,13 @@ no two drivers have one stem. The files of deploy/kubernetes have the two stems 
 """
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
-from crust.cli.manifest.kustomization import Object
+from crust.cli.manifest.composition import Object
 from crust.settings.driver import OWN_DRIVER
 from crust.settings.loading import InvalidSettings
 
+T = TypeVar("T")
 EXAMPLE_SHARED = "rbd.csi.crust.dev"
 """The driver of the overlays for Ceph."""
 _STEMS = {OWN_DRIVER: "crust", EXAMPLE_SHARED: "crust-rbd"}
@@ -45,12 +46,15 @@ def renamed(found: Object, example: str, driver: str, kept: tuple[str, ...]) -> 
     before, after = _STEMS[example], stem(driver)
     if before == after or found["kind"] in _OF_ALL:
         return found
-    name = found["metadata"]["name"]
-    if found["kind"] == "ConfigMap":  # the settings stay as they are written
-        return {**found, "metadata": {**found["metadata"], "name": after + name[len(before) :]}}
     changed: Object = _replaced(found, before, after, kept)
-    if name == before:
+    if found["metadata"]["name"] == before:
         changed["metadata"]["name"] = after
+    return changed
+
+
+def replaced(texts: T, example: str, driver: str) -> T:
+    """Names outside of an object: those of `driver` where the files have those of `example`."""
+    changed: T = _replaced(texts, _STEMS[example], stem(driver), ())
     return changed
 
 

@@ -1,4 +1,4 @@
-"""The objects of a cluster that runs a configuration: the files of deploy/kubernetes, with what the settings say.
+"""The files of deploy/kubernetes for a configuration, with what its settings say.
 
 A cluster has two kinds of settings: those of `crust node`, for the DaemonSet, and, where the controller is apart
 from the nodes, those of its `crust driver`, for the Deployment. Each has its objects, and both know the driver's
@@ -6,13 +6,12 @@ name. What a pod needs is checked (`problems`), so that the objects are not acce
 in each pod.
 """
 
-import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from crust.cli.manifest import kustomization, names, problems
-from crust.cli.manifest.kustomization import Object
+from crust.cli.manifest import composition, names, problems
+from crust.cli.manifest.composition import Object
 from crust.node.settings import NodeSettings
 from crust.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
 from crust.settings.loading import InvalidSettings
@@ -21,18 +20,15 @@ _PROGRAM = "driver manifest"
 _EXAMPLE_DRIVER = "csi.example.com"
 _RUN_DIRS = {OWN_DRIVER: "/run/crust", names.EXAMPLE_SHARED: "/run/crust-rbd"}
 _KUBELET = "/var/lib/kubelet"
-_NAMESPACE = "crust-system"
+NAMESPACE = "crust-system"
 _IMAGE = "crust-csi:"
-_OF_NO_DRIVER = (_NAMESPACE, _IMAGE)
+_OF_NO_DRIVER = (NAMESPACE, _IMAGE)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the cluster is to run. `text` is the settings file, `settings` what it says: of the nodes, or of the
-    controller.
-    """
+    """What the cluster is to run: the settings of the nodes, or of the controller, and the choices of the command."""
 
-    text: str
     settings: NodeSettings | DriverSettings
     snapshots: bool = False
     resizer: bool = False
@@ -40,19 +36,22 @@ class Configuration:
     namespace: str = ""
 
 
-def made(source: Path, wanted: Configuration) -> list[Object]:
-    """The objects, from the directory of deploy/kubernetes. Raises `InvalidSettings`, `UnknownKustomization`."""
+def composed(source: Path, wanted: Configuration) -> composition.Composition:
+    """The files for kustomize, from the directory of deploy/kubernetes. Raises `InvalidSettings`."""
     first, *others = _of_each_driver(wanted)
-    objects = _rendered(source, first)
-    workload = _workload(objects)
-    for each in others:
-        further = _rendered(source, each)
-        objects += [found for found in further if found["kind"] == "CSIDriver"]
-        _mount_more(workload, _workload(further))
-    found = list(problems.of(workload, wanted.settings, own_image=bool(wanted.image)))
+    made = _composed(source, first)
+    for further in others:
+        other = _composed(source, further)
+        made.resources |= {
+            file: objects
+            for file, objects in other.resources.items()
+            if all(found["kind"] == "CSIDriver" for found in objects)
+        }
+        made.mount_more(other)
+    found = list(problems.of(made.pod(), wanted.settings, own_image=bool(wanted.image)))
     if found:
         raise InvalidSettings(_PROGRAM, "; ".join(found))
-    return objects
+    return made
 
 
 def _of_each_driver(wanted: Configuration) -> list[Configuration]:
@@ -68,28 +67,14 @@ def _of_each_driver(wanted: Configuration) -> list[Configuration]:
     return [first, *(replace(each, snapshots=False, resizer=False) for each in others)]
 
 
-def _rendered(source: Path, wanted: Configuration) -> list[Object]:
-    overlays, file = _overlays(wanted)
-    objects = kustomization.render(
-        [source / "overlays" / each for each in overlays], {file: wanted.text}
-    )
-    return [_changed(each, wanted) for each in objects]
-
-
-def _workload(objects: list[Object]) -> Object:
-    (found,) = (each for each in objects if each["kind"] in ("DaemonSet", "Deployment"))
-    return found
-
-
-def _mount_more(workload: Object, other: Object) -> None:
-    """Give the pod the files of the host that the other one's has beside the same ones."""
-    pod, its = (each["spec"]["template"]["spec"] for each in (workload, other))
-    here = {each["name"] for each in pod["volumes"]}
-    pod["volumes"] += [each for each in its["volumes"] if each["name"] not in here]
-    mounts = problems.crust_of(other)["volumeMounts"]
-    problems.crust_of(workload)["volumeMounts"] += [
-        each for each in mounts if each["name"] not in here
-    ]
+def _composed(source: Path, wanted: Configuration) -> composition.Composition:
+    made = composition.composed([source / "overlays" / name for name in _overlays(wanted)])
+    made.change(lambda found: _changed(found, wanted))
+    if driver := _driver_of(wanted.settings):
+        example = _example_of(driver)
+        made.config_map = names.replaced(made.config_map, example, driver.driver_name)
+        made.renames = names.replaced(made.renames, example, driver.driver_name)
+    return made
 
 
 def needs_pod_info(settings: NodeSettings) -> bool:
@@ -97,12 +82,12 @@ def needs_pod_info(settings: NodeSettings) -> bool:
     return settings.proxy.kubernetes is not None
 
 
-def _overlays(wanted: Configuration) -> tuple[list[str], str]:
-    """The directories, and the name of the settings file in them."""
+def _overlays(wanted: Configuration) -> list[str]:
+    """The directories."""
     settings = wanted.settings
     if isinstance(settings, DriverSettings):
-        return [f"{_kind(settings)}-controller"], "controller.toml"
-    return _node_overlays(wanted, _driver_of(settings)), "node.toml"
+        return [f"{_kind(settings)}-controller"]
+    return _node_overlays(wanted, _driver_of(settings))
 
 
 def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list[str]:
@@ -144,17 +129,14 @@ def _kind(driver: DriverSettings) -> str:
 
 
 def _changed(found: Object, wanted: Configuration) -> Object:
-    found = copy.deepcopy(found)
-    if driver := _driver_of(wanted.settings):
-        found = names.renamed(found, _example_of(driver), driver.driver_name, _OF_NO_DRIVER)
-    if found["kind"] == "ConfigMap":  # the settings stay as they are written
-        found["metadata"]["namespace"] = wanted.namespace or _NAMESPACE
-        return found
+    """An object, or a patch of one, for the settings."""
     settings = wanted.settings
+    if driver := _driver_of(settings):
+        found = names.renamed(found, _example_of(driver), driver.driver_name, _OF_NO_DRIVER)
     found = _replaced(found, _texts(wanted), wanted.image)
     if found["kind"] == "CSIDriver" and isinstance(settings, NodeSettings):
         found["spec"]["podInfoOnMount"] = needs_pod_info(settings)
-    if found["kind"] in ("DaemonSet", "Deployment"):
+    if found["kind"] in composition.WORKLOADS:
         _set_port(found, settings.metrics_address)
     return found
 
@@ -162,7 +144,7 @@ def _changed(found: Object, wanted: Configuration) -> Object:
 def _texts(wanted: Configuration) -> dict[str, str]:
     """What stands for the settings' own in the files: whole strings, and the elements of paths."""
     settings = wanted.settings
-    texts = {_NAMESPACE: wanted.namespace} if wanted.namespace else {}
+    texts = {NAMESPACE: wanted.namespace} if wanted.namespace else {}
     driver = _driver_of(settings)
     if isinstance(settings, NodeSettings):
         texts[_KUBELET] = settings.proxy.target_roots[0]
@@ -205,5 +187,6 @@ def _replaced(found: Any, texts: dict[str, str], image: str) -> Any:
 
 def _set_port(workload: Object, address: str) -> None:
     port = address.rpartition(":")[2]
-    if port.isdigit():
-        problems.crust_of(workload)["ports"][0]["containerPort"] = int(port)
+    for container in workload["spec"]["template"]["spec"].get("containers", ()):
+        if container["name"] == "crust" and "ports" in container and port.isdigit():
+            container["ports"][0]["containerPort"] = int(port)

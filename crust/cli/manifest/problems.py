@@ -4,19 +4,14 @@ sidecars find the socket, and each path of the settings outlives the container.
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
-from crust.cli.manifest.kustomization import Object
+from crust.cli.manifest.composition import Pod
 from crust.node.settings import NodeSettings
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 
 
-def of(
-    workload: Object, settings: NodeSettings | DriverSettings, *, own_image: bool
-) -> Iterator[str]:
-    """What is wrong with the settings, for the DaemonSet or Deployment that would run them. `own_image`: the image is
-    another one than crust's.
-    """
+def of(pod: Pod, settings: NodeSettings | DriverSettings, *, own_image: bool) -> Iterator[str]:
+    """What is wrong with the settings, for the pod that would run them. `own_image`: the image is not crust's."""
     if settings.traces and not own_image:
         yield (
             "the image has no OpenTelemetry, and the pod no OTEL_EXPORTER_OTLP_ENDPOINT: leave traces out, or name an"
@@ -26,24 +21,17 @@ def of(
     if host not in ("0.0.0.0", "[::]"):
         yield 'the probes ask at the pod\'s address: set metrics_address = "0.0.0.0:9810"'
     if isinstance(settings, NodeSettings):
-        yield from _of_node(workload, settings)
+        yield from _of_node(pod, settings)
     else:
-        yield from _of_controller(workload, settings)
+        yield from _of_controller(pod, settings)
 
 
-def crust_of(workload: Object) -> Object:
-    """The container of crust."""
-    containers = workload["spec"]["template"]["spec"]["containers"]
-    found: Object = next(each for each in containers if each["name"] == "crust")
-    return found
-
-
-def _of_node(daemon_set: Object, settings: NodeSettings) -> Iterator[str]:
+def _of_node(pod: Pod, settings: NodeSettings) -> Iterator[str]:
     if not settings.proxy.plugins_registry:
         yield "the kubelet would not learn of the driver: set proxy.plugins_registry"
     yield from _of_one_node(settings)
-    yield from _socket_problems(daemon_set["spec"]["template"]["spec"], settings)
-    yield from _path_problems(daemon_set, _node_paths(settings), ("hostPath",))
+    yield from _socket_problems(pod, settings)
+    yield from _path_problems(pod, _node_paths(settings), ("hostPath",))
 
 
 def _of_one_node(settings: NodeSettings) -> Iterator[str]:
@@ -58,45 +46,43 @@ def _of_one_node(settings: NodeSettings) -> Iterator[str]:
             yield f"every pod would be the node {name}: leave {setting} out"
 
 
-def _of_controller(deployment: Object, settings: DriverSettings) -> Iterator[str]:
-    for socket in sorted(_called(deployment) - {settings.socket}):
+def _of_controller(pod: Pod, settings: DriverSettings) -> Iterator[str]:
+    for socket in sorted(_called(pod) - {settings.socket}):
         yield f'the sidecars call {socket}: set socket = "{socket}"'
     paths = iter((settings.run_dir, *_secret_paths(settings)))
-    yield from _path_problems(deployment, paths, ("secret", "emptyDir"))
+    yield from _path_problems(pod, paths, ("secret", "emptyDir"))
 
 
-def _called(workload: Object) -> set[str]:
+def _called(pod: Pod) -> set[str]:
     """The sockets that sidecars are given."""
     flag = "--csi-address="
     return {
         argument.removeprefix(flag)
-        for container in workload["spec"]["template"]["spec"]["containers"]
-        for argument in container.get("args", ())
+        for arguments in pod.arguments.values()
+        for argument in arguments
         if argument.startswith(flag)
     }
 
 
-def _path_problems(workload: Object, paths: Iterator[str], kinds: tuple[str, ...]) -> Iterator[str]:
-    volumes = workload["spec"]["template"]["spec"]["volumes"]
-    names = {each["name"] for each in volumes if any(kind in each for kind in kinds)}
-    mounted = [
-        each["mountPath"] for each in crust_of(workload)["volumeMounts"] if each["name"] in names
-    ]
+def _path_problems(pod: Pod, paths: Iterator[str], kinds: tuple[str, ...]) -> Iterator[str]:
+    outside = {
+        name for name, volume in pod.volumes.items() if any(kind in volume for kind in kinds)
+    }
+    mounted = [path for path, mount in pod.mounts.items() if mount["name"] in outside]
     for path in sorted(set(paths)):
         if not any(f"{path}/".startswith(f"{each}/") for each in mounted):
             yield f"{path} would be the container's own: choose a path below {', '.join(mounted)}"
 
 
-def _socket_problems(pod: Any, settings: NodeSettings) -> Iterator[str]:
+def _socket_problems(pod: Pod, settings: NodeSettings) -> Iterator[str]:
     """The sidecars of our driver have its socket's directory."""
-    for volume in pod["volumes"]:
-        if volume["name"] != "csi":
-            continue
-        directory = volume["hostPath"]["path"]
-        own = {each.driver_name for each in settings.driver if each.engine in LOCAL_ENGINES}
-        for each in settings.proxy.drivers:
-            if each.name in own and os.path.dirname(each.socket) != directory:
-                yield f"the sidecars look for the socket of {each.name} in {directory}"
+    if "csi" not in pod.volumes:
+        return
+    directory = pod.volumes["csi"]["hostPath"]["path"]
+    own = {driver.driver_name for driver in settings.driver if driver.engine in LOCAL_ENGINES}
+    for served in settings.proxy.drivers:
+        if served.name in own and os.path.dirname(served.socket) != directory:
+            yield f"the sidecars look for the socket of {served.name} in {directory}"
 
 
 def _node_paths(settings: NodeSettings) -> Iterator[str]:

@@ -212,16 +212,16 @@ def init_pool(**flags: Any) -> None:
 )
 @click.option("--image", default="", help="The image of crust. Default: crust-csi:<version>.")
 @click.option("--namespace", default="", help="Default: crust-system.")
-def manifest(config: Path | None, **choices: Any) -> None:
-    """Print the Kubernetes objects for settings, for `kubectl apply -f -`.
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
+    """Write a DIRECTORY with the Kubernetes objects for settings, for `kubectl apply -k DIRECTORY`.
 
     For those of `crust node` the nodes' objects, for those of `crust driver` in mode controller the controller's.
-    Without --config for those of this node, or of deploy/kubernetes where there are none. Nothing is changed, and no
-    cluster is asked.
+    Without --config for those of this node, or of deploy/kubernetes where there are none. No cluster is asked.
     """
     from crust.cli.manifest import command
 
-    sys.exit(command.run(config, **choices))
+    sys.exit(command.run(config, directory, **choices))
 
 
 def _here() -> dict[str, Any]:

@@ -41,7 +41,7 @@ WORDS = {
     "proxy": ("--config", "proxy.toml"),
     "shim": ("--config", "shim.toml"),
     "driver init-pool": ("--state-dir", "/proc/none"),
-    "driver manifest": ("--config", "driver.toml"),
+    "driver manifest": ("--config", "driver.toml", "objects"),
     "describe": ("v",),
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),

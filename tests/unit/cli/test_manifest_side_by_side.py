@@ -10,7 +10,7 @@ import pytest
 from crust.cli.manifest import names
 from crust.node.settings import NodeSettings
 from crust.settings import loading
-from tests.unit.cli.test_manifest import Objects, config, printed, rendered, run
+from tests.unit.cli.test_manifest import Objects, config, made, rendered, run
 from tests.unit.cli.test_manifest_of_roles import text_of
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
@@ -39,7 +39,7 @@ def of_other_name(tmp_path: Path) -> Objects:
         text = (
             text_of(overlay).replace("rbd.csi.crust.dev", OTHER).replace("crust-rbd", "crust-disks")
         )
-        found |= printed(config(tmp_path, text))
+        found |= made(config(tmp_path, text))
     return found
 
 
@@ -92,10 +92,10 @@ def test_overlays_of_local_and_ceph_volumes_can_be_in_one_cluster(overlay: str) 
 
 
 def test_manifests_of_two_drivers_can_be_in_one_cluster(tmp_path: Path) -> None:
-    local = printed()
+    local = made()
     ceph: Objects = {}
     for overlay in CEPH:
-        ceph |= printed(config(tmp_path, text_of(overlay)))
+        ceph |= made(config(tmp_path, text_of(overlay)))
     assert_apart(local, ceph)
     assert sockets(local) & sockets(ceph) == set()
     third = of_other_name(tmp_path)
@@ -176,7 +176,7 @@ def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
     if first == "ceph":
         head, one, two = text.split("[[driver]]")
         text = f"{head}[[driver]]{two}\n[[driver]]{one}"
-    found = printed(config(tmp_path, text))
+    found = made(config(tmp_path, text))
     alone = rendered("central-node")
     assert kinds(found) == {*kinds(alone), ("CSIDriver", "rbd.csi.crust.dev")}
     assert (
@@ -197,6 +197,8 @@ def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
 
 
 def test_path_of_a_further_driver_that_a_pod_would_lose_is_refused(tmp_path: Path) -> None:
-    refused = run(config(tmp_path, of_one_node().replace("/run/crust/d", "/srv/rbd")))
+    refused = run(
+        tmp_path / "made", config(tmp_path, of_one_node().replace("/run/crust/d", "/srv/rbd"))
+    )
     assert refused.exit_code == 2
     assert "/srv/rbd would be the container's own" in refused.output

@@ -15,7 +15,7 @@ from crust.node.settings import NodeSettings
 from crust.settings import loading
 from crust.settings.driver import DriverSettings
 from crust.settings.proxy import ProxySettings
-from tests.unit.cli.test_manifest import config, printed
+from tests.unit.cli.test_manifest import config, made
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").rglob("*.md")]
@@ -89,7 +89,7 @@ def test_settings_of_page_are_accepted(page: str, text: str) -> None:
 
 def test_manifest_takes_the_settings_of_two_drivers_on_a_node(tmp_path: Path) -> None:
     (text,) = (text for _, text in TOML if "metrics_address" in text)
-    kinds = Counter(kind for kind, _ in printed(config(tmp_path, text)))
+    kinds = Counter(kind for kind, _ in made(config(tmp_path, text)))
     assert (kinds["DaemonSet"], kinds["CSIDriver"]) == (1, 2)
 
 

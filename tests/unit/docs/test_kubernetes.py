@@ -2,7 +2,6 @@
 
 import functools
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import crust
 from crust.node.settings import NodeSettings
 from crust.settings import loading
 from crust.settings.shim import ShimSettings
+from tests.support.third_party import kustomize
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 OVERLAYS = (
@@ -27,8 +27,8 @@ OVERLAYS = (
     "ceph-node",
 )
 CONTROLLERS = ("central-controller", "ceph-controller")
-VERSIONS = ("1.28", "1.31", "1.34", "1.37")
-NEWER = {("VolumeAttributesClass", "1.28"), ("VolumeAttributesClass", "1.31")}
+VERSIONS = ("1.31", "1.34", "1.37")
+NEWER = {("VolumeAttributesClass", "1.31")}
 """What an older Kubernetes has not, as docs/kubernetes.md says."""
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 """Custom resources: their schemas are not Kubernetes' own."""
@@ -36,10 +36,7 @@ WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 
 @functools.cache
 def rendered(directory: str) -> tuple[dict[str, Any], ...]:
-    command = ("kubectl", "kustomize", str(KUBERNETES / directory))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
+    return tuple(kustomize.render(KUBERNETES / directory))
 
 
 def workload(overlay: str) -> dict[str, Any]:
