@@ -15,8 +15,7 @@ _POD_GROUPS = ("kubepods.slice", "kubepods")
 @check("kernel")
 def version(node: Node) -> Iterator[Finding]:
     """Linux 5.15: openat2(2), and diskseq, by which a device is known again."""
-    found = re.match(r"(\d+)\.(\d+)", node.release)
-    number = (int(found[1]), int(found[2])) if found else (0, 0)
+    number = _number(node.release)
     if number < _LEAST:
         yield error(
             f"the kernel is {node.release}",
@@ -72,6 +71,30 @@ def filesystems(node: Node) -> Iterator[Finding]:
                 f"an ordinary mount of a volume with {name} fails on this node; a guest does not need it",
                 f"install the module {name}, if volumes have it",
             )
+
+
+@check("mkfs")
+def mkfs(node: Node) -> Iterator[Finding]:
+    """An mkfs newer than the kernel makes what the kernel may not mount; of ext4 crust names the features."""
+    if not node.has_own_driver():
+        yield ok("crust's driver does not run here, which alone makes filesystems")
+        return
+    for name in ("mkfs.xfs", "mkfs.btrfs"):
+        made_for, here = _number(node.version_of(name)), _number(node.release)
+        if made_for > here:
+            yield warning(
+                f"{name} is of Linux {made_for[0]}.{made_for[1]}, and the kernel is {node.release}",
+                "it makes what this kernel may not mount: a first publish then fails with the kernel's reason",
+                "install the version of the kernel's own distribution, or use ext4",
+            )
+        else:
+            yield ok(f"{name} is not newer than the kernel")
+
+
+def _number(text: str) -> tuple[int, int]:
+    """The first version number in a text; 0.0 if there is none."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _has_module(node: Node, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,15 @@ Mismatches = Mapping[str, Sequence[Mismatch]]
 """By the driver's name."""
 
 
+def _version_of(program: str) -> str:
+    """What a program says of its version; "" if it is not installed."""
+    try:
+        found = subprocess.run([program, "-V"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node. Tests replace everything that is not a file."""
@@ -48,6 +58,8 @@ class Node:
     root: Path = Path("/")
     run_dir: str = "/run/crust"
     release: str = field(default_factory=lambda: os.uname().release)
+    version_of: Callable[[str], str] = _version_of
+    """What a program says of its version."""
     proxy: ProxyAnswer | errors.CrustError | None = None
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None

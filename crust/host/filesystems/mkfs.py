@@ -64,9 +64,14 @@ _BUSY_TRIES = 5
 """How often mkfs is tried on a device that it finds held exclusively, before the holder is looked for."""
 
 # 4 KiB blocks and 256-byte inodes also on a small volume: mke2fs would choose 1 KiB, and the volume may grow. No
-# reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget.
+# reserve for root: it would be lost space in a guest. No discard: a fresh device has nothing to forget. The features
+# are named: a mke2fs that is newer than the kernel of a node or guest would choose some that it does not mount.
+_EXT4_FEATURES = (
+    "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,"
+    "huge_file,dir_nlink,extra_isize,metadata_csum"
+)
 _MKFS_EXT4 = (
-    *("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256"),
+    *("mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-I", "256", "-O", _EXT4_FEATURES),
     *("-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"),
 )
 

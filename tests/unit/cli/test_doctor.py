@@ -54,7 +54,13 @@ def good(root: Path) -> Node:
         write(root, f"usr/lib/x86_64-linux-gnu/{library}")
     for name in ("proxy", "shim", "driver", "node"):
         write(root, f"etc/crust/{name}.toml", (DEPLOY / "crust" / f"{name}.toml").read_text())
-    return Node(root=root, release=RELEASE, proxy=HEALTHY, check_propagation=lambda _: None)
+    return Node(
+        root=root,
+        release=RELEASE,
+        version_of=lambda program: f"{program} version 5.10.0\n",
+        proxy=HEALTHY,
+        check_propagation=lambda _: None,
+    )
 
 
 def write(root: Path, path: str, text: str = "") -> Path:
@@ -221,6 +227,16 @@ def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node)
     for name in ("programs", "loop"):
         (only,) = found(good, name)
         assert (only.level, "does not run here" in only.what) == (Level.OK, True)
+
+
+@pytest.mark.parametrize(
+    "version", ["mkfs.xfs version 99.1.0\n", "mkfs.btrfs, part of btrfs-progs v99.1\n"]
+)
+def test_doctor_mkfs_newer_than_the_kernel_is_a_warning(good: Node, version: str) -> None:
+    assert "99.1" in bad(replace(good, version_of=lambda _: version), "mkfs", Level.WARNING)
+    assert {each.level for each in found(replace(good, version_of=lambda _: ""), "mkfs")} == {
+        Level.OK
+    }
 
 
 def test_doctor_settings_of_the_proxy_count_where_its_unit_is_enabled(good: Node) -> None:

@@ -9,7 +9,7 @@ import functools
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from crust import volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
@@ -19,8 +19,7 @@ from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.content_records import ContentRecords
 from crust.host.block import devices, signatures, zeroout
-from crust.host.filesystems import fsck, mkfs_options, superblocks
-from crust.host.filesystems.mkfs_compatibility import MkfsCompatibility
+from crust.host.filesystems import fsck, mkfs, mkfs_options, superblocks
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
@@ -107,7 +106,6 @@ class FilesystemPreparation:
 
     content_records: ContentRecords
     access: NodeAccess
-    mkfs: MkfsCompatibility = field(default_factory=MkfsCompatibility)
 
     def judge(
         self, content: ContentRecord, fs_type: str, attachment: Attachment
@@ -168,7 +166,7 @@ class FilesystemPreparation:
         clear = action is format_decision.Action.CLEAR_AND_MAKE
         intended = await workers.run(self._begin, intended, device, clear=clear)
         options = mkfs_options.arguments(fs_type, parameters)
-        await self.mkfs.make(
+        await mkfs.make(
             device,
             fs_type,
             uuid=intended.planned_uuid,

@@ -8,7 +8,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.records import content_records
-from crust.host.filesystems import mkfs_compatibility
+from crust.host.filesystems import mkfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block, caller, mount
 from tests.support.records.copies import made_of, snapshot
@@ -94,14 +94,14 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
 ) -> None:
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     records = bench.driver.stores.content_records
-    real_make = mkfs_compatibility.MkfsCompatibility.make
+    real_make = mkfs.make
 
     async def make(*args: Any, **kwargs: Any) -> None:
         await real_make(*args, **kwargs)
         records.save(records.load(volume_id).but(in_guest=True))
 
     with monkeypatch.context() as patched:
-        patched.setattr(mkfs_compatibility.MkfsCompatibility, "make", make)
+        patched.setattr(mkfs, "make", make)
         with pytest.raises(content_records.StaleContentRecord) as refused:
             await bench.stage(volume_id)
     assert isinstance(refused.value, errors.OperationPending)

@@ -41,6 +41,19 @@ async def test_make_small_ext4_uses_4_kib_blocks(attach: Attach) -> None:
     assert superblocks.read_ext4(device.path).block_size_bytes == 4096
 
 
+async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
+    """A mke2fs of today would add orphan_file and metadata_csum_seed, which Linux 5.15 does not mount."""
+    device = attach(SIZES["ext4"])
+    await mkfs.make(device.path, "ext4")
+    listed = (await commands.run(["dumpe2fs", "-h", device.path], timeout_s=60)).stdout.decode()
+    line = next(each for each in listed.splitlines() if each.startswith("Filesystem features:"))
+    assert set(line.partition(":")[2].split()) == {
+        *("has_journal", "ext_attr", "resize_inode", "dir_index", "filetype", "extent", "64bit"),
+        *("flex_bg", "sparse_super", "large_file", "huge_file", "dir_nlink", "extra_isize"),
+        "metadata_csum",
+    }
+
+
 @pytest.mark.parametrize("fs_type", supported.SUPPORTED)
 @pytest.mark.parametrize("there", ["ext4", "xfs", "btrfs"])
 async def test_make_on_existing_filesystem_is_refused(
