@@ -1,6 +1,7 @@
 """Runs `make demo` and `make cluster-demo`, which the README advertises."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from crust.host.mounts import mountinfo
 @pytest.mark.vm
 @pytest.mark.timeout(600)
 async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
-    printed = await printed_by("examples.kata.demo")
+    code, printed = await run("examples.kata.demo")
+    assert (code, "FAILED  " in printed) == (0, False), printed
     # both scenarios ran to their end
     assert printed.count(" ok  check that no orphans remain") == 2
 
@@ -20,14 +22,24 @@ async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> N
 @pytest.mark.vm
 @pytest.mark.timeout(900)
 async def test_demo_of_many_nodes_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
-    printed = await printed_by("examples.cluster")
+    code, printed = await run("examples.cluster")
+    assert (code, "FAILED  " in printed) == (0, False), printed
     assert printed.count(" ok  check that no orphans remain") == 1
     # those that are mounted here: other tests, in other mount namespaces, have some at the same time
     here = [each.target for each in mountinfo.below("/run/netns")]
     assert not [each for each in here if Path(each).name.startswith("crust-")]
 
 
-async def printed_by(module: str) -> str:
+@pytest.mark.root
+async def test_demo_ends_as_soon_as_a_daemon_does_not_start() -> None:
+    code, printed = await run("examples.kata.demo", CRUST_COLOUR="red")
+    assert (code, "ended with exit code 2 before the node was ready" in printed) == (1, True), (
+        printed
+    )
+    assert "[InvalidSettings]" in printed
+
+
+async def run(module: str, **environ: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -35,9 +47,7 @@ async def printed_by(module: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, **environ},
     )
     out, _ = await process.communicate()
-    printed = out.decode()
-    assert process.returncode == 0, printed
-    assert "FAILED  " not in printed
-    return printed
+    return await process.wait(), out.decode()

@@ -24,6 +24,7 @@ from tests.support import environments
 
 CHECKOUT = environments.CHECKOUT
 ENVIRONMENT = "/opt/crust"
+_DEPENDENCIES = "/opt/dependencies"
 _TIMEOUT_S = 50
 _LOOPS = 64
 _GROUP = f"crust-tests-{os.getpid()}"
@@ -87,7 +88,7 @@ def children(pid: int) -> list[int]:
 @contextmanager
 def machine() -> Iterator[Machine]:
     """Boot one, and power it off after the block."""
-    base = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    base = Path(tempfile.mkdtemp(prefix="crust-"))
     try:
         root = _root(base)
         _install_environment(root)
@@ -114,16 +115,30 @@ def _root(base: Path) -> Path:
     root = base / "t" / "r"
     (base / "t").mkdir()
     _do("mount", "-t", "tmpfs", "tmpfs", base / "t")
-    for name in ("u", "w", "r"):
-        (base / "t" / name).mkdir()
-    layers = f"lowerdir=/,upperdir={base}/t/u,workdir={base}/t/w"
-    _do("mount", "-t", "overlay", "-o", layers, "overlay", root)
+    _overlay(base / "t" / "root", Path("/"), root)
     for name in _HIDDEN:
         shutil.rmtree(root / name, ignore_errors=True)
         (root / name).mkdir(parents=True)
     for links in (root / "etc/systemd/system").glob("*.wants"):  # no service of this machine starts
         shutil.rmtree(links)
+    # an overlay of / lacks the file systems that are mounted below it
+    _overlay(base / "t" / "checkout", CHECKOUT, _checkout(base))
+    seen = root / str(CHECKOUT)[1:]
+    seen.mkdir(parents=True, exist_ok=True)
+    _do("mount", "--bind", _checkout(base), seen)
     return root
+
+
+def _overlay(layers: Path, lower: Path, at: Path) -> None:
+    for path in (layers / "u", layers / "w", at):
+        path.mkdir(parents=True, exist_ok=True)
+    options = f"lowerdir={lower},upperdir={layers}/u,workdir={layers}/w"
+    _do("mount", "-t", "overlay", "-o", options, "overlay", at)
+
+
+def _checkout(base: Path) -> Path:
+    """This checkout, as the machine may write to it."""
+    return base / "t" / "c"
 
 
 def _install_environment(root: Path) -> None:
@@ -138,7 +153,7 @@ def _install_environment(root: Path) -> None:
     for name in ("dev", "proc"):
         _do("umount", root / name)
     (packages,) = (root / ENVIRONMENT[1:]).glob("lib/python3*/site-packages")
-    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (packages / "dependencies.pth").write_text(f"{_DEPENDENCIES}\n")
 
 
 @contextmanager
@@ -150,7 +165,9 @@ def _booted(base: Path, root: Path) -> Iterator[int]:
         joins = "; ".join(f"echo $$ >{group}/cgroup.procs" for group in _make_groups())
         options = (
             "--register=no --keep-unit --drop-capability=CAP_SYS_RESOURCE --console=pipe --private-network "
-            "--notify-ready=yes --link-journal=no --machine=crust-test --bind=/dev/loop-control --boot"
+            "--notify-ready=yes --link-journal=no --machine=crust-test --bind=/dev/loop-control --boot "
+            # these may lie below /tmp, where the machine, and some of its units, have their own
+            f"--bind={_checkout(base)}:{CHECKOUT} --bind={sysconfig.get_path('purelib')}:{_DEPENDENCIES}"
         )
         if os.path.exists("/dev/kvm"):  # where it works, guests are started with it
             options += " --bind=/dev/kvm"

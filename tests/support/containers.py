@@ -86,7 +86,10 @@ class Containerd:
         root has no capability, and gets none.
         """
         spec = self.base / f"{name}.json"
-        described = self._spec(name, arguments, binds)
+        checkout = (
+            [] if image else [Bind(CHECKOUT)]
+        )  # it may lie below /tmp, where a container has its own
+        described = self._spec(name, arguments, [*checkout, *binds])
         if user:
             described["process"] |= {
                 "user": {"uid": user, "gid": user},
@@ -265,7 +268,7 @@ def _bounding_set() -> list[str]:
 @contextmanager
 def containerd() -> Iterator[Containerd]:
     """A containerd that serves while the block runs."""
-    base = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    base = Path(tempfile.mkdtemp(prefix="crust-"))
     daemon = Containerd(base)
     (base / "tmpfs").mkdir()
     (base / "config.toml").write_text(_CONFIG.format(base=base))

@@ -7,6 +7,7 @@ shim runs beside its controller.
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -148,6 +149,23 @@ class Node:
         """Start one process, its output appended to its log."""
         log = self.paths.logs / f"{name}.log"
         self._running[name] = await Process.start(log, *self._arguments(name))
+
+    async def wait_ready(self, ready: Coroutine[None, None, None]) -> None:
+        """Wait for `ready`; raises ChildProcessError as soon as a process has ended, for wrong settings say."""
+        ends = (self._ended(*each) for each in self._running.items())
+        tasks = [asyncio.ensure_future(each) for each in (ready, *ends)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ended(self, name: str, process: Process) -> None:
+        code = await process.running.wait()
+        raise ChildProcessError(f"{name} ended with exit code {code} before the node was ready")
 
     async def kill(self, name: str) -> None:
         """Send SIGKILL and wait until the process has ended."""

@@ -109,7 +109,7 @@ class Scenario:
     async def _start(self) -> None:
         with self._report.step("start driver, shim, proxy and runtime") as step:
             await self._node.start_all()
-            await self._kubelet.wait_ready(HANDLER)
+            await self._node.wait_ready(self._kubelet.wait_ready(HANDLER))
             step.found("four processes; the runtime is registered with the proxy")
 
     async def _create(self) -> State:

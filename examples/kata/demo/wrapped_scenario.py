@@ -77,7 +77,7 @@ class WrappedScenario:
         """Run all steps."""
         with self._report.step("start the vendor's driver, two shims, proxy and runtime") as step:
             await self._node.start_all()
-            await self._kubelet.wait_ready(HANDLER)
+            await self._node.wait_ready(self._kubelet.wait_ready(HANDLER))
             step.found(
                 f"{VENDOR.name}, unmodified; one shim at its node part, one at its controller"
             )

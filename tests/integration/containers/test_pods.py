@@ -84,8 +84,9 @@ async def test_second_proxy_is_refused_whatever_its_run_directory(pods: Pods) ->
     assert "LockHeld" in same.text()
     flags = (f"--run-dir={pods.run}/other", f"--volumes-root={pods.run}/other/volumes")
     other = await asyncio.to_thread(pods.start, "proxy", *flags, name="other")
+    refusal = "a process of another PID namespace (another container) already listens"
+    await asyncio.to_thread(other.wait_for, refusal)
     await asyncio.to_thread(other.wait_ended)
-    assert "a process of another PID namespace (another container) already listens" in other.text()
     async with kubelet_of(pods) as kubelet:
         await kubelet.delete(await kubelet.volume("still-served"))
     await asyncio.to_thread(pods.running["proxy"].kill, "TERM")
@@ -100,9 +101,9 @@ async def test_start_is_refused_where_mounts_would_not_reach_the_host(
     pods: Pods, program: str, propagation: str
 ) -> None:
     started = await asyncio.to_thread(pods.start, program, kubelet=propagation)
+    await asyncio.to_thread(started.wait_for, "mountPropagation Bidirectional")
     await asyncio.to_thread(started.wait_ended)
     assert "MountsNotPropagated" in started.text()
-    assert "mountPropagation Bidirectional" in started.text()
 
 
 async def test_registration_socket_names_the_hosts_path(pods: Pods) -> None:

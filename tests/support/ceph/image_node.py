@@ -171,7 +171,7 @@ class ImageNode:
 @asynccontextmanager
 async def image_node(name: str, storage: Storage) -> AsyncIterator[ImageNode]:
     """The node, while the block runs; its sandboxes are stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="crust-i-", dir="/tmp") as root:
+    with tempfile.TemporaryDirectory(prefix="crust-i-") as root:
         async with nodes.running(nodes.Places.make(root), grace_s=20) as node:
             node.driver.alter = storage.answer
             node.driver.format = volumes.GuestFormat()

@@ -129,7 +129,7 @@ def serving(
     namespace = ceph.make_namespace()
     user = f"controller-{namespace}"
     key = ceph.controller(user, namespace)
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         base = Path(name)
         config = write_config(base, ceph, user, key, namespace, has_node=mode != "controller")
         driver = RbdDriver(base, config, mode=mode, profile=profile)

@@ -116,7 +116,7 @@ async def whole_node(
 
     With `vendor` it has that driver, and no other.
     """
-    base = Path(tempfile.mkdtemp(prefix="crust-e2e-", dir="/tmp"))  # short, for sockets' names
+    base = Path(tempfile.mkdtemp(prefix="crust-e2e-"))
     before = orphans.find(base)
     node = Node(base, vendor)
     node.runtime_options = runtime_options

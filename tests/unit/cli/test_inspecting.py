@@ -191,8 +191,10 @@ async def test_unknown_volume_exits_1(node: Node) -> None:
 async def _started(node: Node, *words: str, stdout: int) -> asyncio.subprocess.Process:
     arguments = (*words, "--watch", "--run-dir", node.places.run)
     environ = {**os.environ, "TERM": "xterm"}
+    # a run that a shell has started in the background ignores SIGINT
+    handled = ("env", "--default-signal=INT")
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "crust", *arguments, stdout=stdout, env=environ
+        *handled, sys.executable, "-m", "crust", *arguments, stdout=stdout, env=environ
     )
 
 
