@@ -14,10 +14,10 @@ CACHE := .cache
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
 PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci etcd-server etcd-client ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
 
-# pytest keeps the directories of old runs; this removes them. The path is short, for the sockets below it.
+# All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
 PYTEST = scratch=$$(mktemp -d /tmp/ct-XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-	TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20
+	TMPDIR="$$scratch" TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20
 
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
@@ -98,7 +98,7 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 cluster-demo: root guest ## three nodes, local pools behind one controller, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
-test integration conformance e2e: WITHIN = $(PRIVATE)
+test integration conformance e2e: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity

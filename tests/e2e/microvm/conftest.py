@@ -51,7 +51,7 @@ async def vm(
 
 @contextlib.contextmanager
 def _place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="crust-vm-", dir="/tmp"))
+    place = Path(tempfile.mkdtemp(prefix="crust-vm-"))
     try:
         yield place
     finally:

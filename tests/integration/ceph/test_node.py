@@ -129,7 +129,7 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
 async def cluster(ceph: CephCluster) -> AsyncIterator[Cluster]:
     namespace = ceph.make_namespace()
     names = {each: f"{each}-{uuid.uuid4().hex[:6]}" for each in ("controller", "guest")}
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         async with contextlib.AsyncExitStack() as held:
             stubs = []
             key = ceph.controller(names["controller"], namespace)

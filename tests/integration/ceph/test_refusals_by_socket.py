@@ -41,7 +41,7 @@ async def controller(
     namespace = ceph.make_namespace()
     user = f"controller-{namespace}"
     right = ceph.controller(user, namespace)
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         base = Path(name)
         config = rbd_driver.write_config(base, ceph, user, key or right, namespace)
         text = config.read_text()
@@ -130,7 +130,7 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
 ) -> None:
     before, after = change
     before = before.format(namespace=cluster.namespace, monitors=cluster.ceph.monitors)
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         base = Path(name)
         config = rbd_driver.write_config_without_key(base, cluster.ceph, cluster.namespace)
         text = config.read_text()

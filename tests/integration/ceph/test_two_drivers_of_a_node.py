@@ -198,7 +198,7 @@ async def _controlled(base: Path, ceph: CephCluster, namespace: str) -> AsyncIte
 @asynccontextmanager
 async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
     """A node with these drivers, running, and one runtime. Those of Ceph have a namespace each."""
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as root:
+    with tempfile.TemporaryDirectory(prefix="crust-") as root:
         places = Places.make(root)
         async with AsyncExitStack() as stack:
             controllers, secrets = {}, {}

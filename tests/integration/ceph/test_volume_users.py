@@ -182,7 +182,7 @@ class Node:
 @pytest.fixture
 async def node(ceph: CephCluster) -> AsyncIterator[Node]:
     namespace = ceph.make_namespace()
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         base, of_controller = Path(name) / "node", Path(name) / "controller"
         of_controller.mkdir(mode=0o700)
         base.mkdir(mode=0o700)

@@ -32,7 +32,7 @@ CAPABILITY = csi_pb2.VolumeCapability(
 
 @pytest.fixture(params=["alone", "behind-proxy", "node", "wrapped"])
 def driver(request: pytest.FixtureRequest) -> Iterator[OwnDriver]:
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         with own_driver.serving(Path(name), "1.12", request.param) as serving:
             yield serving
         for device in loop_devices.list_all():

@@ -12,7 +12,7 @@ from crust.host.block import loop, loop_devices
 @pytest.fixture
 def base() -> Iterator[Path]:
     """A directory whose name is short enough for sockets; what a failed case left attached is detached."""
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
         yield Path(name)
         for device in loop_devices.list_all():
             if device.backing.startswith(f"{name}/"):

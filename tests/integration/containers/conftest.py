@@ -184,7 +184,7 @@ def containerd() -> Iterator[Containerd]:
 @pytest.fixture
 def pods(containerd: Containerd) -> Iterator[Pods]:
     """A node without its daemons; afterwards nothing of it may be left."""
-    root = Path(tempfile.mkdtemp(prefix="crust-", dir="/tmp"))  # short, for sockets' names
+    root = Path(tempfile.mkdtemp(prefix="crust-"))
     node = Pods(containerd, root)
     for path in (node.run, node.kubelet, root / "pool"):
         path.mkdir()

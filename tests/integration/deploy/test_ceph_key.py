@@ -77,7 +77,7 @@ def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
     assert context["fsGroup"] == context["runAsGroup"] == context["runAsUser"]
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     # its parents let the user through
-    with tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as base:
+    with tempfile.TemporaryDirectory(prefix="crust-") as base:
         os.chmod(base, 0o755)
         directories = {
             each["mountPath"]: Path(base) / each["name"] for each in init["volumeMounts"]

@@ -122,7 +122,7 @@ def run(
         serving(driver, socket),
         restarting(driver, directory) as command,
         # C-224 needs paths of 128 bytes
-        tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root,
+        tempfile.TemporaryDirectory(prefix="ct-") as root,
     ):
         options = Options(
             socket=str(socket),

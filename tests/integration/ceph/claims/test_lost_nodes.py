@@ -207,7 +207,7 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
     user = f"controller-{namespace}"
     api = FakeKubernetes()
     with (
-        tempfile.TemporaryDirectory(prefix="crust-", dir="/tmp") as name,
+        tempfile.TemporaryDirectory(prefix="crust-") as name,
         fake_kubernetes.serving(api, tmp_path) as kubeconfig,
         measured.ioctx(POOL, namespace) as ioctx,
     ):
