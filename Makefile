@@ -12,7 +12,7 @@ SOURCES := crust examples tests benchmarks
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
-PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci etcd-server etcd-client ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
+PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux libblkid1 containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2 $(if $(shell command -v kubectl),,kubernetes-client)
 
 # All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
@@ -95,7 +95,7 @@ demo: root guest ## publish volumes to a microVM on this machine, step by step (
 	$(PRIVATE) $(PY) -m examples.kata.demo
 
 .PHONY: cluster-demo
-cluster-demo: root guest ## three nodes, local pools behind one controller, and Ceph, on this machine (root)
+cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
 	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e: WITHIN = tests/in_memory.sh
@@ -117,13 +117,6 @@ unit: $(VENV)/.done $(KUSTOMIZE) ## the tests that do not need root
 simulate: SEEDS ?= 100
 simulate: $(VENV)/.done ## random life of a node under a simulated kubelet; SEEDS=n (docs/reliability.md has the figures)
 	$(PY) -m tests.support.nodes.simulation --seeds $(SEEDS)
-
-.PHONY: cluster-chaos
-cluster-chaos: SECONDS ?= 300
-cluster-chaos: VOLUMES ?= 300
-cluster-chaos: SEED ?= 1
-cluster-chaos: root setup ## 300 volumes on three nodes for five minutes of cuts and kills, and a count; SEED=n (root)
-	$(PRIVATE) $(PY) -m tests.support.cluster_chaos --seconds $(SECONDS) --volumes $(VOLUMES) --seed $(SEED)
 
 .PHONY: integration
 integration: root setup third-party ## the tests on real loop devices, mounts and sockets (root)

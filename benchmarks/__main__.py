@@ -11,7 +11,6 @@ from typing import Any
 
 import crust
 from benchmarks import (
-    central,
     ceph_guest_io,
     ceph_publish,
     figures,
@@ -43,7 +42,6 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     stage.NAME: stage.measure,
     first_stage.NAME: first_stage.measure,
     large_pool.NAME: large_pool.measure,
-    central.NAME: central.measure,
     snapshots.NAME: snapshots.measure,
     guest_io.NAME: guest_io.measure,
     ceph_guest_io.NAME: ceph_guest_io.measure,

@@ -140,33 +140,6 @@ snapshots = Sampled(
 )
 DRIVER = (snapshots, pool_open, pool_bytes)
 
-store_certificate_expiry = Gauge(
-    "crust_store_certificate_expiry_timestamp_seconds",
-    "When the certificate expires with which this process connects to the cluster's store, in seconds since 1970.",
-    registry=None,
-)
-store_connected = Gauge(
-    "crust_store_connected",
-    "1 while this process follows the cluster's store, else 0.",
-    registry=None,
-)
-cluster_work_failures = Counter(
-    "crust_cluster_work_failures_total",
-    "Work in the background of a cluster that failed in a way nobody expected, and began again.",
-    ("work",),
-    registry=None,
-)
-LACKING, TWICE = "lacking", "in-two-pools"
-survey_findings = Counter(
-    "crust_survey_findings_total",
-    "Volumes that a controller has found where they must not be, or not where they are recorded.",
-    ("finding",),
-    registry=None,
-)
-for _finding in (LACKING, TWICE):
-    survey_findings.labels(_finding)  # a counter that begins with 1 would have no increase
-CLUSTER = (store_certificate_expiry, store_connected, cluster_work_failures, survey_findings)
-
 claims_fenced = Counter(
     "crust_claims_fenced_total",
     "Claims on images that this process has ended by cutting off nodes that are declared gone.",

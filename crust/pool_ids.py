@@ -4,10 +4,10 @@
     snapshot         <pool id>-snap-<hash of the name>
     group snapshot   <pool id>-group-<hash of the name>
 
-An id names its pool, so a request for another one is known without a look at the disk, and a controller of many pools
-routes by it. And it follows from the name, so a retried create finds what it began, at any number of volumes and
-whatever was lost on the way. Names never become file names (they may hold "/" and 128 bytes of anything), and an id
-of a request becomes one only if it has one of these forms.
+An id names its pool, so a request for another one is known without a look at the disk. And it follows from the name,
+so a retried create finds what it began, at any number of volumes and whatever was lost on the way. Names never become
+file names (they may hold "/" and 128 bytes of anything), and an id of a request becomes one only if it has one of
+these forms.
 """
 
 import hashlib
@@ -41,20 +41,6 @@ def pool_of(text: str) -> str:
     """The pool that an id names; empty if it has none of the forms above."""
     found = _ID.fullmatch(text)
     return found[1] if found else ""
-
-
-_KINDS = {"": "volume", "snap-": "snapshot", "group-": "group"}
-
-
-def name_key(kind: str, name: str) -> str:
-    """What stands for the name of a "volume", "snapshot" or "group" in any pool: its kind and its digest."""
-    return f"{kind}-{digest(name)}"
-
-
-def key_of(text: str) -> str:
-    """The same, of an id; empty if it has none of the forms above."""
-    found = _ID.fullmatch(text)
-    return f"{_KINDS[found[2]]}-{found[3]}" if found else ""
 
 
 @dataclass(frozen=True, slots=True)

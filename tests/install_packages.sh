@@ -9,7 +9,7 @@
 # Prometheus that the machine had before goes on, and so does a policy-rc.d that is there.
 set -euo pipefail
 
-DAEMONS="prometheus prometheus-node-exporter etcd-server ceph-mon ceph-mgr ceph-osd ceph-base containerd"
+DAEMONS="prometheus prometheus-node-exporter ceph-mon ceph-mgr ceph-osd ceph-base containerd"
 POLICY=${POLICY:-/usr/sbin/policy-rc.d}
 # By default apt-get update succeeds even if it cannot fetch a list.
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o APT::Update::Error-Mode=any -o Dpkg::Use-Pty=0 "$@"; }
@@ -25,7 +25,7 @@ new=(); for each in $DAEMONS; do is_installed "$each" || new+=("$each"); done
 if [ ! -e "$POLICY" ] && [ ! -L "$POLICY" ]; then
 	trap 'rm -f "$POLICY"' EXIT
 	printf '%s\n' '#!/bin/sh' '# by the tests of crust, for the time of one installation' \
-		'case "$1" in prometheus*|etcd*|ceph*|containerd*) exit 101;; esac' 'exit 0' >"$POLICY"
+		'case "$1" in prometheus*|ceph*|containerd*) exit 101;; esac' 'exit 0' >"$POLICY"
 	chmod 755 "$POLICY"
 fi
 

@@ -81,7 +81,7 @@ class Driver:
 
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
-        if self.role.keeps_pool:
+        if self.role.has_controller:
             await self.controller_rules.interrupted_changes.finish()
 
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
@@ -90,8 +90,7 @@ class Driver:
         `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
         """
         deleted: tuple[volumes.VolumeId, ...] = ()
-        # else which volumes there are is the controller's to know
-        if self.role.keeps_pool and not self.stores.engine.is_lent:
+        if self.role.has_controller:
             deleted = await self.volume_orphans.collect(grace_s=grace_s)
             await self.snapshot_orphans.collect(grace_s=grace_s if self.role.is_shared else 0)
         if self.role.has_node:
@@ -105,7 +104,7 @@ class Driver:
 
     async def keep_measuring(self) -> None:
         """Measure the pool's capacity for the metrics, until cancelled."""
-        while not self.stores.engine.is_lent:
+        while self.role.has_controller:
             try:
                 measured = await workers.run(self.stores.capacity.measured)
             except errors.CrustError:  # the pool's own health reports it
@@ -126,7 +125,7 @@ class Driver:
 
     def refresh(self) -> None:
         """See what other controllers have changed in the pool. Blocks."""
-        if self.role.is_shared and not self.stores.engine.is_lent:
+        if self.role.is_shared and self.role.has_controller:
             self.stores.volume_records.refresh()
             self.snapshots.volume_snapshots.snapshot_records.refresh()
             self.snapshots.groups.refresh()
@@ -138,15 +137,13 @@ class Driver:
         """
         self.snapshots.thaw()
         self.stores.pool.home.open()
-        if (
-            self.stores.engine.is_lent
-        ):  # no key to read the pool with, and nothing here that its records decide
+        if not self.role.has_controller:
+            # no key to read the pool with, and nothing here that its records decide
             self.stores.node_state.open(boot.boot_id())
             return
         self.stores.volume_records.open()
         self.stores.content_records.open()
-        if self.role.keeps_pool:  # for RBD it begins work in the background
-            self.stores.provisioning.open()
+        self.stores.provisioning.open()  # for RBD it begins work in the background
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(each for each in images if is_id(each))
         if self.role.has_node:

@@ -30,7 +30,6 @@ from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.rpc import channel, wiring
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.settings.cluster import ClusterSettings
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
 from crust.settings.program import KubernetesAccess
@@ -50,13 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def running(
-    driver: Driver,
-    *,
-    socket: str,
-    run_dir: str,
-    cluster: ClusterSettings | None = None,
-) -> AsyncIterator[Daemon]:
+async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
     Raises `flocks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
@@ -64,7 +57,7 @@ async def running(
     await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
     async with (
         starting(os.path.join(run_dir, LOCK)) as daemon,
-        part(driver, daemon, socket=socket, run_dir=run_dir, cluster=cluster),
+        part(driver, daemon, socket=socket, run_dir=run_dir),
         daemon.serves(),
     ):
         yield daemon
@@ -78,11 +71,8 @@ async def part(
     socket: str,
     run_dir: str,
     wires: wiring.Wiring = wiring.SOCKETS,
-    cluster: ClusterSettings | None = None,
 ) -> AsyncIterator[None]:
-    """Serve as a part of the process `daemon`, and in a cluster if it is given, while the block runs; raises as
-    `running`.
-    """
+    """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon, stack)
@@ -105,29 +95,12 @@ async def part(
                 driver=lambda: driver.name,
             )
         )
-        if cluster is not None:
-            await stack.enter_async_context(_in_cluster(driver, cluster, daemon))
         metrics.export_snapshots(driver.name, driver.count_snapshots)
         metrics.export(*metrics.DRIVER)
         metrics.export_operations(f"driver {driver.name}", driver.operations.running)
         metrics.export_workers(f"driver {driver.name}", lambda: driver.workers.load)
         daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
-        yield
-
-
-@asynccontextmanager
-async def _in_cluster(
-    driver: Driver, cluster: ClusterSettings, daemon: Daemon
-) -> AsyncIterator[None]:
-    """A node of the cluster while the block runs."""
-    from crust.blockdriver import cluster_node  # most drivers have no cluster
-    from crust.cluster.etcd import connect
-
-    async with (
-        connect.node_side(cluster, driver.node_id) as store,
-        cluster_node.joined(driver, store, driver.node_id, daemon.health),
-    ):
         yield
 
 
@@ -193,16 +166,12 @@ def _rbd(settings: DriverSettings) -> Engine:
 
 async def run(settings: DriverSettings) -> None:
     """Serve until cancelled. Raises what keeps the driver from starting, after undoing the steps before it."""
-    if settings.mode == "controller" and settings.cluster is not None:
-        await _run_controller(settings, settings.cluster)
-        return
     await check(settings)
     driver = driver_of(settings)
     serving = running(
         driver,
         socket=settings.socket,
         run_dir=settings.run_dir,
-        cluster=settings.cluster,
     )
     # in this order: what cannot be used is refused before anything is served
     async with (
@@ -251,24 +220,3 @@ async def _fencing(
         with driver.workers.used():  # by the task that is started here
             await stack.enter_async_context(fencing_loop)
         yield
-
-
-async def _run_controller(settings: DriverSettings, cluster: ClusterSettings) -> None:
-    """The controller of a cluster of local pools; it has none itself."""
-    from crust.blockdriver import cluster_controller
-    from crust.cluster.etcd import connect
-
-    template = driver_of(settings)
-    described = cluster_controller.described(template, has_condition=settings.csi_profile == "1.12")
-    async with (
-        connect.controller_side(cluster) as store,
-        cluster_controller.serving(
-            store,
-            described,
-            name=template.name,
-            socket=settings.socket,
-            run_dir=settings.run_dir,
-            settle_s=max(cluster.settle_s, cluster.lease_s),
-        ) as daemon,
-    ):
-        await daemon.forever()

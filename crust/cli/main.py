@@ -13,7 +13,6 @@ import crust
 from crust.cli.ceph.command import ceph
 from crust.cli.checking import commands as checking
 from crust.cli.inspecting import commands as inspecting
-from crust.cli.programs import cluster
 from crust.cli.programs import commands as programs
 
 
@@ -35,7 +34,7 @@ def main() -> None:
 
 
 _CHECKS = (checking.config, checking.conformance, checking.try_publish)
-_OTHERS = (*_CHECKS, ceph, cluster.cluster)
+_OTHERS = (*_CHECKS, ceph)
 for _each in (*programs.COMMANDS, *inspecting.COMMANDS, *_OTHERS):
     main.add_command(_each)
 

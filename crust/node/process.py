@@ -62,7 +62,6 @@ async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> As
             socket=settings.socket,
             run_dir=settings.run_dir,
             wires=wires,
-            cluster=settings.cluster,
         ):
             yield
 

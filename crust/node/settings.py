@@ -94,10 +94,6 @@ class NodeSettings(ProgramSettings):
 
     def _driver_problems(self) -> list[str]:
         problems = []
-        if len([each for each in self.driver if each.cluster is not None]) > 1:
-            problems.append(
-                "two tables of driver have a table cluster: a process is one node of one cluster"
-            )
         for driver in self.driver:
             if driver.socket not in {each.driver_socket for each in self.shim}:
                 problems.append(

@@ -1,4 +1,4 @@
-"""The settings of `crust driver`: engine, mode and cluster must fit together, and what cannot work is refused here.
+"""The settings of `crust driver`: engine and mode must fit together, and what cannot work is refused here.
 
 A setting that the chosen mode would ignore is refused too, so that nobody believes that it has an effect.
 """
@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.settings.cluster import ClusterSettings
 from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
 from crust.settings.program import KubernetesAccess, ProgramSettings
 from crust.settings.rbd import RbdSettings
@@ -54,9 +53,6 @@ class DriverSettings(ProgramSettings):
     kubernetes: KubernetesAccess | None = None
     """Of a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
     node.kubernetes.io/out-of-service are cut off from their images then; else only `crust ceph fence` does that."""
-
-    cluster: ClusterSettings | None = None
-    """The cluster with one controller that this is a node of, or the controller; a table of its own."""
 
     node_deployment: bool = False
     """Whether each node's driver provisions for its own node, called by sidecars with --node-deployment: no attach,
@@ -137,41 +133,18 @@ class DriverSettings(ProgramSettings):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _fits_the_cluster(self) -> Self:
-        if self.cluster is None:
-            return self
-        if self.mode == "all":
-            raise ValueError(
-                "cluster is set, and mode is all: a node of a cluster has mode node, its controller mode controller"
-            )
-        if self.engine not in LOCAL_ENGINES:
-            raise ValueError(
-                f"cluster is set, and the engine {self.engine} is reached from each node: leave cluster out"
-            )
-        if self.mode == "controller" and "overcommit" in self.model_fields_set:
-            raise ValueError(
-                "overcommit is set, and mode is controller of a cluster: each node counts its own pool, set it there"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
     def _fits_the_mode(self) -> Self:
         if self.node_deployment and self.mode != "all":
             raise ValueError(
                 f"node_deployment is set, and mode is {self.mode}: each node's driver is its own controller"
             )
-        if self.mode == "node" and self.engine in LOCAL_ENGINES and self.cluster is None:
+        if self.mode != "all" and self.engine in LOCAL_ENGINES:
             raise ValueError(
-                f"mode is node, and the engine {self.engine} has its pool here: no controller reaches it without "
-                "cluster, and nobody can create a volume; set cluster, or mode all"
+                f"mode is {self.mode}, and the pool of the engine {self.engine} is on one node, where its controller "
+                "runs too: leave mode out, and on many nodes set node_deployment"
             )
         if self.mode != "controller":
             return self
-        if self.engine in LOCAL_ENGINES and self.cluster is None:
-            raise ValueError(
-                f"mode is controller, and the engine {self.engine} has its pool on a node: set cluster, to reach the "
-                "nodes through it, or mode all on each node, with node_deployment"
-            )
         if alien := [name for name in _OF_NODE_PART if name in self.model_fields_set]:
             raise ValueError(
                 f"mode is controller, and {', '.join(alien)} is of the node part: leave it out"

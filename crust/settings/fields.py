@@ -8,14 +8,10 @@ CsiProfile = Literal["1.12", "1.13"]
 
 _PATH = r"^/"
 _ADDRESS = r"^$|^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
-_MEMBER = r"^([0-9A-Za-z.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$"
-_KEY_PREFIX = r"^/([0-9A-Za-z._-]+/)+$"
 _DRIVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 MEANT = {
     _PATH: "an absolute path, without unix://",
     _ADDRESS: "host:port or [IPv6]:port, e.g. 127.0.0.1:9090",
-    _MEMBER: "host:port or [IPv6]:port, without https://",
-    _KEY_PREFIX: "names between slashes, e.g. /crust/, of letters, digits, '.', '-', '_'",
     _DRIVER_NAME: "a driver's name: letters, digits, '.', '-', '_', at most 63",
 }
 """The patterns of settings, in words."""
@@ -23,7 +19,5 @@ MEANT = {
 AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=4095)]
 SocketPath = Annotated[str, Field(pattern=_PATH, max_length=107)]
 MetricsAddress = Annotated[str, Field(pattern=_ADDRESS, max_length=261)]
-MemberAddress = Annotated[str, Field(pattern=_MEMBER, max_length=261)]
-KeyPrefix = Annotated[str, Field(pattern=_KEY_PREFIX, max_length=128)]
 CsiName = Annotated[str, Field(pattern=_DRIVER_NAME)]
 """The name of a CSI driver, as GetPluginInfo reports it."""

@@ -22,7 +22,7 @@ import crust
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE, PYTHON = "bookworm", "3.11"
-EXTRAS = "kubernetes,etcd"
+EXTRAS = "kubernetes"
 PACKAGES = (
     "bubblewrap", "btrfs-progs", "e2fsprogs", "kmod", "libblkid1", "libseccomp2", "mount", "python3", "python3-rados",
     "python3-rbd", "python3-venv", "tini", "util-linux", "xfsprogs",

@@ -1,1 +1,1 @@
-"""Three nodes and a controller on one machine, each node in a network namespace of its own."""
+"""Three nodes on one machine, each in a network namespace of its own."""

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from examples.cluster import ceph_cluster, etcd, network
+from examples.cluster import ceph_cluster, network
 from examples.cluster.board import Board
 from examples.cluster.machine import Machine
 from examples.cluster.programs import Programs
@@ -63,14 +63,12 @@ async def _demo(hosts: network.Network) -> int:
 
 async def _run(hosts: network.Network, base: Path, report: Report, board: Board) -> None:
     address = hosts.services.address
-    (base / "etcd").mkdir()
     with contextlib.ExitStack() as stack:
-        with report.step("start etcd and a Ceph cluster"):
-            members = stack.enter_context(etcd.running(base / "etcd", 1, NODES, host=address))
+        with report.step("start a Ceph cluster"):
             ceph = stack.enter_context(
                 ceph_cluster.running(base / "ceph", host=address, with_mgr=True)
             )
-        services = Services(members, ceph, Programs(hosts.services, base / "services"))
+        services = Services(ceph, Programs(hosts.services, base / "services"))
         machines = tuple(Machine(host, base, services) for host in hosts.nodes)
         scenario = Scenario(hosts, services, machines, report, board)
         try:

@@ -403,7 +403,7 @@ def running(
 
 @contextlib.contextmanager
 def _ports() -> Iterator[int]:
-    """The first of a range of ports that no other cluster has, below those of outgoing connections and of etcd."""
+    """The first of a range of ports that no other cluster has, below those of outgoing connections."""
     ranges = list(range(20_000, 26_000, _PORTS))
     random.shuffle(ranges)
     for first in ranges:

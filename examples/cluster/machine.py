@@ -1,5 +1,9 @@
-"""One node of the cluster: two drivers with their shims, the proxy and the runtime, as on a Kubernetes node."""
+"""One node of the cluster: two drivers with their shims, the proxy and the runtime, as on a Kubernetes node.
 
+The local driver has its controller part on the node, and its sidecars call it through the proxy (node deployment).
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 
 from examples.cluster.network import Host
@@ -21,7 +25,8 @@ class Machine:
         self._base = base / host.name
         self._services = services
         self.runtime = Client(str(self._base / "kata" / "control.sock"))
-        self.local = self._kubelet(LOCAL, services.local_socket)
+        self.local = self._kubelet(LOCAL, self._csi(LOCAL))
+        self.local.expands_at_controller = False
         self.rbd = self._kubelet(RBD, services.rbd_socket)
 
     @property
@@ -34,10 +39,9 @@ class Machine:
         self.rbd.secrets = self.rbd.publish_secrets = self._services.secrets
         for name in (LOCAL, RBD):
             Path(self._csi(name)).parent.mkdir(parents=True)
-        await self._start_driver("local", {"cluster": self._services.cluster(self.name)})
-        await self._start_driver(
-            "rbd", {"engine": "rbd", "driver_name": RBD, "rbd": self._services.rbd()}
-        )
+        await self._start_driver("local", {"node_deployment": True, "create_pool": True})
+        rbd = {"mode": "node", "engine": "rbd", "driver_name": RBD, "rbd": self._services.rbd()}
+        await self._start_driver("rbd", rbd)
         for kind in ("local", "rbd"):
             await self._start_shim(kind)
         await self._start_proxy()
@@ -62,14 +66,12 @@ class Machine:
             await kubelet.close()
         await self.programs.stop_all()
 
-    async def _start_driver(self, kind: str, more: dict[str, object]) -> None:
+    async def _start_driver(self, kind: str, more: Mapping[str, object]) -> None:
         config = self.programs.settings(
             f"{kind}-driver",
             {
-                "mode": "node",
                 "socket": str(self._base / kind / "driver.sock"),
                 "state_dir": str(self._base / kind / "pool"),
-                "create_pool": True,
                 "run_dir": str(self._base / kind / "run"),
                 "runtime_socket": str(self._base / "run" / "runtime.sock"),
                 "node_id": self.name,

@@ -1,6 +1,6 @@
 """Hosts of a cluster on one machine: a network namespace each, joined by a bridge in the namespace of the services.
 
-    services   10.213.0.1    etcd, Ceph, the controller; has the bridge
+    services   10.213.0.1    Ceph and the controller of its driver; has the bridge
     <node>     10.213.0.11…  proxy, runtime handler, driver
 
 A host is cut by taking the bridge's end of its link down: nothing of it reaches anybody then, while its processes and

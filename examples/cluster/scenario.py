@@ -1,6 +1,6 @@
 """The scenario: volumes on three nodes, one of which is cut off and comes back; each step checks its result.
 
-a local volume on each node, by topology; the life of one, by the calls that the sidecars make
+a local volume on each node, provisioned by the node itself; the life of one, by the calls that the sidecars make
 an image in Ceph, written in a guest on node a; a is cut off, fenced; the image in a guest on node b
 the local volume of node a: not served while a is away, and there when a is back
 """
@@ -17,12 +17,15 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.board import Board
 from examples.cluster.machine import Machine
 from examples.cluster.network import Network
+from examples.cluster.provisioning import ApiServer, Claim, Provisioner
 from examples.cluster.services import Services
 from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.report import CheckFailed, Report, require
 from examples.kata.runtime import messages
 
 MIB = 1 << 20
+GIB = 1 << 30
+PIB = 1 << 50
 SIZE_BYTES = 64 * MIB
 GROWN_BYTES = 96 * MIB
 TOPOLOGY = "crust.dev/node"
@@ -94,7 +97,7 @@ class Used:
 class Scenario:
     """Acts as the kubelets and the sidecars of three nodes."""
 
-    title = "three nodes, local pools behind one controller, and Ceph"
+    title = "three nodes, each with a local pool, and Ceph"
 
     def __init__(
         self,
@@ -111,6 +114,8 @@ class Scenario:
         self._services = services
         self._machines = machines
         self._report = report
+        self._api = ApiServer()
+        self._provisioners = [Provisioner(each.name, each.local, self._api) for each in machines]
 
     async def run(self) -> None:
         """Run all steps."""
@@ -135,7 +140,9 @@ class Scenario:
                 await volume.kubelet.delete(volume.volume)
 
     async def _start(self) -> None:
-        with self._report.step("start two controllers, and three nodes with two drivers") as step:
+        with self._report.step(
+            "start the controller of Ceph volumes, and three nodes with two drivers"
+        ) as step:
             await self._services.start()
             for machine in self._machines:
                 self._board.node(machine.name, "starting")
@@ -146,18 +153,37 @@ class Scenario:
             step.found("each node's drivers answer through its proxy; its runtime is registered")
 
     async def _create_local(self) -> list[Volume]:
-        with self._report.step("create a local volume for each node, by topology") as step:
-            made = []
-            for machine in self._machines:
-                here = {TOPOLOGY: machine.name}
-                volume = await self._create(machine, machine.local, f"on-{machine.name}", here)
-                places = [dict(each.segments) for each in volume.volume.accessible_topology]
-                require("the volume is where it was asked for", places == [here])
-                made.append(volume)
+        with self._report.step("each node publishes the capacity of its pool") as step:
+            found = [await each.publish_capacity() for each in self._provisioners]
+            topologies = [dict(each.topology) for each in found]
+            expected = [{TOPOLOGY: each.name} for each in self._machines]
+            require("each node names its own segment", topologies == expected)
+            require("each node has capacity", all(each.capacity_bytes for each in found))
+            step.found(
+                f"{found[0].capacity_bytes // GIB} GiB on each, as CSIStorageCapacity objects"
+            )
+        with self._report.step("a claim that no node can hold stays pending") as step:
+            require("no node is selected", not self._api.schedule(Claim("huge", PIB)))
+            step.found("the scheduler compares it with the published capacities")
+        with self._report.step(
+            "a claim for each node: the node that is selected provisions"
+        ) as step:
+            made = [await self._provision(each) for each in self._machines]
             pools = {each.volume.volume_id.partition("-")[0] for each in made}
             require("each node has a pool of its own", len(pools) == len(made))
-            step.found("one controller, three pools; the pool's id begins each volume's id")
+            step.found("three drivers, three pools; the pool's id begins each volume's id")
         return made
+
+    async def _provision(self, machine: Machine) -> Volume:
+        """A claim whose pod runs on the machine; every node's provisioner sees it."""
+        claim = Claim(f"on-{machine.name}", SIZE_BYTES)
+        require(f"{machine.name} is selected", self._api.schedule(claim, machine.name))
+        for each in self._provisioners:
+            await each.sync(claim)
+        assert claim.volume is not None
+        places = [dict(each.segments) for each in claim.volume.accessible_topology]
+        require("the volume is where its pod runs", places == [{TOPOLOGY: machine.name}])
+        return self._known(claim.name, machine.name, machine.local, claim.volume)
 
     async def _live(self, volume: Volume) -> None:
         with self._report.step("a local volume's life on b: write, snapshot, expand") as step:
@@ -169,12 +195,14 @@ class Scenario:
             require("the volume has grown", size == GROWN_BYTES)
             await machine.local.delete_snapshot(snapshot)
             await self._end(used)
-            step.found(f"controller → etcd → node b; {size // MIB} MiB, grown in the guest")
+            step.found(f"by node b alone; {size // MIB} MiB, grown in the guest")
 
     async def _write_image(self) -> tuple[str, Used]:
         with self._report.step("an image in Ceph, formatted and written in a guest on a") as step:
             machine = self._machines[0]
-            volume = await self._create(machine, machine.rbd, "shared", {})
+            volume = self._known(
+                "shared", "ceph", machine.rbd, await machine.rbd.create("shared", SIZE_BYTES)
+            )
             used = await self._begin(machine, machine.rbd, volume, "writer")
             checksum = await used.run(_WRITE)
             step.found(f"opened by QEMU itself, no device on the host; sha256 {checksum[:16]}…")
@@ -242,11 +270,8 @@ class Scenario:
                 self._board.deleted(name)
             step.found("no volume is left in any pool")
 
-    async def _create(
-        self, machine: Machine, kubelet: Kubelet, name: str, topology: dict[str, str]
-    ) -> Volume:
-        made = await kubelet.create(name, SIZE_BYTES, topology=topology)
-        where = machine.name if topology else "ceph"
+    def _known(self, name: str, where: str, kubelet: Kubelet, made: csi_pb2.Volume) -> Volume:
+        """A volume that was created, and is deleted at the end."""
         self._volumes[name] = volume = Volume(name, where, kubelet, made)
         self._board.volume(name, where, "created")
         return volume

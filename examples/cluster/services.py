@@ -1,4 +1,4 @@
-"""The services of the cluster: etcd, a small Ceph, and a controller for each of the two drivers."""
+"""The services of the cluster: a small Ceph, and the controller of its driver. Local volumes need none."""
 
 import asyncio
 import sys
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from examples.cluster.etcd import Etcd
 from examples.cluster.programs import Programs
 from examples.kata.demo.report import require
 
@@ -23,16 +22,10 @@ NODE_USER = "crust-node"
 class Services:
     """What the nodes and the sidecars speak with."""
 
-    etcd: Etcd
     ceph: CephCluster
     programs: Programs
     node_key: str = ""
     _controller_key: str = ""
-
-    @property
-    def local_socket(self) -> str:
-        """The CSI socket of the local driver's controller, which its sidecars call."""
-        return str(self.programs.base / "local.sock")
 
     @property
     def rbd_socket(self) -> str:
@@ -40,12 +33,11 @@ class Services:
         return str(self.programs.base / "rbd.sock")
 
     async def start(self) -> None:
-        """Make the users of both stores, and start the controllers."""
+        """Make the users of the Ceph cluster, and start the controller."""
         self.ceph.make_namespace(NAMESPACE)
         self.programs.base.mkdir(parents=True, exist_ok=True)
         self._controller_key = self.ceph.controller("controller", NAMESPACE)
         self.node_key = self.ceph.node(NODE_USER, NAMESPACE)
-        await self._start_local()
         await self._start_rbd()
 
     async def fence(self, node: str) -> None:
@@ -69,19 +61,6 @@ class Services:
         path.write_text(key)
         return str(path)
 
-    async def _start_local(self) -> None:
-        config = self.programs.settings(
-            "local-controller",
-            {
-                "mode": "controller",
-                "socket": self.local_socket,
-                "run_dir": str(self.programs.base / "local-run"),
-                "node_id": "controller",
-                "cluster": self.cluster("controller"),
-            },
-        )
-        await self.programs.start("local-controller", "crust", "driver", config)
-
     async def _start_rbd(self) -> None:
         config = self.programs.settings(
             "rbd-controller",
@@ -101,10 +80,6 @@ class Services:
             },
         )
         await self.programs.start("rbd-controller", "crust", "driver", config)
-
-    def cluster(self, user: str) -> dict[str, object]:
-        """The settings of a program that speaks with etcd."""
-        return self.etcd.settings(user).model_dump(mode="json")
 
     def rbd(self) -> dict[str, object]:
         """Where the images are. A node has no user of its own: the key comes with each volume."""

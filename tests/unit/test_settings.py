@@ -180,7 +180,8 @@ def driver(**given: Any) -> DriverSettings:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"mode": "controller"}, "the engine files has its pool on a node"),
+        ({"mode": "controller"}, "the pool of the engine files is on one node"),
+        ({"mode": "node"}, "on many nodes set node_deployment"),
         ({"mode": "node", "node_deployment": True}, "is its own controller"),
         ({"mode": "controller", "node_deployment": True}, "is its own controller"),
         ({"mode": "both"}, "mode must be"),

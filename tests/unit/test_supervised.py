@@ -26,16 +26,7 @@ TASKS_THAT_ARE_AWAITED = {
 """Files with tasks that are no loop: their makers wait for them, and get their errors."""
 
 REMOVED_NEXT = {
-    "blockdriver/cluster_node.py",
-    "blockdriver/controller/coalesce.py",
     "blockdriver/pool_watch.py",  # one look, shielded
-    "cluster/agent.py",
-    "cluster/central/app.py",
-    "cluster/etcd/client/channels.py",
-    "cluster/etcd/client/watches.py",
-    "cluster/etcd/controller_side.py",
-    "cluster/etcd/leadership.py",
-    "cluster/etcd/node_side.py",
     "proxy/csi/publish.py",
 }
 

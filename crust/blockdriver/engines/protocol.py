@@ -443,7 +443,4 @@ class Engine:
     limits: StorageLimits | None = None
     tool_locks: Place | None = None
     """The file for the locks of programs that run on volumes, if the pool is a directory of this node."""
-    is_lent: bool = False
-    """Whether the pool is reached only by what calls bring (`NodeAccess.use`), for the node part alone: nothing of it
-    is read before a call, between calls, or for all volumes at once."""
     fencing: NodeFencing | None = None

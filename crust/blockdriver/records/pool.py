@@ -21,12 +21,6 @@ class Pool:
     def __init__(self, home: PoolHome) -> None:
         self.home = home
         self._problem: errors.CrustError | None = None
-        self._times_served = 1
-
-    @property
-    def times_served(self) -> int:
-        """Another number after each time that it was not served: it may be another copy of the pool since."""
-        return self._times_served
 
     @property
     def ids(self) -> PoolIds:
@@ -45,8 +39,6 @@ class Pool:
 
     def refuse(self, problem: errors.CrustError) -> None:
         """Have `problem` as the answer to whoever needs the pool, until `serve`."""
-        if self._problem is None:
-            self._times_served += 1
         self._problem = problem
 
     def serve(self) -> None:

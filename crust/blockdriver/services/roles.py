@@ -106,13 +106,6 @@ class Role:
         """Whether a controller publishes volumes to nodes, wherever it runs."""
         return not (self.node_deployment or self.is_shared)
 
-    @property
-    def keeps_pool(self) -> bool:
-        """Whether this driver finishes and removes what others left in the pool: of a pool that every node reaches
-        only a controller does.
-        """
-        return self.has_controller or not self.is_shared
-
     def check(self, method: str) -> None:
         """Raise why a method, by its full name, is not served: `NotServedInMode`, `NotInNodeDeployment` or
         `NoAttachNeeded`.

@@ -10,7 +10,6 @@ from rich.text import Text
 from crust import errors
 from crust.cli import asking, output
 from crust.cli.doctor import (
-    cluster,
     configuration,
     csi_driver_objects,
     daemons,
@@ -24,7 +23,7 @@ from crust.cli.inspecting import show, watching
 from crust.host.mounts import propagation
 from crust.wire.v1 import inspect_pb2
 
-MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects, cluster)
+MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}

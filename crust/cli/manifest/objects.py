@@ -86,7 +86,7 @@ def _overlays(wanted: Configuration) -> list[str]:
     """The directories."""
     settings = wanted.settings
     if isinstance(settings, DriverSettings):
-        return [f"{_kind(settings)}-controller"]
+        return ["ceph-controller"]
     return _node_overlays(wanted, _driver_of(settings))
 
 
@@ -99,8 +99,13 @@ def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list
             )
         return ["wrapped-driver"]
     if driver.mode == "node":
-        return [_of_node_part(driver, with_sidecars=with_sidecars)]
-    if _kind(driver) == "ceph":
+        if with_sidecars:
+            raise InvalidSettings(
+                _PROGRAM,
+                "driver.mode is 'node', and the sidecars are beside the controller: give its settings by --config",
+            )
+        return ["ceph-node"]
+    if driver.engine not in LOCAL_ENGINES:
         raise InvalidSettings(
             _PROGRAM,
             "driver.mode is 'all', and each node would be a controller with the rights of one: set mode = \"node\","
@@ -109,23 +114,6 @@ def _node_overlays(wanted: Configuration, driver: DriverSettings | None) -> list
     with_resizer = "distributed" if driver.node_deployment else "single-node"
     chosen = [("snapshots", wanted.snapshots), (with_resizer, wanted.resizer)]
     return [name for name, is_wanted in chosen if is_wanted] or ["block-driver"]
-
-
-def _of_node_part(driver: DriverSettings, *, with_sidecars: bool) -> str:
-    if with_sidecars:
-        raise InvalidSettings(
-            _PROGRAM,
-            "driver.mode is 'node', and the sidecars are beside the controller: give its settings by --config",
-        )
-    if _kind(driver) == "central" and driver.cluster is None:
-        raise InvalidSettings(
-            _PROGRAM, "driver.mode is 'node', and no controller reaches it: set driver.cluster"
-        )
-    return f"{_kind(driver)}-node"
-
-
-def _kind(driver: DriverSettings) -> str:
-    return "ceph" if driver.engine == "rbd" else "central"
 
 
 def _changed(found: Object, wanted: Configuration) -> Object:
@@ -164,7 +152,7 @@ def _driver_of(settings: NodeSettings | DriverSettings) -> DriverSettings | None
 
 def _example_of(driver: DriverSettings | None) -> str:
     """The name that the files have in the place of the driver's."""
-    is_shared = driver is not None and _kind(driver) == "ceph"
+    is_shared = driver is not None and driver.engine not in LOCAL_ENGINES
     return names.EXAMPLE_SHARED if is_shared else OWN_DRIVER
 
 

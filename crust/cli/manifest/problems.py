@@ -97,16 +97,9 @@ def _node_paths(settings: NodeSettings) -> Iterator[str]:
         if driver.engine in LOCAL_ENGINES:
             yield driver.state_dir
             yield from filter(None, (driver.pool_id_file,))
-        yield from _certificates(driver)
-
-
-def _certificates(driver: DriverSettings) -> Iterator[str]:
-    if driver.cluster is not None:
-        yield from (driver.cluster.ca, driver.cluster.cert, driver.cluster.key)
 
 
 def _secret_paths(driver: DriverSettings) -> Iterator[str]:
     """What a Secret brings."""
-    yield from _certificates(driver)
     if driver.rbd is not None:
         yield driver.rbd.key_file

@@ -152,15 +152,6 @@ def shim(**flags: Any) -> None:
     default=None,
     help="Each node's driver provisions for itself, by sidecars with the same flag. Default: no.",
 )
-@click.option(
-    "--cluster", type=click.Choice(["etcd"]), help="Be a node, or the controller, of a cluster."
-)
-@click.option(
-    "--cluster-endpoint", multiple=True, metavar="HOST:PORT", help="A member of etcd; repeat it."
-)
-@click.option("--cluster-ca", metavar="FILE", help="Who signs the certificates of etcd's members.")
-@click.option("--cluster-cert", metavar="FILE", help="This process's certificate.")
-@click.option("--cluster-key", metavar="FILE", help="Its key.")
 @click.option("--run-dir", help="Invalid after a reboot. Default: /run/crust/driver.")
 @click.option("--node-id", help="This node's name. Default: the host's name.")
 @click.option(
@@ -179,7 +170,6 @@ def driver(context: click.Context, /, **flags: Any) -> None:
         from crust.blockdriver import serve
         from crust.settings.driver import DriverSettings
 
-    flags["cluster"] = daemons.cluster(flags)
     daemons.serve(
         DriverSettings,
         "driver",

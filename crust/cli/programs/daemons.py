@@ -48,19 +48,6 @@ def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
     return tuple(found) or None
 
 
-def cluster(flags: dict[str, Any]) -> dict[str, Any] | None:
-    """The table `cluster` from its flags, which are taken out; None if there are none. They replace the file's."""
-    names = {
-        "kind": "cluster",
-        "endpoints": "cluster_endpoint",
-        "ca": "cluster_ca",
-        "cert": "cluster_cert",
-        "key": "cluster_key",
-    }
-    given = {setting: flags.pop(flag) for setting, flag in names.items()}
-    return {name: value for name, value in given.items() if value} or None
-
-
 @contextmanager
 def loading() -> Iterator[None]:
     """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and

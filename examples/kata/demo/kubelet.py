@@ -55,7 +55,8 @@ class Kubelet:
     """Calls the proxy's CSI socket and, as the sidecars, the controller's. `close` it.
 
     `parameters` are the StorageClass's, `secrets` its node-stage secrets, `publish_secrets` those of node-publish;
-    with `attaches` a volume is published to the node before it is staged.
+    with `attaches` a volume is published to the node before it is staged. Without `expands_at_controller` the
+    controller has no expansion, and external-resizer only marks the new size.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Kubelet:
         self.secrets: dict[str, str] = {}
         self.publish_secrets: dict[str, str] = {}
         self.attaches = False
+        self.expands_at_controller = True
         self._root = root
         self._node_id = ""
         self._published: dict[str, dict[str, str]] = {}
@@ -143,6 +145,23 @@ class Kubelet:
         )
         return answer.volume
 
+    async def topology(self) -> dict[str, str]:
+        """The segment of this node, as the kubelet writes it to Node and CSINode."""
+        info = await self._node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=TIMEOUT_S)
+        return dict(info.accessible_topology.segments)
+
+    async def capacity(self, topology: Mapping[str, str]) -> tuple[int, int]:
+        """GetCapacity of a segment: the free bytes, and the largest volume."""
+        answer = await self._controller.GetCapacity(
+            csi_pb2.GetCapacityRequest(
+                parameters=self.parameters,
+                volume_capabilities=[MOUNT],
+                accessible_topology=csi_pb2.Topology(segments=topology),
+            ),
+            timeout=TIMEOUT_S,
+        )
+        return answer.available_capacity, answer.maximum_volume_size.value
+
     async def attach(self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> None:
         """ControllerPublishVolume, to the node that NodeGetInfo names."""
         if not self._node_id:
@@ -214,14 +233,15 @@ class Kubelet:
         return {usage.unit: usage for usage in answer.usage}
 
     async def expand(self, volume: csi_pb2.Volume, target: Path, size_bytes: int) -> int:
-        """ControllerExpandVolume, then NodeExpandVolume; returns the size in bytes."""
+        """ControllerExpandVolume if the controller has it, then NodeExpandVolume; returns the size in bytes."""
         capacity = csi_pb2.CapacityRange(required_bytes=size_bytes)
-        await self._controller.ControllerExpandVolume(
-            csi_pb2.ControllerExpandVolumeRequest(
-                volume_id=volume.volume_id, capacity_range=capacity, volume_capability=MOUNT
-            ),
-            timeout=TIMEOUT_S,
-        )
+        if self.expands_at_controller:
+            await self._controller.ControllerExpandVolume(
+                csi_pb2.ControllerExpandVolumeRequest(
+                    volume_id=volume.volume_id, capacity_range=capacity, volume_capability=MOUNT
+                ),
+                timeout=TIMEOUT_S,
+            )
         answer = await self._node.NodeExpandVolume(
             csi_pb2.NodeExpandVolumeRequest(
                 volume_id=volume.volume_id,

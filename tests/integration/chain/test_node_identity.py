@@ -13,9 +13,9 @@ import pytest
 from crust.host.block import loop, loop_devices
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.cluster.attaching_co import AttachingCo, Shape
 from tests.support.drivers import own_driver
 from tests.support.drivers.own_driver import MAX_VOLUMES, OwnDriver
+from tests.support.kubelet.attaching_co import AttachingCo, Shape
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 

@@ -22,11 +22,8 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 RULES = DEPLOY / "prometheus" / "crust-rules.yaml"
 
 
-OF_CLUSTERS = (
-    "crust_nodes_waiting_for_fencing", "crust_fencing_failures_total", "crust_store_",
-    "crust_cluster_work_failures_total", "crust_survey_findings_total",
-)  # fmt: skip
-"""A node of its own has none: tests/integration/cluster/test_alerts.py and ceph/claims/test_lost_nodes.py."""
+OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_total")
+"""A node has none: tests/integration/ceph/claims/test_lost_nodes.py."""
 WITHOUT_PANEL = (
     "crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting", "crust_background_failures_total",
 )  # fmt: skip
@@ -40,7 +37,9 @@ def found_by(address: str, expression: str) -> list[Any]:
 def of_rules() -> list[str]:
     """Without the comparison, and without the codes and states of a trouble that this node does not have."""
     found = [
-        each for each in prometheus.compared(RULES) if not any(name in each for name in OF_CLUSTERS)
+        each
+        for each in prometheus.compared(RULES)
+        if not any(name in each for name in OF_CONTROLLERS)
     ]
     return [re.sub(r',? ?(grpc_status_code|state)=~?"[^"]*"', "", each) for each in found]
 

@@ -1,6 +1,6 @@
 """The image of `make image`: containers of it are a node, from create to delete, and what the overlays start.
 
-No cluster of Ceph or etcd is there, and the network of the containers leads nowhere: what needs one starts, says what
+No cluster of Ceph is there, and the network of the containers leads nowhere: what needs it starts, says what
 it misses, and is alive meanwhile.
 """
 
@@ -21,7 +21,6 @@ import crust
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
-from examples.cluster.authority import Authority
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
 from tests.support.containers import BIDIRECTIONAL, CHECKOUT, Bind, Container, Containerd
 from tests.support.faults.refusals import refused
@@ -144,21 +143,21 @@ def given(pods: Pods, directory: str, files: dict[str, str], owner: int) -> Path
     return path
 
 
-def controller(pods: Pods, image: Path, overlay: str, at: str, secret: dict[str, str]) -> Container:
-    """The container of the overlay's Deployment: its settings as they are, but for the Kubernetes API, which is not
-    there; its user, and no capability.
+def controller(pods: Pods, image: Path) -> Container:
+    """The container of the Deployment of overlays/ceph-controller: its settings as they are, but for the Kubernetes
+    API, which is not there; its user, and no capability.
     """
-    settings = (OVERLAYS / overlay / "controller.toml").read_text(encoding="utf-8")
+    settings = (OVERLAYS / "ceph-controller/controller.toml").read_text(encoding="utf-8")
     settings = settings.partition("# Nodes with the taint")[0]
     assert "[kubernetes]" not in settings
     binds = [
         Bind(given(pods, "etc", {"controller.toml": settings}, NOBODY), at="/etc/crust"),
-        Bind(given(pods, "secret", secret, NOBODY), at=at),
+        Bind(given(pods, "secret", {"key": KEY}, NOBODY), at="/etc/crust-ceph"),
         Bind(given(pods, "csi", {}, NOBODY), at="/csi"),
         Bind(given(pods, "crust", {}, NOBODY), at="/run/crust"),
     ]
     arguments = ("driver", "--config", "/etc/crust/controller.toml")
-    return pods.containerd.run(overlay, arguments, binds, image, user=NOBODY)
+    return pods.containerd.run("ceph-controller", arguments, binds, image, user=NOBODY)
 
 
 def create() -> csi_pb2.CreateVolumeRequest:
@@ -168,9 +167,7 @@ def create() -> csi_pb2.CreateVolumeRequest:
 async def test_controller_of_ceph_volumes_says_that_no_monitor_answers(
     pods: Pods, image: Path
 ) -> None:
-    started = await asyncio.to_thread(
-        controller, pods, image, "ceph-controller", "/etc/crust-ceph", {"key": KEY}
-    )
+    started = await asyncio.to_thread(controller, pods, image)
     await asyncio.to_thread(started.wait_for, "driver serves")
     async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
         stub = csi_pb2_grpc.ControllerStub(connected)
@@ -183,31 +180,6 @@ async def test_controller_of_ceph_volumes_says_that_no_monitor_answers(
     status, said = await asyncio.to_thread(started.answer, "/readyz")
     assert status == 503
     assert "PoolNotOpened" in said
-
-
-async def test_controller_of_a_cluster_says_that_no_store_answers(pods: Pods, image: Path) -> None:
-    (pods.root / "authority").mkdir()
-    made = Authority(pods.root / "authority").files("controller")
-    secret = {"ca.crt": made.ca, "tls.crt": made.cert, "tls.key": made.key}
-    started = await asyncio.to_thread(
-        controller,
-        pods,
-        image,
-        "central-controller",
-        "/etc/crust-etcd",
-        {name: Path(path).read_text(encoding="ascii") for name, path in secret.items()},
-    )
-    await asyncio.to_thread(started.wait_for, "controller serves")
-    await asyncio.to_thread(started.wait_for, "the store's client certificate was read")
-    await asyncio.to_thread(started.wait_for, "StoreUnavailable")
-    async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
-        identity = csi_pb2_grpc.IdentityStub(connected)
-        probed = await identity.Probe(csi_pb2.ProbeRequest(), timeout=ANSWER_S)
-        assert not probed.ready.value
-        stub = csi_pb2_grpc.ControllerStub(connected)
-        call = stub.CreateVolume(create(), timeout=ANSWER_S)
-        await refused(call, grpc.StatusCode.UNAVAILABLE, "StoreUnavailable")
-    assert (await asyncio.to_thread(started.answer, "/healthz"))[0] == 200
 
 
 def node_settings(overlay: str) -> str:

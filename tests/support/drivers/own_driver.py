@@ -1,5 +1,4 @@
-"""crust's driver: alone, behind shim and proxy, in one process with them, wrapped as a driver that does not defer, or
-as a central controller and one node that meet in etcd.
+"""crust's driver: alone, behind shim and proxy, in one process with them, or wrapped as a driver that does not defer.
 
 A shell command kills it: the suite's `--restart-command`, with kill -9, and a shell starts it again. The driver is
 therefore no child of the test; a file has its pid. The new driver is started when the old one is dead with all its
@@ -15,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from examples.cluster import etcd as members
-from tests.support.cluster import central_ready
 from tests.support.faults import killing
 
-Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped", "central"]
+Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
 NAME = "block.csi.crust.dev"
 NODE_ID = "conformance-node"
 TIMEOUT_S = 60.0
@@ -36,8 +33,6 @@ class OwnDriver:
     target_root: Path
     log: Path
     restart_command: str
-    controller_socket: str = ""
-    """Where the controller part is a process of its own; `socket` is then the node part's."""
 
 
 @contextmanager
@@ -48,8 +43,6 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
     frontend = base / "front" / "csi.sock"
     frontend.parent.mkdir()
     with ExitStack() as stack:
-        if way == "central":
-            _cluster_settings(base, stack)
         commands = _commands(base, root, frontend, profile, way)
         stack.enter_context(_reflinking_pool(base))
         for name, arguments in commands.items():
@@ -57,37 +50,16 @@ def serving(base: Path, profile: str, way: Way) -> Iterator[OwnDriver]:
             stack.callback(killing.kill, base / f"{name}.pid")
             subprocess.run(["/bin/sh", str(start)], check=True, timeout=TIMEOUT_S)
         restart = base / "restart.sh"
-        restart.write_text("".join(_restart(base, way)))
+        restart.write_text(_restart(base, way))
         command = f"sh {shlex.quote(str(restart))}"
-        controller = str(base / "controller.sock") if way == "central" else ""
-        if way == "central":
-            central_ready.wait(controller)
-        yield OwnDriver(frontend, root, base / "log", command, controller)
+        yield OwnDriver(frontend, root, base / "log", command)
 
 
-def _restart(base: Path, way: Way) -> Iterator[str]:
-    """Kill what has state, and start it again; a cluster's parts meet again before the command returns."""
-    killed = {"node": ("node",), "central": ("driver", "controller")}.get(way, ("driver",))
-    for each in killed:
-        kill = shlex.join([sys.executable, killing.__file__, str(base / f"{each}.pid")])
-        yield f"{kill} || exit 1\n"
-    for each in killed:
-        yield f". {base}/{each}.sh\n"
-    if way == "central":
-        ready = [sys.executable, "-m", central_ready.__name__, str(base / "controller.sock")]
-        yield f"exec {shlex.join(ready)}\n"
-
-
-def _cluster_settings(base: Path, stack: ExitStack) -> None:
-    """An etcd with TLS and access by role, and the settings of both parts."""
-    (base / "etcd").mkdir()
-    etcd = stack.enter_context(members.running(base / "etcd", nodes=(NODE_ID,)))
-    for user, settings in ((NODE_ID, "driver.toml"), ("controller", "controller.toml")):
-        files = etcd.files(user)
-        (base / settings).write_text(
-            f'[cluster]\nendpoints = ["{etcd.members[0].address}"]\nlease_s = 3\nsettle_s = 3\n'
-            f'ca = "{files.ca}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
-        )
+def _restart(base: Path, way: Way) -> str:
+    """Kill the process that has the pool, and start it again."""
+    killed = "node" if way == "node" else "driver"
+    kill = shlex.join([sys.executable, killing.__file__, str(base / f"{killed}.pid")])
+    return f"{kill} || exit 1\n. {base}/{killed}.sh\n"
 
 
 @contextmanager
@@ -113,7 +85,7 @@ def _commands(
         config = base / "node.toml"
         config.write_text(_node_toml(base, root, frontend, profile))
         return {"node": ["crust", "node", f"--config={config}"]}
-    behind_proxy = way not in ("alone", "node-deployment", "central")
+    behind_proxy = way not in ("alone", "node-deployment")
     driver_socket = base / "driver.sock"
     shown_socket = base / "older.sock" if way == "wrapped" else driver_socket
     alone = {
@@ -132,15 +104,6 @@ def _commands(
     }
     if way == "node-deployment":
         alone["driver"].append("--node-deployment")
-    if way == "central":
-        alone["driver"] += ["--mode=node", f"--config={base / 'driver.toml'}"]
-        alone["controller"] = [
-            *("crust", "driver", "--mode=controller"),
-            f"--config={base / 'controller.toml'}",
-            f"--socket={base / 'controller.sock'}",
-            f"--run-dir={base / 'controller-run'}",
-            f"--csi-profile={profile}",
-        ]
     if not behind_proxy:
         return alone
     run = base / "run"

@@ -19,9 +19,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from tests.support.cluster.simulated_node import Figures, SimulatedNode
 from tests.support.kubelet.state import Pod, Volume
 from tests.support.nodes.node import Places
+from tests.support.nodes.simulated_node import Figures, SimulatedNode
 
 STEPS = 60
 VOLUMES = 6

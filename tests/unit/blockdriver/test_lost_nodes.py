@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +11,6 @@ from crust import metrics, volumes
 from crust.blockdriver.lost_nodes import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.kubernetes_api.api import KubernetesApiUnavailable
-from tests.support.cluster.cluster_contract import eventually
 
 VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
 
@@ -53,6 +52,12 @@ def value(name: str) -> float:
     ]
     (found,) = [each.value for each in samples if each.name == name]
     return found
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    """Wait until `check` is true, which nothing tells; the test's own time limit ends it."""
+    while not check():  # noqa: ASYNC110 - a metric tells nobody that it changed
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_half_a_user_and_a_controller_without_one_are_refused(
 
 def test_node_without_a_user_has_an_engine_that_only_calls_open(tmp_path: Path) -> None:
     its = driver("node").model_copy(update={"run_dir": str(tmp_path)})
-    assert serve.driver_of(its).stores.engine.is_lent
+    assert serve.driver_of(its).stores.provisioning.place.connection.is_lent  # type: ignore[attr-defined]
     assert its.rbd is not None
     table = its.rbd.model_copy(update={"monitors": "192.0.2.1"})
     with pytest.raises(MonitorsInvalid):

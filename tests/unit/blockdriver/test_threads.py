@@ -6,7 +6,6 @@ import crust
 
 _ROOT = Path(crust.__file__).parent
 _BEFORE_THERE_IS_AN_ENGINE = [
-    "blockdriver/cluster_controller.py",
     "blockdriver/pool_watch.py",
     "blockdriver/serve.py",
 ]

@@ -20,12 +20,10 @@ from tests.unit.cli.test_manifest import (
 )
 
 SETTINGS = {
-    "central-node": "node.toml",
-    "central-controller": "controller.toml",
     "ceph-node": "node.toml",
     "ceph-controller": "controller.toml",
 }
-NAMES = {"central": "block.csi.crust.dev", "ceph": "rbd.csi.crust.dev"}
+OWN, CEPH = "block.csi.crust.dev", "rbd.csi.crust.dev"
 
 
 def text_of(overlay: str) -> str:
@@ -60,23 +58,19 @@ def test_manifest_is_read_by_kubectl(tmp_path: Path, overlay: str) -> None:
     read_by_kubectl(made(config(tmp_path, text_of(overlay))))
 
 
-@pytest.mark.parametrize("overlay", ["central-controller", "ceph-controller"])
-def test_controller_has_the_sidecars_that_its_engine_needs(tmp_path: Path, overlay: str) -> None:
-    found = {
-        each["name"]: each
-        for each in pod_of(made(config(tmp_path, text_of(overlay))))["containers"]
-    }
-    common = {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
-    is_central = overlay.startswith("central")
-    assert set(found) == (common | {"csi-attacher"} if is_central else common)
-    assert ("--enable-capacity" in found["csi-provisioner"]["args"]) is is_central
+def test_controller_of_the_ceph_pool_has_no_attacher_and_publishes_no_capacity(
+    tmp_path: Path,
+) -> None:
+    found = made(config(tmp_path, text_of("ceph-controller")))
+    sidecars = {each["name"]: each for each in pod_of(found)["containers"]}
+    assert set(sidecars) == {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
+    assert "--enable-capacity" not in sidecars["csi-provisioner"]["args"]
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_csi_driver_says_what_the_controller_does(tmp_path: Path, kind: str) -> None:
-    spec = made(config(tmp_path, text_of(f"{kind}-node")))["CSIDriver", NAMES[kind]]["spec"]
-    assert spec["attachRequired"] is (kind == "central")
-    assert spec.get("storageCapacity", False) is (kind == "central")
+def test_csi_driver_of_the_ceph_pool_needs_no_attach_and_has_no_capacity(tmp_path: Path) -> None:
+    spec = made(config(tmp_path, text_of("ceph-node")))["CSIDriver", CEPH]["spec"]
+    assert spec["attachRequired"] is False
+    assert spec.get("storageCapacity", False) is False
     assert spec["podInfoOnMount"] is True
 
 
@@ -115,7 +109,7 @@ def test_pod_of_a_node_of_the_ceph_pool_has_no_key_and_no_pool(tmp_path: Path) -
 
 def test_nodes_of_the_ceph_pool_have_no_inline_volumes(tmp_path: Path) -> None:
     found = made(config(tmp_path, text_of("ceph-node")))
-    assert found["CSIDriver", NAMES["ceph"]]["spec"]["volumeLifecycleModes"] == ["Persistent"]
+    assert found["CSIDriver", CEPH]["spec"]["volumeLifecycleModes"] == ["Persistent"]
 
 
 @pytest.mark.parametrize("overlay", [*SETTINGS, "block-driver"])
@@ -129,23 +123,21 @@ def test_name_of_the_driver_is_in_every_object_and_path(tmp_path: Path, overlay:
     text = text.replace(first, first + name if first == "[driver]\n" else name + first, 1)
     found = made(config(tmp_path, text))
     others = {key: each for key, each in found.items() if key[0] != "ConfigMap"}
-    assert not any(each in str(others) for each in NAMES.values())
+    assert not any(each in str(others) for each in (OWN, CEPH))
     assert "disks.example.com" in str(others)
 
 
 @pytest.mark.parametrize(
     ("overlay", "before", "after", "words"),
     [
-        ("central-controller", "/csi/crust/csi.sock", "/run/crust/csi.sock", "the sidecars call"),
-        ("central-controller", "0.0.0.0:9810", "127.0.0.1:9810", "metrics_address"),
-        ("central-controller", "/etc/crust-etcd/tls.key", "/etc/etcd.key", "/etc/etcd.key"),
+        ("ceph-controller", "/csi/crust/csi.sock", "/run/crust/csi.sock", "the sidecars call"),
+        ("ceph-controller", "0.0.0.0:9810", "127.0.0.1:9810", "metrics_address"),
         (
-            "central-controller",
+            "ceph-controller",
             'mode = "controller"',
             'mode = "controller"\nrun_dir = "/srv"',
             "/srv",
         ),
-        ("central-node", "/etc/crust-etcd/tls.crt", "/etc/etcd.crt", "/etc/etcd.crt"),
         ("ceph-controller", "/etc/crust-ceph/key", "/root/key", "/root/key"),
         (
             "ceph-node",
@@ -181,13 +173,13 @@ def test_node_that_would_be_a_controller_of_the_ceph_pool_is_refused(tmp_path: P
     assert "each node would be a controller" in result.stderr
 
 
-def test_node_without_its_cluster_is_refused(tmp_path: Path) -> None:
+def test_node_whose_local_pool_no_controller_reaches_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path / "made", config(tmp_path, POD + '[driver]\nmode = "node"\n'))
     assert result.exit_code == 2
-    assert "set cluster, or mode all" in result.stderr
+    assert "on many nodes set node_deployment" in result.stderr
 
 
 def test_sidecars_beside_a_node_are_refused(tmp_path: Path) -> None:
-    result = run(tmp_path / "made", config(tmp_path, text_of("central-node")), "--snapshots")
+    result = run(tmp_path / "made", config(tmp_path, text_of("ceph-node")), "--snapshots")
     assert result.exit_code == 2
     assert "beside the controller" in result.stderr

@@ -10,7 +10,7 @@ import pytest
 from crust.cli.manifest import names
 from crust.node.settings import NodeSettings
 from crust.settings import loading
-from tests.unit.cli.test_manifest import Objects, config, made, rendered, run
+from tests.unit.cli.test_manifest import KUBERNETES, Objects, config, made, rendered, run
 from tests.unit.cli.test_manifest_of_roles import text_of
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
@@ -20,9 +20,7 @@ LOCAL = (
     "distributed",
     "snapshots",
     "single-node",
-    "central-node",
     "wrapped-driver",
-    "central-controller",
 )
 CEPH = ("ceph-node", "ceph-controller")
 OTHER = "disks.example.com"
@@ -87,8 +85,7 @@ def assert_apart(one: Objects, two: Objects) -> None:
 def test_overlays_of_local_and_ceph_volumes_can_be_in_one_cluster(overlay: str) -> None:
     local, ceph = all_of(overlay), all_of(*CEPH)
     assert_apart(local, ceph)
-    if overlay != "central-controller":
-        assert sockets(local) & sockets(ceph) == set()
+    assert sockets(local) & sockets(ceph) == set()
 
 
 def test_manifests_of_two_drivers_can_be_in_one_cluster(tmp_path: Path) -> None:
@@ -161,7 +158,7 @@ def kinds(found: Objects) -> set[tuple[str, str]]:
 
 def of_one_node() -> str:
     """Settings of a node with both drivers, as docs/multi-node.md has them."""
-    local, ceph = text_of("central-node"), text_of("ceph-node")
+    local, ceph = (KUBERNETES / "overlays/distributed/node.toml").read_text(), text_of("ceph-node")
     tables = ceph[ceph.index("[driver]") :].replace(
         "[driver]\n", '[driver]\nrun_dir = "/run/crust/d"\n'
     )
@@ -177,7 +174,7 @@ def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
         head, one, two = text.split("[[driver]]")
         text = f"{head}[[driver]]{two}\n[[driver]]{one}"
     found = made(config(tmp_path, text))
-    alone = rendered("central-node")
+    alone = rendered("block-driver")
     assert kinds(found) == {*kinds(alone), ("CSIDriver", "rbd.csi.crust.dev")}
     assert (
         found["CSIDriver", "rbd.csi.crust.dev"]
@@ -191,7 +188,7 @@ def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
     for each in of_ceph["spec"]["template"]["spec"]["volumes"]:
         assert each["name"] in volumes
     assert volumes["run"]["hostPath"]["path"] == "/run/crust"
-    assert {"pool", "etcd", "machine-id"} <= set(volumes)
+    assert {"pool", "machine-id"} <= set(volumes)
     for each in found.values():
         kubernetes_validate.validate(each, "1.34", strict=True)
 

@@ -94,7 +94,7 @@ def test_the_settings_of_a_program_and_their_defaults(program: str) -> None:
 @pytest.mark.parametrize("program", WITH_NODE)
 def test_every_setting_has_a_flag(program: str) -> None:
     command = main.main.commands[program]
-    flags = {each.name for each in command.params if not str(each.name).startswith("cluster_")}
+    flags = {each.name for each in command.params}
     tables = {"kubernetes", "rbd", *PROGRAMS}  # of settings of its own: they come from the file
     assert flags - {"config"} == set(WITH_NODE[program].model_fields) - tables
 
@@ -152,7 +152,6 @@ def test_metrics_of_page_are_those_of_code() -> None:
     parts = [
         *metrics.PROXY,
         *metrics.DRIVER,
-        *metrics.CLUSTER,
         *metrics.FENCING,
         *metrics.OF_SEVERAL,
     ]

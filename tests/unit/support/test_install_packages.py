@@ -13,7 +13,7 @@ DPKG_QUERY = 'for last; do :; done; grep -qx "$last" "$STATE/installed" && echo 
 APT_GET = """
 echo "apt-get $*" >>"$STATE/calls"
 case "$*" in *" install "*) ;; *) exit 0;; esac
-for daemon in prometheus etcd ceph-mon@a.service ssh; do
+for daemon in prometheus containerd ceph-mon@a.service ssh; do
     "$POLICY" "$daemon" start; echo "$daemon $?" >>"$STATE/asked"
 done
 [ ! -e "$STATE/fails" ] || exit 100
@@ -68,12 +68,12 @@ def disabled(machine: Machine) -> set[str]:
 
 
 def test_daemon_is_not_started_and_disabled(machine: Machine) -> None:
-    done = machine.install("strace", "prometheus", "etcd-server", "jq")
+    done = machine.install("strace", "prometheus", "containerd", "jq")
     assert done.returncode == 0, done.stderr
     assert set(machine.lines("asked")) == {
-        "prometheus 101", "etcd 101", "ceph-mon@a.service 101", "ssh 0",
+        "prometheus 101", "containerd 101", "ceph-mon@a.service 101", "ssh 0",
     }  # fmt: skip
-    assert disabled(machine) == {"prometheus.service", "etcd-server.service"}
+    assert disabled(machine) == {"prometheus.service", "containerd.service"}
     assert not machine.policy.exists()
 
 
@@ -89,7 +89,7 @@ def test_policy_that_the_machine_has_is_kept(machine: Machine) -> None:
     machine.policy.chmod(0o755)
     assert machine.install("prometheus").returncode == 0
     assert set(machine.lines("asked")) == {
-        "prometheus 42", "etcd 42", "ceph-mon@a.service 42", "ssh 42",
+        "prometheus 42", "containerd 42", "ceph-mon@a.service 42", "ssh 42",
     }  # fmt: skip
     assert machine.policy.read_text() == "#!/bin/sh\nexit 42\n"
 

@@ -72,5 +72,4 @@ def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node:
         RbdAccess(users, run_dir, node),
         records,
         limits=RbdLimits(users.shared),
-        is_lent=True,
     )

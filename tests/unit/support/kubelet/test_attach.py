@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from tests.support.cluster.attaching_controller import AttachingController
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.attach import FORCE_AFTER_S
+from tests.support.kubelet.attaching_controller import AttachingController
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import PlainContainers

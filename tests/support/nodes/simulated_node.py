@@ -18,10 +18,10 @@ from crust.handoff import store
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.cluster.attaching_controller import AttachingController
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
 from tests.support.drivers.mounting_driver import MountingDriver
+from tests.support.kubelet.attaching_controller import AttachingController
 from tests.support.kubelet.csi import Answer
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
