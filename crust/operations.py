@@ -12,8 +12,11 @@ the host runs here, in a task of its own:
   could destroy what the first one writes. So a key has one thread at most, however often its callers retry;
 - `drain` refuses new operations and waits for the running ones, before a process may exit.
 
-Order of locks: the process lock (`crust.host.files.flocks`) comes first. Inside an operation only `holding` takes
-other keys, and it never waits.
+An operation may hold several keys, all or none, e.g. a volume and a target; it never waits for one, so no order of
+keys is needed. The process lock (`crust.host.files.flocks`) comes first.
+
+A look, which blocks and changes nothing, has a key too (`look`): a filesystem that hangs costs one thread, however
+often it is asked for.
 """
 
 import asyncio
@@ -59,6 +62,19 @@ class OperationOverdue(errors.OperationPending):
         self.age_s = age_s
 
 
+class SystemCallTimedOut(errors.PeerUnavailable):
+    """A system call has not returned in time."""
+
+    def __init__(self, key: str, timeout_s: float) -> None:
+        super().__init__(
+            f"{key} does not answer",
+            why=f"the system call has not returned within {timeout_s:g} s",
+            hint="check the device and the kernel log; other volumes are not affected",
+        )
+        self.key = key
+        self.timeout_s = timeout_s
+
+
 class ShuttingDown(errors.PeerUnavailable):
     """The process is stopping and starts no new operations."""
 
@@ -88,6 +104,10 @@ class ThreadPool(Protocol):
 
     async def check_free(self) -> None:
         """Raise an error if none can be had now."""
+        ...
+
+    async def run(self, function: Callable[[], T], /) -> T:
+        """Call `function` on a thread."""
         ...
 
     def used(self) -> AbstractContextManager[None]:
@@ -122,6 +142,7 @@ ANSWER_AT = 0.95
 
 @dataclass(slots=True)
 class _Running:
+    key: Hashable
     name: str
     identity: object
     task: asyncio.Task[Any]
@@ -142,25 +163,28 @@ class _Running:
 
 
 class KeyedOperations:
-    """The operations that run in this process, by key, on `threads` if they are given."""
+    """The operations that run in this process, by key, on `threads` if they are given; looks need them."""
 
     def __init__(self, threads: ThreadPool | None = None) -> None:
         self.threads = threads
         self._running: dict[Hashable, _Running] = {}
+        """By each of their keys."""
+        self._looks: dict[Hashable, asyncio.Future[Any]] = {}
         self._shared: dict[Hashable, list[str]] = {}
         self._draining = False
 
-    async def run(
+    async def run(  # noqa: PLR0913 - an operation, and its caller
         self,
         key: Hashable,
         name: str,
         identity: object,
         work: Callable[[], Awaitable[T]],
         *,
+        also: Iterable[Hashable] = (),
         limit_s: float | None = None,
         left_s: float | None = None,
     ) -> T:
-        """Run `work` under `key`, or join the identical operation that runs already.
+        """Run `work` under `key`, and the keys of `also`, or join the identical operation that runs already.
 
         Two requests are identical if their `identity` is equal: their arguments, without secrets. `limit_s` is the
         time of this kind of operation, from its start, and `left_s` that of the caller. Raises
@@ -173,10 +197,9 @@ class KeyedOperations:
             raise ShuttingDown()
         running = self._running.get(key)
         if running is None:
-            self._check_shared(key)
-            running = self._start(key, name, identity, work)
+            running = self._start((key, *also), name, identity, work)
             running.limit_s = limit_s
-        elif running.name != name or running.identity != identity:
+        elif (running.key, running.name, running.identity) != (key, name, identity):
             raise OperationInProgress(key, running.name, running.age_s)
         return cast("T", await self._wait(key, running, left_s))
 
@@ -190,21 +213,64 @@ class KeyedOperations:
             return running.task.result()
         raise OperationOverdue(key, running.name, running.age_s)
 
+    async def look(
+        self,
+        key: Hashable,
+        function: Callable[[], T],
+        *,
+        timeout_s: float,
+        shown: str = "",
+        fresh: bool = False,
+    ) -> T:
+        """The result of `function`, which blocks and changes nothing, or of the look of this key that runs already.
+
+        A key always has looks with results of one type; it is no operation's. `fresh`: not of a look that began
+        before this caller came, and may have missed what it has changed. `shown` is the key in messages. Raises
+        `SystemCallTimedOut`, what `ThreadPool.check_free` raises, and whatever `function` raises.
+        """
+        look: asyncio.Future[T] | None = self._looks.get(key)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if fresh and look is not None:
+                    await asyncio.wait([look])
+                look = self._looks.get(key) or await self._begin_look(key, function)
+                return await asyncio.shield(look)
+        except TimeoutError as err:
+            raise SystemCallTimedOut(shown or str(key), timeout_s) from err
+
+    async def _begin_look(self, key: Hashable, function: Callable[[], T]) -> asyncio.Future[T]:
+        assert self.threads is not None, "looks block"
+        await self.threads.check_free()
+        if key in self._looks:  # begun by another caller meanwhile
+            return self._looks[key]
+        look = self._looks[key] = asyncio.ensure_future(self.threads.run(function))
+        look.add_done_callback(lambda done: self._end_look(key, done))
+        return look
+
+    def _end_look(self, key: Hashable, look: asyncio.Future[Any]) -> None:
+        del self._looks[key]
+        error = None if look.cancelled() else look.exception()  # also marks the exception as seen
+        if error is not None and not isinstance(error, errors.CrustError | OSError):
+            _log.error("a look failed inside crust", exc_info=error)
+
     def running(self) -> int:
         """How many operations run."""
-        return len(self._running)
+        return len(self._operations())
+
+    def _operations(self) -> list[_Running]:
+        return [each for key, each in self._running.items() if each.key == key]
 
     def in_progress(self) -> tuple[OperationInProgress, ...]:
         """The operations that run."""
         return tuple(
-            OperationInProgress(key, each.name, each.age_s) for key, each in self._running.items()
+            OperationInProgress(each.key, each.name, each.age_s) for each in self._operations()
         )
 
     def overdue(self) -> tuple[OperationOverdue, ...]:
         """The operations that have run for longer than their limit."""
         return tuple(
-            OperationOverdue(key, each.name, each.age_s)
-            for key, each in self._running.items()
+            OperationOverdue(each.key, each.name, each.age_s)
+            for each in self._operations()
             if each.limit_s is not None and each.age_s > each.limit_s
         )
 
@@ -226,27 +292,6 @@ class KeyedOperations:
             if not self._shared[key]:
                 del self._shared[key]
 
-    @contextmanager
-    def holding(self, keys: Iterable[Hashable], name: str) -> Iterator[None]:
-        """Hold other keys too, all or none, while the block runs. For use inside a running operation.
-
-        It never waits, so it cannot deadlock. No request joins such a hold. Raises `OperationInProgress`.
-        """
-        task = asyncio.current_task()
-        assert task is not None, "only an operation holds keys"
-        wanted = frozenset(keys)
-        for key in wanted:
-            holder = self._running.get(key)
-            if holder is not None:
-                raise OperationInProgress(key, holder.name, holder.age_s)
-            self._check_shared(key)
-        self._running.update({key: _Running(name, object(), task) for key in wanted})
-        try:
-            yield
-        finally:
-            for key in wanted:
-                del self._running[key]
-
     async def drain(self) -> None:
         """Refuse newcomers and wait until nothing runs."""
         self._draining = True
@@ -257,25 +302,34 @@ class KeyedOperations:
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()])
 
-    def _check_shared(self, key: Hashable) -> None:
-        if key in self._shared:
-            raise OperationInProgress(key, self._shared[key][0], 0)
-
     def _start(
-        self, key: Hashable, name: str, identity: object, work: Callable[[], Awaitable[T]]
+        self,
+        keys: tuple[Hashable, ...],
+        name: str,
+        identity: object,
+        work: Callable[[], Awaitable[T]],
     ) -> _Running:
+        for key in keys:
+            if (holder := self._running.get(key)) is not None:
+                raise OperationInProgress(key, holder.name, holder.age_s)
+            if key in self._shared:
+                raise OperationInProgress(key, self._shared[key][0], 0)
+
         async def guarded() -> T:
             return await work()
 
         with nullcontext() if self.threads is None else self.threads.used():
-            task = asyncio.create_task(guarded(), name=f"{name} {key}")
-        running = _Running(name, identity, task)
-        self._running[key] = running
-        task.add_done_callback(lambda done: self._finished(key, running, done))
+            task = asyncio.create_task(guarded(), name=f"{name} {keys[0]}")
+        running = _Running(keys[0], name, identity, task)
+        self._running.update(dict.fromkeys(keys, running))
+        task.add_done_callback(lambda done: self._finished(keys, running, done))
         return running
 
-    def _finished(self, key: Hashable, running: _Running, task: asyncio.Task[Any]) -> None:
-        del self._running[key]
+    def _finished(
+        self, keys: tuple[Hashable, ...], running: _Running, task: asyncio.Task[Any]
+    ) -> None:
+        for key in dict.fromkeys(keys):
+            del self._running[key]
         if running.waiters or task.cancelled():
             return
         error = task.exception()  # also marks the exception as seen

@@ -70,8 +70,9 @@ def build(  # noqa: PLR0913 - one per setting
     """
     limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
     identity = NodeIdentity(volumes.DriverName(name), node_id, csi_profile, role)
-    threads = threads or Workers("the block driver")
-    running, reads = operations.KeyedOperations(threads), Reads()
+    threads = threads or Workers(f"the driver {name}")
+    running = operations.KeyedOperations(threads)
+    reads = Reads(running)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     stores = _stores(engine, run_dir, overcommit)
     live = LiveVolumes(stores.node_state, stores.access)
@@ -101,6 +102,7 @@ def build(  # noqa: PLR0913 - one per setting
         health_check,
         target_roots,
         controller_rules.modifier.grow_image if role.node_deployment else None,
+        running,
     )
     return Driver(
         name=identity.driver,
@@ -114,7 +116,7 @@ def build(  # noqa: PLR0913 - one per setting
             identity.driver,
             stores.provisioning,
             csi_profile,
-            threads,
+            running,
             role=role,
             is_ready=lambda: stores.pool.is_served,
         ),

@@ -1,5 +1,6 @@
 """Composition of the node part: stage, publish, expand, statistics."""
 
+from crust import operations
 from crust.blockdriver.driver import Stores
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
@@ -28,6 +29,7 @@ def rules(  # noqa: PLR0913 - composition
     health_check: HealthCheck,
     target_roots: tuple[str, ...],
     grow_image: ImageGrowth | None,
+    running: operations.KeyedOperations,
 ) -> NodeRules:
     """The rules of the node part."""
     volume_records, content_records = stores.volume_records, stores.content_records
@@ -82,6 +84,7 @@ def rules(  # noqa: PLR0913 - composition
             access,
             health_check,
             tells_condition=identity.tells_condition,
+            running=running,
         ),
         health_check=health_check,
     )

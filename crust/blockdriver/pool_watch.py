@@ -13,6 +13,7 @@ from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.blockdriver.records.pool import PoolNotOpened
+from crust.host.process import workers
 from crust.rpc.messages.requests import needs_state
 from crust.supervised import Reports, supervised
 
@@ -59,8 +60,8 @@ class PoolWatch:
         """Open the pool if it is there, close it if it went away; returns what is wrong."""
         try:
             if self._is_open:
-                await asyncio.to_thread(self._pool.home.check_in_place)
-                await asyncio.to_thread(self._driver.refresh)
+                await workers.run(self._pool.home.check_in_place)
+                await workers.run(self._driver.refresh)
             else:
                 await self._open()
         except errors.CrustError as error:
@@ -87,12 +88,12 @@ class PoolWatch:
     async def _open(self) -> None:
         pool, driver = self._pool, self._driver
         # First of all: writers wait for it, and the pool may not be there.
-        await asyncio.to_thread(driver.snapshots.thaw)
-        await asyncio.to_thread(pool.home.find)
+        await workers.run(driver.snapshots.thaw)
+        await workers.run(pool.home.find)
         try:
-            self._held.push_async_callback(asyncio.to_thread, pool.home.let_go)
-            await asyncio.to_thread(pool.home.lock)
-            await asyncio.to_thread(driver.open)
+            self._held.push_async_callback(workers.run, pool.home.let_go)
+            await workers.run(pool.home.lock)
+            await workers.run(driver.open)
         except BaseException:
             await self._held.aclose()
             raise

@@ -6,7 +6,6 @@ A pool that is absent is waited for: calls that need it are UNAVAILABLE meanwhil
 running operation ends.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,8 +27,10 @@ from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
+from crust.host.process import workers
 from crust.rpc import channel, wiring
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
 from crust.settings.program import KubernetesAccess
@@ -54,7 +55,7 @@ async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator
 
     Raises `flocks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
     """
-    await asyncio.to_thread(durable.make_directories, run_dir, 0o700)
+    await workers.run(durable.make_directories, run_dir, 0o700)
     async with (
         starting(os.path.join(run_dir, LOCK)) as daemon,
         part(driver, daemon, socket=socket, run_dir=run_dir),
@@ -74,6 +75,10 @@ async def part(
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
+        # dozens of unmounts that write to a slow disk take all threads, and end: no reason for a restart
+        threads = WorkerWatch(driver.workers, daemon.health, is_fatal=False)
+        threads.operations.append(lambda: [driver.operations])
+        await stack.enter_async_context(threads.running())  # ends when all operations have ended
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon, stack)
         await stack.enter_async_context(
@@ -123,7 +128,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
 async def check(settings: DriverSettings) -> None:
     """Raise what would make a running driver useless on this host."""
     if settings.mode != "controller" and settings.check_propagation:
-        await asyncio.to_thread(propagation.check, settings.target_roots)
+        await workers.run(propagation.check, settings.target_roots)
 
 
 def driver_of(
@@ -196,7 +201,7 @@ async def _declared_gone(
         raise InvalidSettings(
             "driver", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
-    client = await asyncio.to_thread(api.client, access.kubeconfig)
+    client = await workers.run(api.client, access.kubeconfig)
     try:
         yield out_of_service.OutOfServiceNodes(client, driver_name)
     finally:

@@ -4,7 +4,6 @@ gRPC's own text for a socket that nobody serves names no reason that an operator
 before the first call: is it there, may we open it, does anybody listen?
 """
 
-import asyncio
 import errno
 import os
 import socket
@@ -18,6 +17,7 @@ import grpc
 import grpc.aio
 
 from crust import errors
+from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes
 from crust.wire.v1 import inspect_pb2_grpc
@@ -56,7 +56,7 @@ async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
     """The proxy's API for operators. Raises `DaemonNotResponding`, and what the proxy answers as errors of ours."""
     path = f"{run_dir}/inspect.sock"
     start = "start crust-node or crust-proxy"
-    await asyncio.to_thread(check_socket, "the proxy", path, start=start)
+    await workers.run(check_socket, "the proxy", path, start=start)
     async with channel.connect(path) as connected:
         try:
             yield inspect_pb2_grpc.InspectStub(connected)

@@ -3,7 +3,6 @@
 Calls without the flag pass through as bytes. A status of the driver reaches the caller unchanged.
 """
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +24,7 @@ from crust.csi_shim.wrap.staging import Staging
 from crust.csi_shim.wrap.volume_operations import VolumeOperations
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
-from crust.host.process import oserrors
+from crust.host.process import oserrors, workers
 from crust.host.process.workers import Workers
 from crust.rpc import passthrough, wiring
 from crust.rpc.driver_facts import DriverFacts
@@ -125,7 +124,7 @@ async def serving(
     """
     directory = os.path.dirname(socket_path)
     with oserrors.translating(f"cannot make the directory {directory}"):
-        await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
+        await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
         starting(f"{socket_path}.lock") as daemon,
         part(
@@ -170,7 +169,6 @@ async def part(  # noqa: PLR0913 - one per setting
             await stack.enter_async_context(watch.running())  # ends when all operations have ended
             work = VolumeOperations(wrapping.kubelet_root, threads)
             watch.operations.append(lambda: [work.operations])
-            watch.refusals.append(work.refusal)
             stack.push_async_callback(work.operations.drain)
             wrapped = _wrapped(driver, runtime)
             frontend = Frontend(driver, facts, deferral, wrapped, wrapping, work)
@@ -185,7 +183,8 @@ async def part(  # noqa: PLR0913 - one per setting
             driver=facts.known_name,
         )
         daemon.readiness.append(lambda: _not_connected(driver, driver_socket))
-        await stack.enter_async_context(serves)
+        with threads.used() if threads is not None else contextlib.nullcontext():
+            await stack.enter_async_context(serves)
         yield
 
 
@@ -234,7 +233,7 @@ async def check(settings: ShimSettings) -> None:
     """Raise `propagation.MountsNotSeen` where a wrapped driver's mounts would not be seen."""
     if settings.wrap and settings.check_propagation:
         directory = private_directories.root(settings.kubelet_root)
-        await asyncio.to_thread(propagation.check_seen, directory)
+        await workers.run(propagation.check_seen, directory)
 
 
 def wrapping_of(settings: ShimSettings) -> Wrapping | None:

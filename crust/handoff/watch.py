@@ -28,6 +28,7 @@ from crust.handoff import layout
 from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.look import Looks
+from crust.host.process import workers
 
 __all__ = [
     "Change",
@@ -86,7 +87,7 @@ class Watch:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         logging.getLogger("watchdog").addHandler(self._overflow)
-        await asyncio.to_thread(self._start)
+        await workers.run(self._start)
         self._hint.set()
         return self
 
@@ -98,7 +99,7 @@ class Watch:
     ) -> None:
         logging.getLogger("watchdog").removeHandler(self._overflow)
         self._loop = None
-        await asyncio.to_thread(self._stop)
+        await workers.run(self._stop)
 
     def __aiter__(self) -> Self:
         return self
@@ -112,7 +113,7 @@ class Watch:
             pass
         # Cleared before the caller scans: a change during the scan sets it again.
         self._hint.clear()
-        await asyncio.to_thread(self._follow_root)
+        await workers.run(self._follow_root)
 
     def root_deleted(self) -> None:
         """Cause a hint, and a new inotify watch: a new root may get the inode number of the deleted one."""
@@ -187,7 +188,7 @@ async def changes(watch: Watch) -> AsyncIterator[Change]:
     looks = Looks(Layout(watch.root))
     known: Mapping[str, Entry] | None = None
     async for _ in watch:
-        await asyncio.to_thread(looks.look)
+        await workers.run(looks.look)
         now = looks.entries
         change = _compare(known or {}, now)
         if known is None or change.appeared or change.changed or change.gone:

@@ -5,7 +5,6 @@ and the CO's sockets last, so that what a CO can call is complete. A stop goes i
 its operations while the parts that these call still serve.
 """
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from crust.blockdriver import serve
 from crust.csi_shim import process as shim_process
 from crust.host.files import durable, flocks
+from crust.host.process import workers
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.rpc.serving.daemon import Daemon
@@ -49,11 +49,9 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
 
 @asynccontextmanager
 async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> AsyncIterator[None]:
-    await asyncio.to_thread(durable.make_directories, settings.run_dir, 0o700)
+    await workers.run(durable.make_directories, settings.run_dir, 0o700)
     # a `crust driver` of the same directory has it: the process's own lock is the proxy's
-    lock = await asyncio.to_thread(
-        flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK)
-    )
+    lock = await workers.run(flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
     with contextlib.closing(lock):
         driver = serve.driver_of(settings, wires.connect)
         async with serve.part(

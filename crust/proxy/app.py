@@ -6,7 +6,6 @@ sockets last: when a CO can call the proxy, the proxy knows which volumes are de
 order and waits for every running operation.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -18,7 +17,7 @@ from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
 from crust.host.mounts import propagation
-from crust.host.process import systemd
+from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy.csi.backend import Backend
 from crust.proxy.csi.expand import DeferredExpand
@@ -78,7 +77,7 @@ async def run(settings: ProxySettings) -> None:
 async def check(settings: ProxySettings) -> None:
     """Raise what would make a running proxy useless on this host."""
     if settings.check_propagation:
-        await asyncio.to_thread(propagation.check, settings.target_roots)
+        await workers.run(propagation.check, settings.target_roots)
 
 
 @asynccontextmanager
@@ -101,7 +100,7 @@ async def running(
 @asynccontextmanager
 async def owning(settings: ProxySettings) -> AsyncIterator[Daemon]:
     """The process that has the run directory while the block runs; raises as `starting`."""
-    await asyncio.to_thread(durable.make_directory, settings.run_dir, 0o700)
+    await workers.run(durable.make_directory, settings.run_dir, 0o700)
     async with starting(f"{settings.run_dir}/proxy.lock") as daemon:
         yield daemon
 
@@ -123,24 +122,24 @@ async def part(
     async with AsyncExitStack() as stack:
         watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
-        deferred = DeferredVolumes(store, devices, pool)
-        watch.operations.append(lambda: [deferred.operations])
-        await _load(deferred, targets, settings.target_roots, stack)
-        events = Events()
-        handlers = Handlers(grace_s=settings.handler_grace_s)
-        peers = HandlerPeers()
-        stack.push_async_callback(peers.close)
-        stack.push_async_callback(deferred.operations.drain)
-        parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
-        runtimes = await _runtimes(settings, stack, daemon.health, wires)
-        drivers = _driver_sockets(settings, parts, runtimes, wires)
-        watch.operations.append(drivers.operations)
-        await stack.enter_async_context(_watched(store, parts))
-        await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
-        await _serve_drivers(settings, drivers, stack)
-        _export_metrics(deferred, drivers)
-        metrics.export_workers("proxy", lambda: pool.load)
-        daemon.readiness.append(drivers.missing)
+        with pool.used():  # by the loops and the servers that are started here
+            deferred = DeferredVolumes(store, devices, pool)
+            watch.operations.append(lambda: [deferred.operations])
+            await _load(deferred, targets, settings.target_roots, stack)
+            events = Events()
+            handlers = Handlers(grace_s=settings.handler_grace_s)
+            peers = HandlerPeers()
+            stack.push_async_callback(peers.close)
+            stack.push_async_callback(deferred.operations.drain)
+            parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
+            runtimes = await _runtimes(settings, stack, daemon.health, wires)
+            drivers = _driver_sockets(settings, parts, runtimes, wires)
+            await stack.enter_async_context(_watched(store, parts))
+            await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
+            await _serve_drivers(settings, drivers, stack)
+            _export_metrics(deferred, drivers)
+            metrics.export_workers("proxy", lambda: pool.load)
+            daemon.readiness.append(drivers.missing)
         extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
         _log.info("proxy serves", extra=extra)
         yield
@@ -154,7 +153,7 @@ def _export_metrics(deferred: DeferredVolumes, drivers: DriverSockets) -> None:
     metrics.deferred_volumes.source = states
     metrics.reservations.set_function(deferred.reservations)
     metrics.export(*metrics.PROXY)
-    metrics.export_operations("proxy", lambda: drivers.running() + deferred.operations.running())
+    metrics.export_operations("proxy", deferred.operations.running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +194,8 @@ async def _load(
             _log.warning("orphan kept", extra={"path": path})
         return targets.guards()
 
-    guarded = await asyncio.to_thread(prepare)
-    await asyncio.to_thread(deferred.raw.find, roots)
+    guarded = await workers.run(prepare)
+    await workers.run(deferred.raw.find, roots)
     deferred.unfinished.update(guarded)
     for entry in await deferred.look():
         if entry.error is not None:
@@ -258,7 +257,7 @@ async def _runtimes(
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
-    client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
+    client = await workers.run(api.client, settings.kubernetes.kubeconfig)
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
     await stack.enter_async_context(found.following(health))

@@ -12,7 +12,6 @@ descriptor out of the process that holds it, so that the claim cannot end, and a
 writes claim.json. Functions block.
 """
 
-import asyncio
 import contextlib
 import datetime
 import os
@@ -22,6 +21,7 @@ from typing import Self
 from crust import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
+from crust.host.process import workers
 from crust.runtime_handler import claimed_device
 
 
@@ -82,7 +82,7 @@ class Claim:
         """
         if not self.record.readonly:
             await grow()
-        await asyncio.to_thread(self.report, claims.State.MOUNTED)
+        await workers.run(self.report, claims.State.MOUNTED)
 
     def report_error(self, error: str) -> None:
         """Write into claim.json why the sandbox cannot use the volume, for people.

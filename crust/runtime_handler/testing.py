@@ -28,6 +28,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
+from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.rpc.serving import server
@@ -148,7 +149,7 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> handlers_pb2.GetVolumeSecretsResponse:
         target = volumes.TargetPath.parse(request.target_path)
-        entry = await asyncio.to_thread(self._proxy.store.read, target)
+        entry = await workers.run(self._proxy.store.read, target)
         if entry is None:
             raise claims.NotPublished(target)
         claim = entry.claim
@@ -187,7 +188,7 @@ async def serving(directory: str) -> AsyncIterator[FakeProxy]:
     The directory's path must be short: a socket's has at most 107 bytes.
     """
     proxy = FakeProxy(f"{directory}/volumes", f"{directory}/handlers.sock")
-    await asyncio.to_thread(proxy.store.open)
+    await workers.run(proxy.store.open)
 
     def register(into: Any) -> None:
         handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(_Registry(proxy), into)

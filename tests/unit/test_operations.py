@@ -135,32 +135,26 @@ async def _done() -> str:
     return "done"
 
 
-async def test_holding_takes_all_keys_or_none_and_refuses_others_until_released() -> None:
-    running, work = operations.KeyedOperations(), Work()
-
-    async def copying() -> int:
-        with running.holding(["a", "b"], "copy"):
-            return await work()
-
-    task = asyncio.create_task(running.run("c", "copy", None, copying))
+async def test_operation_takes_all_its_keys_or_none_and_refuses_others_until_it_ends() -> None:
+    running, work, free = operations.KeyedOperations(), Work(), Work()
+    free.end.set()
+    task = asyncio.create_task(running.run("c", "copy", None, work, also=["a", "b", "a", "c"]))
     await work.began.wait()
+    assert running.running() == 1
     for key in ("a", "b"):
-        with pytest.raises(operations.OperationInProgress, match="copy"):
-            await running.run(key, "copy", None, work)
+        with pytest.raises(operations.OperationInProgress, match=f"{key} is busy: copy"):
+            await running.run(key, "copy", None, free)
         with pytest.raises(operations.OperationInProgress), running.shared(key):
             pass
-
-    async def both() -> None:
-        with running.holding(["d", "b"], "other"):
-            pass
-
-    with pytest.raises(operations.OperationInProgress):
-        await running.run("e", "other", None, both)
-    free = Work()
-    free.end.set()
+    with pytest.raises(operations.OperationInProgress, match="b is busy"):
+        await running.run("e", "other", None, free, also=["d", "b"])
+    with running.shared("f"), pytest.raises(operations.OperationInProgress, match="f is busy"):
+        await running.run("e", "other", None, free, also=["d", "f"])
     assert await running.run("d", "other", None, free) == 1
+    joined = asyncio.create_task(running.run("c", "copy", None, work, also=["a", "b"]))
+    await asyncio.sleep(0)
     work.end.set()
-    await task
+    assert await task == await joined == 1
     assert await running.run("a", "copy", None, free) == 2
 
 

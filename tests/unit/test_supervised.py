@@ -152,4 +152,4 @@ def test_no_other_file_of_crust_starts_a_background_task() -> None:
     starting = {
         str(path.relative_to(root)) for path in root.rglob("*.py") if any(_started_tasks(path))
     }
-    assert starting == TASKS_THAT_ARE_AWAITED | REMOVED_NEXT
+    assert starting - REMOVED_NEXT <= TASKS_THAT_ARE_AWAITED

@@ -7,7 +7,7 @@ guest, which the shim asks, not this process.
 
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust import errors, operations, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
@@ -17,7 +17,6 @@ from crust.blockdriver.records.volume_records import VolumeRecords
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
-from crust.host.process import bounded_calls
 
 
 class VolumeMountedInGuest(errors.NotReady):
@@ -52,7 +51,7 @@ class _Place:
 class NodeStats:
     """Returns statistics. `tells_condition` in CSI 1.12, whose statistics carry the condition."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it looks at
         self,
         known: VolumeRecords,
         node_state: NodeState,
@@ -60,32 +59,38 @@ class NodeStats:
         health_check: health.HealthCheck,
         *,
         tells_condition: bool,
+        running: operations.KeyedOperations,
         timeout_s: float = 5.0,
     ) -> None:
         self._volume_records = known
         self._node_state = node_state
         self._access = access
         self._health_check = health_check
-        self._looks = bounded_calls.BoundedCalls()
+        self._running = running
         self._tells_condition = tells_condition
         self._timeout_s = timeout_s
-        self._calls = bounded_calls.BoundedCalls()
 
     async def measure(self, look: Look) -> volumes.VolumeStats:
-        """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `bounded_calls.SystemCallTimedOut`."""
-        key = f"{look.path} {look.volume_id} {look.deferred}"
-        return await self._calls.call(key, lambda: self._measure(look), timeout_s=self._timeout_s)
+        """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `operations.SystemCallTimedOut`."""
+        return await self._running.look(
+            look,
+            lambda: self._measure(look),
+            timeout_s=self._timeout_s,
+            shown=f"{look.path} of {look.volume_id}",
+        )
 
     async def examine(
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
         """The health of the volume, at `path` if it is given.
 
-        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `bounded_calls.SystemCallTimedOut`.
+        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `operations.SystemCallTimedOut`.
         """
-        key = f"{path} {volume_id}"
-        return await self._looks.call(
-            key, lambda: self._examine(volume_id, path), timeout_s=self._timeout_s
+        return await self._running.look(
+            ("health", volume_id, path),
+            lambda: self._examine(volume_id, path),
+            timeout_s=self._timeout_s,
+            shown=f"{path} of {volume_id}" if path else volume_id,
         )
 
     def _examine(

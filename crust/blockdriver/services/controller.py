@@ -8,7 +8,7 @@ import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.controller.create_volume import Create, Provisioner, Volume
+from crust.blockdriver.controller.create_volume import Provisioner, Volume
 from crust.blockdriver.controller.get_capacity import CapacityReport
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import (
@@ -79,11 +79,24 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         create = requests.create(request)
         key = self._key(self._rules.provisioner.pool.ids.volume_id(create.name))
 
+        source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
+        is_snapshot = create.source is not None and create.source.kind == "snapshot"
+
         async def work() -> Volume:
-            with self._with_source(create, key):
+            # a snapshot cannot change: any number of copies share it
+            copies = self._running.shared(source, "CreateVolume")
+            with copies if is_snapshot else contextlib.nullcontext():
                 return await self._provisioner.create(create)
 
-        volume = await deadlines.change(self._running, key, "CreateVolume", create, work, context)
+        volume = await deadlines.change(
+            self._running,
+            key,
+            "CreateVolume",
+            create,
+            work,
+            context,
+            also=() if is_snapshot else [source],
+        )
         return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
@@ -314,18 +327,6 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             lambda: self._rules.modifier.apply(volume_id, change),
             context,
         )
-
-    def _with_source(
-        self, create: Create, key: volumes.VolumeKey
-    ) -> contextlib.AbstractContextManager[None]:
-        """Lock the source: a volume exclusively; a snapshot, which cannot change, for any number of copies."""
-        source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
-        # A volume that names itself as its source is not locked twice: the create refuses it.
-        if create.source is None or source == key:
-            return contextlib.nullcontext()
-        if create.source.kind == "snapshot":
-            return self._running.shared(source, "CreateVolume")
-        return self._running.holding({source}, "CreateVolume")
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._identity.driver, volume_id)

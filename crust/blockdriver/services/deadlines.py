@@ -6,13 +6,12 @@ none needs to be exact. Work that takes long by its nature has an hour: copies, 
 their own, and fsGroup of many files.
 """
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from crust import operations, volumes
-from crust.host.process.bounded_calls import BoundedCalls
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,35 +37,40 @@ def change_s(rpc: str) -> float:
     return _LONG_S if rpc in _LONG else _CHANGE_S
 
 
-async def change(
+async def change(  # noqa: PLR0913 - an operation, and its caller
     running: operations.KeyedOperations,
     key: volumes.VolumeKey,
     rpc: str,
     identity: object,
     work: Callable[[], Awaitable[T]],
     context: Context,
+    *,
+    also: Iterable[volumes.VolumeKey] = (),
 ) -> T:
-    """Run a change as the operation of `key`, within the time of its kind and its caller's."""
+    """Run a change as the operation of `key` and of `also`, within the time of its kind and its caller's."""
     return await running.run(
-        key, rpc, identity, work, limit_s=change_s(rpc), left_s=context.time_remaining()
+        key,
+        rpc,
+        identity,
+        work,
+        also=also,
+        limit_s=change_s(rpc),
+        left_s=context.time_remaining(),
     )
 
 
 class Reads:
-    """Calls that only read: a thread for each question at most, however often it is asked, and none of a change's."""
+    """Calls that only read: a thread for each question at most, however often it is asked."""
 
-    def __init__(self, *, limit: int = 32) -> None:
-        self._calls = BoundedCalls(limit=limit)
+    def __init__(self, running: operations.KeyedOperations) -> None:
+        self._running = running
 
     async def read(
         self, rpc: str, asked: Hashable, function: Callable[[], T], context: Context
     ) -> T:
-        """What `function` returns now; `rpc` and `asked` are the question.
-
-        Raises `SystemCallTimedOut`, `TooManyHungSystemCalls`, and what `function` raises.
-        """
+        """What `function` returns now; `rpc` and `asked` are the question. Raises as `KeyedOperations.look`."""
         timeout_s = _read_s(context.time_remaining())
-        return await self._calls.call(
+        return await self._running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
         )
 

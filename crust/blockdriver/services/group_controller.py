@@ -9,7 +9,6 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, volumes
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import deadlines, snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.host.process import workers
@@ -50,15 +49,14 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         ids = _volume_ids(request.source_volume_ids)
         snapshot_calls.check_parameters(limits.mapping(request.parameters, "parameters"))
         calls, group_snapshots = self._calls, self._calls.group_snapshots
-        held = [calls.key(each) for each in ids]
-
-        async def work() -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
-            with calls.running.holding(held, "CreateVolumeGroupSnapshot"):
-                return await group_snapshots.create(name, ids)
-
-        key = calls.key(group_snapshots.pool.ids.group_id(name))
         found = await deadlines.change(
-            calls.running, key, "CreateVolumeGroupSnapshot", ids, work, context
+            calls.running,
+            calls.key(group_snapshots.pool.ids.group_id(name)),
+            "CreateVolumeGroupSnapshot",
+            ids,
+            lambda: group_snapshots.create(name, ids),
+            context,
+            also=[calls.key(each) for each in ids],
         )
         return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 
@@ -70,13 +68,14 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         named = _snapshot_ids(request.snapshot_ids)
         calls, group_snapshots = self._calls, self._calls.group_snapshots
 
-        async def work() -> None:
-            members = [calls.key(each) for each in group_snapshots.member_ids(group_id)]
-            with calls.running.holding(members, "DeleteVolumeGroupSnapshot"):
-                await workers.run(group_snapshots.delete, group_id, named)
-
         await deadlines.change(
-            calls.running, calls.key(group_id), "DeleteVolumeGroupSnapshot", named, work, context
+            calls.running,
+            calls.key(group_id),
+            "DeleteVolumeGroupSnapshot",
+            named,
+            lambda: workers.run(group_snapshots.delete, group_id, named),
+            context,
+            also=[calls.key(each) for each in group_snapshots.member_ids(group_id)],
         )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 

@@ -6,12 +6,10 @@ from typing import Any
 import grpc.aio
 
 import crust
-from crust import errors
+from crust import errors, operations
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.blockdriver.services.roles import Role
-from crust.host.process import bounded_calls
-from crust.host.process.workers import Workers
 from crust.kubernetes_api.csi_driver import ATTACHES
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -42,7 +40,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         name: str,
         provisioning: Provisioning,
         csi_profile: CsiProfile,
-        threads: Workers,
+        running: operations.KeyedOperations,
         *,
         role: Role = _ALL,
         is_ready: Callable[[], bool] = lambda: True,
@@ -51,10 +49,9 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         self._role = role
         self._name = name
         self._provisioning = provisioning
-        self._workers = threads
+        self._running = running
         self._csi_profile = csi_profile
         self._is_ready = is_ready
-        self._looks = bounded_calls.BoundedCalls(limit=1)
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
@@ -100,10 +97,11 @@ class Identity(csi_pb2_grpc.IdentityServicer):
             # CSI: not ready, and no error: sidecars wait, and do not exit
             response.ready.value = False
             return response
-        await self._workers.probe()
         try:
-            await self._looks.call("pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S)
-        except bounded_calls.SystemCallTimedOut as err:
+            await self._running.look(
+                "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
+            )
+        except operations.SystemCallTimedOut as err:
             raise PoolNotResponding(err.timeout_s) from err
         except errors.CrustError:
             if self._is_ready():

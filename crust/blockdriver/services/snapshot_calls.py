@@ -59,12 +59,14 @@ class SnapshotCalls:
             raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
         snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
 
-        async def work() -> SnapshotRecord:
-            with self.running.holding([self.key(volume_id)], "CreateSnapshot"):
-                return await self.volume_snapshots.create(name, volume_id)
-
         record = await deadlines.change(
-            self.running, self.key(snapshot_id), "CreateSnapshot", volume_id, work, context
+            self.running,
+            self.key(snapshot_id),
+            "CreateSnapshot",
+            volume_id,
+            lambda: self.volume_snapshots.create(name, volume_id),
+            context,
+            also=[self.key(volume_id)],
         )
         return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
 

@@ -14,7 +14,7 @@ import click
 
 from crust import errors
 from crust.cli.bundle import parts
-from crust.host.process import oserrors
+from crust.host.process import oserrors, workers
 
 SUFFIXES = (".tar.gz", ".tgz")
 
@@ -61,7 +61,7 @@ async def _write(file: BinaryIO, prefix: str, members: AsyncIterator[tuple[str, 
         async for name, data in members:
             member = tarfile.TarInfo(f"{prefix}/{name}")
             member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-            await asyncio.to_thread(tar.addfile, member, io.BytesIO(data))
+            await workers.run(tar.addfile, member, io.BytesIO(data))
             count += 1
     return count
 

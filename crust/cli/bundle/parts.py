@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import crust
-from crust import credentials, errors
+from crust import credentials, errors, operations
 from crust.cli import output
 from crust.cli.doctor import run as doctor
 from crust.cli.inspecting import show
-from crust.host.process import bounded_calls
+from crust.host.process import workers
 
 LIMIT_BYTES = 8 << 20
 """Of one file or program's output; the end of it is kept."""
@@ -47,22 +47,22 @@ async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
     missing: list[str] = []
     for name, question in _questions(places).items():
         try:
-            yield name, await asyncio.to_thread(_filtered, await question())
+            yield name, await workers.run(_filtered, await question())
         except (errors.CrustError, OSError) as err:
             missing.append(f"{name}: {_text(err)}")
     async for name, data in _files(places, missing):
-        yield name, await asyncio.to_thread(_filtered, data)
+        yield name, await workers.run(_filtered, data)
     if missing:
         yield "missing.txt", _filtered("\n".join([*missing, ""]).encode())
 
 
 async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[str, bytes]]:
     """The files, as they are. A disk that hangs takes a thread for each, and after 16 nothing is read any more."""
-    calls = bounded_calls.BoundedCalls()
+    calls = operations.KeyedOperations(workers.Workers("crust bundle", limit=16))
     for root, pattern, into in _file_sets(places):
         where = f"{root}/{pattern}"
         try:
-            paths = await calls.call(where, partial(_matching, root, pattern), timeout_s=READ_S)
+            paths = await calls.look(where, partial(_matching, root, pattern), timeout_s=READ_S)
         except (errors.CrustError, OSError) as err:
             missing.append(f"{where}: {_text(err)}")
             continue
@@ -70,7 +70,7 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
             missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
         for path in paths[:LIMIT_FILES]:
             try:
-                data = await calls.call(path, partial(_end_of, path), timeout_s=READ_S)
+                data = await calls.look(path, partial(_end_of, path), timeout_s=READ_S)
             except (errors.CrustError, OSError) as err:
                 missing.append(f"{path}: {_text(err)}")
                 continue
@@ -92,7 +92,7 @@ def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
         return "\n".join([*_versions(), ""]).encode()
 
     async def loops() -> bytes:
-        return await asyncio.to_thread(_loops)
+        return await workers.run(_loops)
 
     async def journal() -> bytes:
         units = [f"--unit={each}" for each in _UNITS]

@@ -22,6 +22,7 @@ import grpc.aio
 from crust import deferral_keys, errors
 from crust.cli import asking
 from crust.cli.checking import sandbox_events
+from crust.host.process import workers
 from crust.rpc import channel, status
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -108,14 +109,14 @@ class Trial:
             "volume_capability": capability,
         }
         if await self._node_has(_NODE_RPC.STAGE_UNSTAGE_VOLUME):
-            await asyncio.to_thread(self._make_directory, self.staging)
+            await workers.run(self._make_directory, self.staging)
             unstage = csi_pb2.NodeUnstageVolumeRequest(
                 volume_id=volume.volume_id, staging_target_path=self.staging
             )
             self._back("NodeUnstageVolume", lambda: _call(self.node.NodeUnstageVolume, unstage))
             stage = csi_pb2.NodeStageVolumeRequest(staging_target_path=self.staging, **common)
             await self._step("NodeStageVolume", self.node.NodeStageVolume, stage)
-        await asyncio.to_thread(self._make_directory, os.path.dirname(self.target))
+        await workers.run(self._make_directory, os.path.dirname(self.target))
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=volume.volume_id, target_path=self.target
         )
@@ -226,7 +227,7 @@ class Trial:
                 break  # what is below is in use by it
             click.echo(f"{name}: OK")
         for path in (os.path.dirname(self.target), self.staging):
-            await asyncio.to_thread(_remove_empty, path, self.wanted.target_root)
+            await workers.run(_remove_empty, path, self.wanted.target_root)
         return left
 
 

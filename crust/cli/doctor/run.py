@@ -21,6 +21,7 @@ from crust.cli.doctor.finding import CHECKS, Finding, Level, error
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import show, watching
 from crust.host.mounts import propagation
+from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2
 
 MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects)
@@ -38,7 +39,7 @@ _COLUMNS = (
 
 async def examine(run_dir: str, only: Iterable[str] = ()) -> show.Shown:
     """All checks on this node, or those that are named."""
-    return shown(await asyncio.to_thread(findings, await _node(run_dir), tuple(only)))
+    return shown(await workers.run(findings, await _node(run_dir), tuple(only)))
 
 
 def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ from crust.cli import asking, output
 from crust.cli.gc import orphans, proof, settle
 from crust.cli.gc.kernel import Host, Kernel
 from crust.cli.inspecting import show, views, watching
+from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2
 
 
@@ -47,7 +48,7 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
     """Every orphan of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
     async with asking.inspecting(options.run_dir) as stub:
         sockets, evidence = await _asked(stub, options)
-        found = await asyncio.to_thread(orphans.find, options.kubelet_root, evidence.entries)
+        found = await workers.run(orphans.find, options.kubelet_root, evidence.entries)
         results = []
         for each in found:  # settling the one before may have taken minutes
             sockets, evidence = await _asked(stub, options)
@@ -74,7 +75,7 @@ async def _one(
     kernel: Kernel,
 ) -> Result:
     try:
-        seen = await asyncio.to_thread(proof.checks, orphan, evidence, kernel)
+        seen = await workers.run(proof.checks, orphan, evidence, kernel)
     except (errors.CrustError, OSError) as err:
         message = f"nothing is touched, because a check could not look: {_text(err)}"
         return Result(orphan, (), (), "kept", message)
@@ -84,10 +85,8 @@ async def _one(
         return Result(orphan, seen, (), "kept", message)
     steps: tuple[str, ...] = ()
     try:
-        plan = await asyncio.to_thread(
-            settle.planned, orphan, sockets[orphan.driver], options.grace_s
-        )
-        steps = await asyncio.to_thread(plan.steps, kernel)
+        plan = await workers.run(settle.planned, orphan, sockets[orphan.driver], options.grace_s)
+        steps = await workers.run(plan.steps, kernel)
         if options.dry_run:
             return Result(orphan, seen, steps, "proven", "")
         await settle.settle(plan, kernel)

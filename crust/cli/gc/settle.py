@@ -3,7 +3,6 @@
 The file of the kubelet's bind goes last: as long as it is there, the next `crust gc` finds the orphan again.
 """
 
-import asyncio
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from crust.cli import asking
 from crust.cli.gc import proof
 from crust.cli.gc.kernel import Kernel
 from crust.cli.gc.orphans import Orphan
+from crust.host.process import workers
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -71,7 +71,7 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
     """Do it. Raises what the kernel, the proxy or the driver refuse; the rest is left then, for the next time."""
     orphan = plan.orphan
     if orphan.mapped:
-        await asyncio.to_thread(_release, orphan.mapped, kernel)
+        await workers.run(_release, orphan.mapped, kernel)
     async with channel.connect(plan.socket) as connected:
         node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
         try:
@@ -82,7 +82,7 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
                 timeout=TIMEOUT_S,
             )
             if plan.unstage:
-                await asyncio.to_thread(_check_unused, plan)
+                await workers.run(_check_unused, plan)
                 await node.NodeUnstageVolume(
                     csi_pb2.NodeUnstageVolumeRequest(
                         volume_id=orphan.volume_id, staging_target_path=orphan.staging
@@ -93,7 +93,7 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
             raise asking.answer_of(f"driver {orphan.driver}", plan.socket, err) from err
     if orphan.mapped:
         with suppress(FileNotFoundError):
-            await asyncio.to_thread(os.unlink, orphan.mapped)
+            await workers.run(os.unlink, orphan.mapped)
 
 
 def _check_unused(plan: Plan) -> None:

@@ -4,7 +4,6 @@ The driver's socket is the one that the kubelet calls, so the whole chain is ask
 chain is not, the shim's socket says which part is away.
 """
 
-import asyncio
 import os
 
 import grpc
@@ -13,6 +12,7 @@ import grpc.aio
 from crust import errors
 from crust.cli import asking
 from crust.cli.inspecting.views import Driver
+from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes
 from crust.rpc.messages import extensions
@@ -54,7 +54,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
         if answer.registration == "waiting":
             problem = NotRegisteredYet(answer.name)
     except grpc.aio.AioRpcError as err:
-        problem = await asyncio.to_thread(_diagnosed, answer, err)
+        problem = await workers.run(_diagnosed, answer, err)
     except errors.CrustError as err:
         problem = err
     return Driver(
@@ -72,7 +72,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
 
 async def _probe(name: str, socket: str) -> tuple[str, str]:
     """The version of the driver, and that of the shim in front of it, if it says so."""
-    await asyncio.to_thread(
+    await workers.run(
         asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
     async with channel.connect(socket) as connected:

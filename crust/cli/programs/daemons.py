@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from crust import errors, logs
-from crust.host.process import threads
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
     from crust.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
-
-_THREADS = 64
-"""A system call on a dead disk keeps its thread. Python's own number follows the processors: six hung volumes would
-stop a node of two. They are made when they are needed."""
 
 STOP_S = 140.0
 """How long a process may stop: its operations end, and its callers leave. Its supervisor kills it 10 s later."""
@@ -148,7 +143,6 @@ async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:
     while this process writes. A call that hangs would otherwise keep the successor waiting for ever.
     """
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(threads.Threads(_THREADS))
     task = asyncio.ensure_future(work)
 
     def stop() -> None:

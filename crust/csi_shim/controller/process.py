@@ -1,6 +1,5 @@
 """The controller's shim as a process, between the CSI sidecars' socket and the socket of the vendor's controller."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -8,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from crust.csi_shim.controller.frontend import ControllerShim, Users
 from crust.deferral_keys import Defer
-from crust.host.process import oserrors
+from crust.host.process import oserrors, workers
 from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.serving import server
@@ -29,7 +28,7 @@ async def serving(
     """Serve while the block runs. Raises what `server.serving` raises, before anything is served."""
     directory = os.path.dirname(socket_path)
     with oserrors.translating(f"cannot make the directory {directory}"):
-        await asyncio.to_thread(os.makedirs, directory, 0o700, exist_ok=True)
+        await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
         channel.connect(driver_socket) as driver,
         contextlib.aclosing(DriverFacts(driver)) as facts,
@@ -74,7 +73,7 @@ async def _users(settings: ShimSettings) -> AsyncIterator[Users | None]:
         raise InvalidSettings(
             "shim", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from error
-    client = await asyncio.to_thread(api.client, settings.kubernetes.kubeconfig)
+    client = await workers.run(api.client, settings.kubernetes.kubeconfig)
     try:
         yield volumes_in_use.VolumesInUse(client, Defer(settings.defer))
     finally:

@@ -1,7 +1,7 @@
 """What the shim does about a volume on the host: operations, one at a time per volume, and looks at its directories.
 
 Operations run on the shim's threads (`crust.host.process.workers`) and outlive their callers. A look is no part of an
-operation: it has threads of its own, one per question, so that its retries add none where a mount hangs.
+operation: it has one thread per question, so that its retries add none where a mount hangs.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,11 +11,10 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from crust import errors, operations
+from crust import operations
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Volume
-from crust.host.process.bounded_calls import BoundedCalls
 from crust.host.process.workers import Workers
 from crust.rpc import passthrough
 from crust.rpc.messages import requests
@@ -24,9 +23,6 @@ T = TypeVar("T")
 
 _LOOK_S = 10.0
 """For a look at a volume's directories, which takes microseconds unless a mount there hangs."""
-
-_LOOKS = 32
-"""How many looks run at once."""
 
 _OPERATION_S = 120.0
 """After this, callers are told that an operation is overdue: as long as a kubelet waits."""
@@ -37,18 +33,12 @@ class VolumeOperations:
 
     def __init__(self, kubelet_root: str, threads: Workers) -> None:
         self._root = kubelet_root
-        self._name = threads.name
         self.operations = operations.KeyedOperations(threads)
         """By volume id."""
-        self._looks = BoundedCalls(limit=_LOOKS)
         self._knows_volumes: bool | None = None
         """What a look for volumes has found since the last operation, which may have made or removed one."""
         self._ended = 0
         """How many operations have ended."""
-
-    def refusal(self) -> errors.CrustError | None:
-        """Why no look can be made now: all of them hang."""
-        return self._looks.refusal(f"a volume of {self._name}")
 
     async def run(
         self,
@@ -87,8 +77,8 @@ class VolumeOperations:
         return await self.look(volume, function, *args)
 
     async def look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """What `function` says of the volume's paths. Raises as `BoundedCalls.call`."""
-        return await self._looks.call(
+        """What `function` says of the volume's paths. Raises as `KeyedOperations.look`."""
+        return await self.operations.look(
             (function, volume.paths, args),
             partial(function, volume.paths, *args),
             timeout_s=_LOOK_S,
@@ -106,7 +96,7 @@ class VolumeOperations:
             return self._knows_volumes
         look = partial(private_directories.has_volumes, self._root)
         ended = self._ended
-        found = await self._looks.call(self._root, look, timeout_s=_LOOK_S, fresh=True)
+        found = await self.operations.look(self._root, look, timeout_s=_LOOK_S, fresh=True)
         if ended == self._ended and not self.operations.running():
             self._knows_volumes = found
         return found

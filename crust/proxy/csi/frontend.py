@@ -4,13 +4,11 @@ A call for a volume that is not deferred passes through too, byte for byte; `hos
 Work of the proxy itself runs as an operation keyed by the volume, and outlives the caller's deadline.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.host.process.bounded_calls import BoundedCalls
 from crust.proxy.csi import policy
 from crust.proxy.csi.backend import Backend, Caller
 from crust.proxy.csi.host_publish import HostPublish
@@ -75,19 +73,17 @@ class CsiFrontend:
         self._backend = backend
         self._deferred = deferred
         self._calls = calls
-        self.operations = operations.KeyedOperations(deferred.operations.threads)
-        """By volume."""
+        self._operations = deferred.operations
         self._targets = targets
         self.policy = decisions
-        self._looks = BoundedCalls(limit=64)
-        self._host_publish = HostPublish(backend.channel, deferred, self.operations)
+        self._host_publish = HostPublish(backend.channel, deferred)
         self._forward = {
             name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
         }
 
     async def drain(self) -> None:
         """Refuse new operations, and wait for the running ones."""
-        await self.operations.drain()
+        await self._operations.drain()
 
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
@@ -122,15 +118,12 @@ class CsiFrontend:
             return await self._host_publish.run(unchecked, request, data, context)
         key = self._key(request.volume_id)
         caller = _caller(context)
-        response = await self.operations.run(
+        response = await self._operations.run(
             key,
             "NodePublishVolume",
             requests.identity(request),
-            lambda: self._owning(
-                request.target_path,
-                "NodePublishVolume",
-                lambda: self._calls.publish.run(self._backend, key, request, decision, caller),
-            ),
+            lambda: self._calls.publish.run(self._backend, key, request, decision, caller),
+            also=[volumes.TargetPath(request.target_path)],
             limit_s=_LIMIT_S,
             left_s=context.time_remaining(),
         )
@@ -156,18 +149,13 @@ class CsiFrontend:
             residue = outcome.Residue.EXISTS if begun else outcome.Residue.NONE
             raise outcome.answer("NodePublishVolume", error, residue) from error
 
-    async def _owning(self, target: str, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work of a volume's operation as the only one at the target, too."""
-        with self._deferred.operations.holding([volumes.TargetPath(target)], name):
-            return await work()
-
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         if not self._is_known(request):
             # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
             # of that publish would stay for good
-            with self.operations.shared(self._unchecked_key(request.volume_id)):
+            with self._operations.shared(self._unchecked_key(request.volume_id)):
                 if not await self._has_guard(request, context.time_remaining()):
                     response = await self._pass("NodeUnpublishVolume", data, context)
                     self._deferred.raw.ended(request.target_path)
@@ -175,15 +163,12 @@ class CsiFrontend:
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         caller = _caller(context)
-        unpublished = await self.operations.run(
+        unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
             requests.identity(request),
-            lambda: self._owning(
-                target.text,
-                "NodeUnpublishVolume",
-                lambda: self._calls.unpublish.run(self._backend, key, target, request, caller),
-            ),
+            lambda: self._calls.unpublish.run(self._backend, key, target, request, caller),
+            also=[target],
             limit_s=_LIMIT_S,
             left_s=context.time_remaining(),
         )
@@ -221,7 +206,7 @@ class CsiFrontend:
         timeout_s = (
             _LOOK_S if time_left_s is None else min(_LOOK_S, time_left_s * operations.ANSWER_AT)
         )
-        return await self._looks.call(
+        return await self._operations.look(
             target.text, lambda: self._targets.has_guard(target), timeout_s=timeout_s
         )
 
@@ -229,7 +214,7 @@ class CsiFrontend:
         self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
-        with self.operations.shared(key):
+        with self._operations.shared(key):
             published = self._deferred.of_volume(key)
             if published:
                 raise StillDeferred(key, published[0].target.text)
@@ -274,7 +259,7 @@ class CsiFrontend:
         request.defer_fs_ops = True
         request.volume_path = record.target.text
         caller = _caller(context)
-        response = await self.operations.run(
+        response = await self._operations.run(
             key,
             "NodeExpandVolume",
             requests.identity(request),

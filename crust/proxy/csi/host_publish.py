@@ -6,7 +6,7 @@ they would without a proxy. It excludes the proxy's operations on the volume and
 
 import grpc.aio
 
-from crust import deferral_keys, errors, operations, volumes
+from crust import deferral_keys, errors, volumes
 from crust.proxy.csi import policy
 from crust.proxy.deferrals import reservations
 from crust.proxy.deferrals.deferred import DeferredVolumes
@@ -23,11 +23,10 @@ class HostPublish:
         self,
         backend: grpc.aio.Channel,
         deferred: DeferredVolumes,
-        by_volume: operations.KeyedOperations,
     ) -> None:
         self._forward = passthrough.call(backend, "/csi.v1.Node/NodePublishVolume")
         self._deferred = deferred
-        self._operations = by_volume
+        self._operations = deferred.operations
 
     async def run(
         self,
@@ -40,7 +39,7 @@ class HostPublish:
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
         with (
             self._operations.shared(key),
-            self._deferred.operations.shared(target, "NodePublishVolume"),
+            self._operations.shared(target, "NodePublishVolume"),
         ):
             self._check(key, target, request)
             deferral_keys.check_host_publish(

@@ -7,6 +7,7 @@ reads the directory first, not the index.
 """
 
 import asyncio
+import contextlib
 import datetime
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -27,6 +28,9 @@ from crust.proxy.deferrals.handoff_index import HandoffIndex, Known, keys_of
 from crust.proxy.deferrals.raw_publishes import RawPublishes
 from crust.proxy.deferrals.reservations import Reservation, ReservedByUnreadableEntry
 from crust.proxy.deferrals.volume_secrets import VolumeSecrets
+
+_LOOK_S = 10.0
+"""For a look at one entry, which takes microseconds."""
 
 Holder = tuple[str, datetime.datetime | None]
 """A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
@@ -80,15 +84,15 @@ class DeferredVolumes:
         self._reserving = threading.Lock()
         """Held for every change of the index, which the event loop alone makes, and by threads that read it."""
         self._reserved: list[Reservation] = []
-        self.operations = operations.KeyedOperations(threads)
-        """By target path, for all sockets: an operation that changes something at a target holds its key."""
+        self.operations = operations.KeyedOperations(threads or workers.Workers("the proxy"))
+        """For all sockets, by volume and target: an operation that changes something of one holds its key."""
         self.unfinished: set[str] = set()
         """Targets where a failed publish may have left something: their unpublish is the proxy's, whatever is there.
 
         After a start these are all that carry a guard.
         """
         self.raw = RawPublishes(devices)
-        self.secrets = VolumeSecrets(store)
+        self.secrets = VolumeSecrets(store, self.operations)
 
     async def look(self) -> tuple[Entry, ...]:
         """Scan the directory, and put what has changed into the index.
@@ -103,15 +107,19 @@ class DeferredVolumes:
     async def _scan(self) -> None:
         async with self._looking:
             began = self._index.now()
-            there, read = await asyncio.to_thread(self._read_changes)
+            there, read = await workers.run(self._read_changes)
             with self._reserving:
                 newer = self._index.apply(began, there, read)
             self._looks.forget(newer)
             self._unreported += [each.entry for each in read.values()]
 
     async def entries(self) -> tuple[Entry, ...]:
-        """All entries after a look, by name; unreadable ones included."""
-        await self._scan()
+        """All entries after a look, by name; unreadable ones included. Without a thread they are those of the last
+        look: an operator asks what hangs.
+        """
+        with contextlib.suppress(workers.NoWorkerFree):
+            await workers.check_free()
+            await self._scan()
         return self._index.entries()
 
     def find(self, target: str) -> Record | None:
@@ -236,7 +244,13 @@ class DeferredVolumes:
 
         Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same.
         """
-        return await asyncio.to_thread(self._holder, record.target)
+        return await self.operations.look(
+            ("holder", record.target),
+            lambda: self._holder(record.target),
+            timeout_s=_LOOK_S,
+            shown=f"the entry of {record.target}",
+            fresh=True,
+        )
 
     def _holder(self, target: volumes.TargetPath) -> Holder | None:
         entry = self.store.read(target)
@@ -259,7 +273,7 @@ class DeferredVolumes:
             return
         size_bytes = record.mount.capacity_bytes
         if record.image is None:
-            size_bytes = await asyncio.to_thread(self._devices.size_bytes, record.device)
+            size_bytes = await workers.run(self._devices.size_bytes, record.device)
         if greatest > size_bytes:
             raise StatsAboveDevice(record.shown_source, size_bytes, greatest)
 

@@ -9,7 +9,6 @@ The mounts are listed only when they have changed since the last check, and a de
 read.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable, Set
 
@@ -74,7 +73,7 @@ class EntryChecks:
     async def check(self, read: Iterable[Entry]) -> None:
         """Check every guard, if it may have changed, and the devices of the entries that were read just now."""
         records = [entry.record for entry in read if entry.record is not None]
-        for target, problem in await asyncio.to_thread(self._devices_of, records):
+        for target, problem in await workers.run(self._devices_of, records):
             self._report("device", target, problem)
         for target in await self._unguarded({record.target for record in records}):
             if not await self._restore(target):
@@ -102,7 +101,7 @@ class EntryChecks:
         """The targets without a guard. One that could not be restored comes last, and only when its entry is read."""
         wanted = frozenset(record.target for record in self._deferred.all())
         if not wanted <= self._checked | self._failed or self._targets.mounts_changed():
-            guarded = set(await asyncio.to_thread(self._targets.guards))
+            guarded = set(await workers.run(self._targets.guards))
             self._checked = frozenset(each for each in wanted if each.text in guarded)
             for each in self._failed & self._checked:  # it hung, or somebody has helped
                 self._has_its_guard(each)

@@ -6,11 +6,10 @@ volume is unpublished. A proxy that was started after the publish, also one that
 state that a successor reads is on the disk, and secrets are not.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from crust import errors, volumes
+from crust import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
@@ -39,11 +38,16 @@ class SecretsNotForCaller(errors.NotReady):
         )
 
 
+_LOOK_S = 10.0
+"""For a look at one entry, which takes microseconds."""
+
+
 class VolumeSecrets:
     """Secrets by target and volume. Used by the event loop alone."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, running: operations.KeyedOperations) -> None:
         self._store = store
+        self._running = running
         self._known: dict[str, tuple[volumes.VolumeKey, Mapping[str, str]]] = {}
 
     @contextmanager
@@ -70,7 +74,13 @@ class VolumeSecrets:
 
         Raises `SecretsNotForCaller`, `SecretsForgotten`, and what reading the entry raises.
         """
-        entry = await asyncio.to_thread(self._store.read, record.target)
+        entry = await self._running.look(
+            ("claim", record.target),
+            lambda: self._store.read(record.target),
+            timeout_s=_LOOK_S,
+            shown=f"the entry of {record.target}",
+            fresh=True,
+        )
         claim = entry.claim if entry is not None else None
         if record.handler != handler or not _is_claim_of(claim, handler):
             raise SecretsNotForCaller(record.target, handler)

@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 
 from crust import errors
-from crust.operations import KeyedOperations
 from crust.proxy.csi.backend import Backend
 from crust.proxy.csi.frontend import CsiFrontend
 from crust.proxy.drivers.plugin_registration import Registration, registering
@@ -93,10 +92,6 @@ class DriverSockets:
             )
         _log.info("driver served", extra={"driver": served.name, "socket": served.socket})
 
-    def running(self) -> int:
-        """How many operations run."""
-        return sum(each.running() for each in self.operations())
-
     def missing(self) -> errors.CrustError | None:
         """The first driver whose backend is not connected."""
         for driver in self.all():
@@ -104,10 +99,6 @@ class DriverSockets:
             if driver.backend.channel.get_state(try_to_connect=True) is not ready:
                 return BackendNotConnected(driver.served.name, driver.served.backend)
         return None
-
-    def operations(self) -> Sequence[KeyedOperations]:
-        """The operations of each driver."""
-        return [driver.frontend.operations for driver in self.all()]
 
     async def aclose(self) -> None:
         """Stop serving all of them, at once: none takes work while another one's operations end."""

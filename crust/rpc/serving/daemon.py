@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 from crust import errors
 from crust.host.files import flocks
-from crust.host.process import systemd
+from crust.host.process import systemd, workers
 from crust.rpc.serving.health import Health
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ async def _locked(path: str) -> flocks.ProcessLock:
     ends_s, was_held = time.monotonic() + LOCK_WAIT_S, False
     while True:
         try:
-            return await asyncio.to_thread(flocks.ProcessLock.acquire, path)
+            return await workers.run(flocks.ProcessLock.acquire, path)
         except flocks.LockHeld as error:
             if time.monotonic() >= ends_s:
                 raise

@@ -17,7 +17,7 @@ import grpc.aio
 
 from crust import errors, operations
 from crust.host.files import flocks
-from crust.host.process import oserrors
+from crust.host.process import oserrors, workers
 from crust.rpc import channel
 from crust.rpc.serving import interceptors, sockets
 from crust.rpc.serving.call_record import Served
@@ -62,7 +62,7 @@ async def serving(  # noqa: PLR0913 - one per part of a server
     daemon = daemon or Daemon()
     if lock_path == "":
         lock_path = f"{socket_path}.lock"
-    lock = await asyncio.to_thread(_claim, socket_path, lock_path)
+    lock = await workers.run(_claim, socket_path, lock_path)
     try:
         server = grpc.aio.server(
             interceptors=[interceptors.CallInterceptor(Served(name, driver), daemon.health, admit)],
@@ -79,7 +79,7 @@ async def serving(  # noqa: PLR0913 - one per part of a server
             async with watch:
                 yield server
         finally:
-            await asyncio.to_thread(own.remove)
+            await workers.run(own.remove)
             await server.stop(grace=GRACE_S)
             await asyncio.sleep(operations.AFTER_ANSWER_S)  # the last calls are logged by then
     finally:
@@ -117,7 +117,7 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
         raise SocketBindFailed(socket_path) from err
     await server.start()
     try:
-        return await asyncio.to_thread(sockets.OwnSocket.place, bound, socket_path)
+        return await workers.run(sockets.OwnSocket.place, bound, socket_path)
     except BaseException:
         await server.stop(grace=None)
         raise
@@ -127,7 +127,7 @@ async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
         try:
-            problem: errors.CrustError | None = await asyncio.to_thread(own.problem)
+            problem: errors.CrustError | None = await workers.run(own.problem)
         except errors.CrustError as error:
             problem = error
         daemon.health.report(f"socket {own.path}", problem)

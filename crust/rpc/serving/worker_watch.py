@@ -35,18 +35,23 @@ class OperationsHang(errors.PeerUnavailable):
 class WorkerWatch:
     """Watches the threads of one part of the process, which the pool names; checks while `running`.
 
-    `operations` has who to ask for the operations that use the threads, and `refusals` for other reasons to be
-    unhealthy. `ping` is called while all is well: one part of a process tells the watchdog.
+    `operations` has who to ask for the operations that use the threads. `ping` is called while all is well: one part
+    of a process tells the watchdog. What is not fatal is shown, and fails no Probe of the process.
     """
 
     def __init__(
-        self, workers: Workers, health: Health, *, ping: Callable[[], object] = lambda: None
+        self,
+        workers: Workers,
+        health: Health,
+        *,
+        ping: Callable[[], object] = lambda: None,
+        is_fatal: bool = True,
     ) -> None:
         self.operations: list[Callable[[], Iterable[KeyedOperations]]] = []
-        self.refusals: list[Callable[[], errors.CrustError | None]] = []
         self._workers = workers
         self._health = health
         self._ping = ping
+        self._is_fatal = is_fatal
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -62,8 +67,8 @@ class WorkerWatch:
     async def check(self) -> None:
         """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
         part, running = self._workers.name, [each for ask in self.operations for each in ask()]
-        problem = await self._no_thread(running) or self._refusal()
-        self._health.report(f"threads of {part}", problem)
+        problem = await self._no_thread(running)
+        self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
         hang = [overdue for each in running for overdue in each.overdue()]
         problem_of_operations = OperationsHang(part, hang) if hang else None
         self._health.report(f"operations of {part}", problem_of_operations, is_fatal=False)
@@ -82,9 +87,6 @@ class WorkerWatch:
                 error.name, f"{error.why}; the oldest operations are {_shown(names)}"
             )
         return None
-
-    def _refusal(self) -> errors.CrustError | None:
-        return next((problem for ask in self.refusals if (problem := ask()) is not None), None)
 
 
 def _age_s(operation: OperationInProgress) -> float:

@@ -11,7 +11,7 @@ import pytest
 from crust import deferral_keys, volumes
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
-from crust.host.process.bounded_calls import BoundedCalls
+from crust.operations import KeyedOperations
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped, node_with
 from tests.support.faults.refusals import refused
@@ -130,9 +130,9 @@ async def test_ordinary_volume_costs_no_look_on_a_thread(
     node = cloud_node
     volume, target = await node.volume(context={}), node.target("one")
     looks: list[str] = []
-    look = BoundedCalls.call
+    look = KeyedOperations.look
 
-    async def counted(self: BoundedCalls, *args: Any, **named: Any) -> Any:
+    async def counted(self: KeyedOperations, *args: Any, **named: Any) -> Any:
         looks.append(str(args[0]))
         return await look(self, *args, **named)
 
@@ -142,7 +142,7 @@ async def test_ordinary_volume_costs_no_look_on_a_thread(
             await step()
 
     await lives()
-    monkeypatch.setattr(BoundedCalls, "call", counted)
+    monkeypatch.setattr(KeyedOperations, "look", counted)
     for _ in range(3):
         await lives()
     assert looks == []

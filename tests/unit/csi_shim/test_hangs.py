@@ -13,7 +13,7 @@ import pytest
 
 from crust.csi_shim.wrap import leaves, private_directories, volume_operations
 from crust.csi_shim.wrap.frontend import Wrapping
-from crust.host.process import bounded_calls, systemd, workers
+from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.rpc import channel
 from crust.rpc.serving import worker_watch
@@ -121,20 +121,18 @@ async def test_shim_whose_looks_all_hang_is_not_ready_until_one_ends(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
-    monkeypatch.setattr(volume_operations, "_LOOKS", 2)
     monkeypatch.setattr(volume_operations, "_LOOK_S", 0.01)
     hang = Hang()
     monkeypatch.setattr(private_directories, "are_known_absent", lambda _: False)
     monkeypatch.setattr(private_directories, "is_staged", hang)
     async with shim(places, hang) as (daemon, co):
         node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
-        for name in ("dead-1", "dead-2"):
+        for name in [f"dead-{number}" for number in range(_THREADS)]:
             request = csi_pb2.NodeUnstageVolumeRequest(volume_id=name, staging_target_path="/s")
             await refused(node.NodeUnstageVolume(request, timeout=60), Code.UNAVAILABLE, name)
-        said = await until_probe(co, Code.UNAVAILABLE, "[TooManyHungSystemCalls]")
-        assert "a volume of the shim at /s was not called" in said
-        assert "such as that of volume csi.example.com/dead-1" in said
-        with pytest.raises(bounded_calls.TooManyHungSystemCalls):
+        monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+        await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at /s cannot")
+        with pytest.raises(workers.NoWorkerFree):
             daemon.check_ready()
         hang.released.set()
         await until_probe(co, Code.OK)

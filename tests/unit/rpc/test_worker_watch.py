@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from crust import errors, operations
+from crust import operations
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc.serving.health import Health
@@ -89,18 +89,3 @@ async def test_part_without_a_thread_is_unhealthy_by_its_name_and_says_what_hang
     await asyncio.gather(*calls)
     await watch.check()
     assert health.problems == {}
-
-
-async def test_other_reason_not_to_work_makes_a_part_unhealthy_and_silences_its_watchdog() -> None:
-    health, pings = Health(), []
-    reasons: list[errors.CrustError] = [errors.PeerUnavailable("its looks hang")]
-    watch = WorkerWatch(Workers("the shim"), health, ping=lambda: pings.append("alive"))
-    watch.refusals.append(lambda: reasons[0] if reasons else None)
-    await watch.check()
-    with pytest.raises(errors.PeerUnavailable, match="its looks hang"):
-        health.check()
-    assert pings == []
-    reasons.clear()
-    await watch.check()
-    assert health.problems == {}
-    assert pings == ["alive"]

@@ -11,6 +11,7 @@ from crust.blockdriver.services import identity
 from crust.blockdriver.services.identity import Identity
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
+from crust.operations import KeyedOperations
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -34,6 +35,10 @@ class Checked(MemoryBackend):
         self._check()
 
 
+def running() -> KeyedOperations:
+    return KeyedOperations(Workers("the driver"))
+
+
 async def probe(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
@@ -42,7 +47,7 @@ async def test_probe_while_every_worker_hangs_raises_no_worker_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dead, threads = threading.Event(), Workers("the driver", limit=2)
-    served = Identity("driver", MemoryBackend(), "1.12", threads)
+    served = Identity("driver", MemoryBackend(), "1.12", KeyedOperations(threads))
     hung = [asyncio.create_task(threads.run(dead.wait)) for _ in range(2)]
     await asyncio.sleep(0)  # they have both threads, or are first in the queue
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
@@ -57,9 +62,7 @@ async def test_probe_while_every_worker_hangs_raises_no_worker_free(
 async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
     dead = threading.Event()
-    served = Identity(
-        "driver", Checked(lambda: discard(dead.wait())), "1.12", Workers("the driver")
-    )
+    served = Identity("driver", Checked(lambda: discard(dead.wait())), "1.12", running())
     for _ in range(2):
         with pytest.raises(identity.PoolNotResponding):
             await probe(served)
@@ -73,7 +76,7 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         raise errors.NotReady("no loop driver")
 
     with pytest.raises(errors.NotReady, match="no loop driver"):
-        await probe(Identity("driver", Checked(refuse), "1.12", Workers("the driver")))
+        await probe(Identity("driver", Checked(refuse), "1.12", running()))
 
 
 def discard(_: object) -> None:
@@ -91,9 +94,7 @@ async def test_probe_of_a_pool_that_goes_away_meanwhile_is_not_ready_and_no_erro
         is_there = stays
         raise errors.PeerUnavailable("the directory is not open")
 
-    served = Identity(
-        "driver", Checked(gone), "1.12", Workers("the driver"), is_ready=lambda: is_there
-    )
+    served = Identity("driver", Checked(gone), "1.12", running(), is_ready=lambda: is_there)
     if stays:
         with pytest.raises(errors.PeerUnavailable):
             await probe(served)

@@ -127,8 +127,11 @@ async def test_collect_leaves_a_snapshot_that_a_call_takes_alone(tmp_path: Path)
     plan = taken.plan(volumes.VolumeId(made.volume_id), taken.pool.ids.snapshot_id("s"), "s")
     taken.snapshot_records.save(plan)
     key = volumes.VolumeKey(driver.name, volumes.VolumeId(plan.snapshot_id))
-    with driver.operations.holding([key], "CreateSnapshot"):
+
+    async def during() -> None:
         await driver.collect_garbage()
         assert taken.snapshot_records.find(plan.snapshot_id) == plan
+
+    await driver.operations.run(key, "CreateSnapshot", None, during)
     await driver.collect_garbage()
     assert taken.snapshot_records.find(plan.snapshot_id) is None

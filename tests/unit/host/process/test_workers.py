@@ -5,9 +5,11 @@ import contextvars
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import crust
 from crust import errors, operations
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
@@ -121,7 +123,7 @@ async def test_cancelled_caller_leaves_its_thread_counted(
 ) -> None:
     pool, call = Workers("pool", limit=1), Hanging(dead)
     caller = asyncio.create_task(pool.run(call))
-    await asyncio.to_thread(call.running.wait)
+    await workers.run(call.running.wait)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -135,7 +137,7 @@ async def test_cancelled_caller_that_has_no_thread_yet_is_never_called(
 ) -> None:
     pool, first, second = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
     hung = asyncio.create_task(pool.run(first))
-    await asyncio.to_thread(first.running.wait)
+    await workers.run(first.running.wait)
     caller = asyncio.create_task(pool.run(second))
     await asyncio.sleep(0)
     caller.cancel()
@@ -170,7 +172,7 @@ async def test_threads_of_a_pool_that_is_gone_end() -> None:
     pool = Workers("pool")
     thread = await pool.run(threading.current_thread)
     del pool
-    await asyncio.to_thread(thread.join)
+    await workers.run(thread.join)
 
 
 def test_pool_serves_one_loop_after_another() -> None:
@@ -225,7 +227,7 @@ async def test_volume_that_hangs_takes_one_thread_however_often_it_is_retried(
         return await running.run("vol-1", name, None, unstage, limit_s=limit_s)
 
     first = asyncio.create_task(ask("unstage", 3600))
-    await asyncio.to_thread(call.running.wait)
+    await workers.run(call.running.wait)
     for _ in range(10):
         with pytest.raises(operations.OperationOverdue, match=r"unstage of vol-1 .* kernel log"):
             await running.run("vol-1", "unstage", None, unstage, left_s=0.001)
@@ -252,3 +254,61 @@ async def test_load_counts_busy_threads_waiting_calls_and_refusals(
     await asyncio.gather(*calls)
     await pool.probe()
     assert (pool.load.busy, pool.load.waiting) == (0, 0)
+
+
+async def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
+    pool = Workers("pool")
+    assert len({await pool.run(threading.get_ident) for _ in range(100)}) == 1
+
+
+async def test_caller_that_is_cancelled_ends_no_call_that_has_begun(dead: threading.Event) -> None:
+    pool, ended, began = Workers("pool", limit=1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        dead.wait()
+        ended.set()
+
+    caller = asyncio.create_task(pool.run(work))
+    await workers.run(began.wait)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    dead.set()
+    await workers.run(ended.wait)
+    await pool.probe()
+
+
+def test_call_whose_loop_is_gone_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    began, end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        end.wait()
+        ended.set()
+
+    async def begin() -> None:
+        call = asyncio.create_task(Workers("pool").run(work))
+        await workers.run(began.wait)
+        call.cancel()
+
+    asyncio.run(begin())
+    end.set()
+    assert ended.wait(60)
+    assert capfd.readouterr().err == ""
+
+
+def test_crust_uses_no_threads_that_nobody_watches() -> None:
+    root = Path(crust.__file__).parent
+    words = (
+        "asyncio.to_thread(",
+        "run_in_executor(",
+        "set_default_executor(",
+        "ThreadPoolExecutor(",
+    )
+    users = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if any(each in path.read_text(encoding="utf-8") for each in words)
+    }
+    assert users == set()

@@ -101,7 +101,7 @@ async def test_start_warns_of_a_csi_driver_object_that_does_not_fit(
 ) -> None:
     api.add_object("csidrivers", DRIVER, spec={"attachRequired": False, "podInfoOnMount": pod_info})
     async with nodes.running(places, defer="runtime-class", kubernetes=settings):
-        await _ended("check CSIDriver objects")
+        await _ended("check of the CSIDriver objects")
     said = [each for each in caplog.records if "CSIDriver" in each.getMessage()]
     if pod_info:
         assert said == []
@@ -119,7 +119,7 @@ async def test_start_serves_without_an_answer_about_the_csi_driver_object(
     """The role may lack it, and the API server may be away."""
     api.faults.status = 403
     async with nodes.running(places, defer="never", kubernetes=settings) as node, node.handler():
-        await _ended("check CSIDriver objects")
+        await _ended("check of the CSIDriver objects")
         await node.co.publish("vol-1", node.places.target("a"), volume_context={})
 
 

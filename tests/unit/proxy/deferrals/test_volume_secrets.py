@@ -10,6 +10,8 @@ from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.handoff.store import Store
+from crust.host.process.workers import Workers
+from crust.operations import KeyedOperations
 from crust.proxy.deferrals.volume_secrets import SecretsForgotten, VolumeSecrets
 from crust.runtime_handler.registration import Registration
 from tests.support.faults.refusals import refused
@@ -117,7 +119,7 @@ def _known(places: Places) -> tuple[Record, VolumeSecrets]:
     store.open()
     target = volumes.TargetPath(places.target("one"))
     record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
-    known = VolumeSecrets(store)
+    known = VolumeSecrets(store, KeyedOperations(Workers("the test")))
     with known.kept(record, KNOWN):
         pass
     return record, known

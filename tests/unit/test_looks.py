@@ -1,4 +1,4 @@
-"""Calls that may never return hang alone."""
+"""Looks, which may never return: one thread for each key, and an answer in time for every caller."""
 
 import asyncio
 import threading
@@ -6,15 +6,23 @@ import threading
 import pytest
 
 from crust import errors
-from crust.host.process.bounded_calls import (
-    BoundedCalls,
-    SystemCallTimedOut,
-    TooManyHungSystemCalls,
-)
+from crust.host.process import workers
+from crust.host.process.workers import NoWorkerFree, Workers
+from crust.operations import KeyedOperations, SystemCallTimedOut
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is no pool that hangs."""
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
+
+
+def looks(limit: int = 16) -> KeyedOperations:
+    return KeyedOperations(Workers("the test", limit=limit))
 
 
 async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
-    calls = BoundedCalls()
+    calls = looks()
     release = threading.Event()
     started = 0
 
@@ -26,31 +34,33 @@ async def test_call_that_hangs_times_out_and_is_joined_by_the_next() -> None:
 
     for _ in range(3):
         with pytest.raises(SystemCallTimedOut, match="does not answer"):
-            await calls.call("/hung", hang, timeout_s=0.01)
-    assert await calls.call("/fine", lambda: 1, timeout_s=10) == 1
-    waiting = asyncio.create_task(calls.call("/hung", hang, timeout_s=10))
+            await calls.look("/hung", hang, timeout_s=0.01)
+    assert await calls.look("/fine", lambda: 1, timeout_s=10) == 1
+    waiting = asyncio.create_task(calls.look("/hung", hang, timeout_s=10))
     await asyncio.sleep(0)
     release.set()
     assert await waiting == 7
     assert started == 1
 
 
-async def test_call_with_all_threads_hanging_is_refused() -> None:
-    calls = BoundedCalls(limit=2)
+async def test_look_with_all_threads_hanging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = looks(2)
     release = threading.Event()
     for key in ("a", "b"):
         with pytest.raises(SystemCallTimedOut):
-            await calls.call(key, lambda: discard(release.wait()), timeout_s=0.01)
-    with pytest.raises(TooManyHungSystemCalls, match=r"all 2 .* 2 of the calls hang"):
-        await calls.call("c", lambda: None, timeout_s=3600)
+            await calls.look(key, lambda: discard(release.wait()), timeout_s=0.01)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    with pytest.raises(NoWorkerFree, match="none of its 2 threads became free"):
+        await calls.look("c", lambda: None, timeout_s=3600)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     release.set()
     for key in ("a", "b"):
-        await calls.call(key, lambda: None, timeout_s=10)
-    await calls.call("c", lambda: None, timeout_s=10)
+        await calls.look(key, lambda: None, timeout_s=10)
+    await calls.look("c", lambda: None, timeout_s=10)
 
 
 async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
-    calls = BoundedCalls(limit=2)
+    calls = looks(2)
     release, guard, seen = threading.Event(), threading.Lock(), [0, 0]
 
     def work() -> int:
@@ -62,7 +72,7 @@ async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
             seen[0] -= 1
         return 1
 
-    waiting = [asyncio.create_task(calls.call(str(n), work, timeout_s=3600)) for n in range(20)]
+    waiting = [asyncio.create_task(calls.look(str(n), work, timeout_s=3600)) for n in range(20)]
     await asyncio.sleep(0)
     release.set()
     assert await asyncio.gather(*waiting) == [1] * 20
@@ -70,32 +80,20 @@ async def test_call_beyond_the_limit_waits_for_a_free_thread() -> None:
     assert seen[1] <= 2
 
 
-async def test_call_without_a_thread_in_time_raises_too_many_hung_system_calls() -> None:
-    calls = BoundedCalls(limit=1)
-    release = threading.Event()
-    first = asyncio.create_task(calls.call("a", lambda: discard(release.wait()), timeout_s=3600))
-    await asyncio.sleep(0)
-    with pytest.raises(TooManyHungSystemCalls, match=r"all 1 .* 0 of the calls hang"):
-        await calls.call("b", lambda: None, timeout_s=0.01)
-    release.set()
-    await first
-    await calls.call("b", lambda: None, timeout_s=10)
-
-
 async def test_call_error_reaches_all_callers_and_the_next_call_runs_again() -> None:
-    calls = BoundedCalls()
+    calls = looks()
 
     def fail() -> int:
         raise errors.NotFound("no such volume")
 
     for _ in range(2):
         with pytest.raises(errors.NotFound, match="no such volume"):
-            await calls.call("key", fail, timeout_s=10)
-    assert await calls.call("key", lambda: 3, timeout_s=10) == 3
+            await calls.look("key", fail, timeout_s=10)
+    assert await calls.look("key", lambda: 3, timeout_s=10) == 3
 
 
 async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> None:
-    calls = BoundedCalls()
+    calls = looks()
     release = threading.Event()
 
     def fail_late() -> int:
@@ -103,8 +101,8 @@ async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> N
         raise errors.NotFound("late")
 
     with pytest.raises(SystemCallTimedOut):
-        await calls.call("key", fail_late, timeout_s=0.01)
-    late = asyncio.create_task(calls.call("key", fail_late, timeout_s=10))
+        await calls.look("key", fail_late, timeout_s=0.01)
+    late = asyncio.create_task(calls.look("key", fail_late, timeout_s=10))
     await asyncio.sleep(0)
     late.cancel()
     release.set()
@@ -114,7 +112,7 @@ async def test_call_error_after_all_callers_left_is_not_logged_by_asyncio() -> N
 
 async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
     """Else a list that began before a volume was made would be the answer to who asks after it was made."""
-    calls, release, made = BoundedCalls(), threading.Event(), [0]
+    calls, release, made = looks(), threading.Event(), [0]
     began = threading.Event()
 
     def look() -> int:
@@ -123,11 +121,11 @@ async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
         release.wait()
         return seen
 
-    first = asyncio.create_task(calls.call("list", look, timeout_s=3600, fresh=True))
+    first = asyncio.create_task(calls.look("list", look, timeout_s=3600, fresh=True))
     await asyncio.to_thread(began.wait)
     made[0] = 1
     later = [
-        asyncio.create_task(calls.call("list", look, timeout_s=3600, fresh=True)) for _ in range(5)
+        asyncio.create_task(calls.look("list", look, timeout_s=3600, fresh=True)) for _ in range(5)
     ]
     await asyncio.sleep(0)
     release.set()
@@ -136,7 +134,7 @@ async def test_fresh_call_joins_none_that_began_before_it_came() -> None:
 
 
 async def test_fresh_call_behind_one_that_hangs_takes_no_thread() -> None:
-    calls, release, started = BoundedCalls(), threading.Event(), [0]
+    calls, release, started = looks(), threading.Event(), [0]
 
     def hang() -> None:
         started[0] += 1
@@ -144,7 +142,7 @@ async def test_fresh_call_behind_one_that_hangs_takes_no_thread() -> None:
 
     for _ in range(5):
         with pytest.raises(SystemCallTimedOut, match="a list does not answer"):
-            await calls.call(("list", 1), hang, timeout_s=0.01, shown="a list", fresh=True)
+            await calls.look(("list", 1), hang, timeout_s=0.01, shown="a list", fresh=True)
     assert started == [1]
     release.set()
 
