@@ -5,9 +5,11 @@
     connection      one cluster and one user, in one process; `failures` turns what it raises into crust's errors
     keyfile, caps   the key of a user, and what a volume's user may do; `own_clients` are crust's own connections
     probe           checks a connection in a process of its own, which can be killed when it hangs
+    cluster_image   who has an image open, and whose lock is on it
     claim_object    the claims on an image, read and replaced atomically; `claims`: take, record, give back
     host_claims     the same for what a node's own kernel maps
-    attach          the same for a runtime, in a process per question; `fencing` cuts off who does not give back
+    attach          the same for a runtime, in a process per question
+    fencing         clients that ended without closing an image, or are declared gone, are cut off
 
 Two rules hold everywhere. What blocks is called on a thread or in a process of its own, never on the event loop. And
 an image has one writer in the cluster: who cannot be shown to have stopped is cut off before another one may write.

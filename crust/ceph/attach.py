@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from crust import errors, volumes
 from crust.ceph import claims, failures
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
 from crust.ceph.user import CephUser, Timeouts
@@ -170,7 +171,7 @@ class _Answers:
     ) -> dict[str, object]:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
         monitors = ",".join(self._image.monitors)
-        who = CephUser(monitors, self._image.user, key, may_blocklist=False)
+        who = CephUser(monitors, self._image.user, key)
         self._connection = Connection(who, Timeouts(**timeouts))
         found = self._connection.fsid()
         if found != self._image.cluster:
@@ -178,37 +179,33 @@ class _Answers:
         return {}
 
     def _size(self) -> dict[str, object]:
-        with (
-            self._pool() as ioctx,
-            claims.opened(ioctx, self._image.image, read_only=True) as there,
-        ):
+        with self._there() as image, image.opened() as there:
             return {"size_bytes": there.size()}
 
     def _take(
         self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
     ) -> dict[str, object]:
-        with self._pool() as ioctx:
-            host = Host(node, machine)
-            claims.take(ioctx, self._image.image, Mode(mode), host, sandbox, holder_id)
+        with self._there() as image:
+            claims.take(image, Mode(mode), Host(node, machine), sandbox, holder_id)
         return {}
 
     def _record(self, holder_id: str) -> dict[str, object]:
-        with self._pool() as ioctx:
-            return {"address": claims.record(ioctx, self._image.image, holder_id)}
+        with self._there() as image:
+            return {"address": claims.record(image, holder_id)}
 
     def _give_back(self, holder_id: str) -> dict[str, object]:
-        with self._pool() as ioctx:
-            claims.give_back(ioctx, self._image.image, holder_id)
+        with self._there() as image:
+            claims.give_back(image, holder_id)
         return {}
 
     @contextlib.contextmanager
-    def _pool(self) -> Any:
+    def _there(self) -> Iterator[ClusterImage]:
         image = self._image
         try:
             with self._connection.pool(
                 image.pool, image.namespace, f"cannot use the image {image}"
             ) as ioctx:
-                yield ioctx
+                yield ClusterImage(self._connection, ioctx, image.image)
         except errors.CrustError as err:
             if isinstance(err, failures.CephFailed) and err.number == 2:
                 raise CephImageMissing(image.pool, image.namespace, image.image) from err

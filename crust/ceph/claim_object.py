@@ -6,13 +6,16 @@ operation of RADOS that requires the cookie that was read (omap_cmp), or that th
 of two writers one wins, and the other learns it. The time of a claim is for people; nothing is decided by a clock.
 
 RBD's own exclusive lock is no claim: librbd hands it to whoever writes next, without a question.
+
+A holder is in one of three places: among the holders, among the ended, or nowhere. `crust.ceph.fencing.cut_off` is
+the only way out of the second.
 """
 
 import enum
 import errno
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -25,6 +28,8 @@ from crust.ceph.binding import Ioctx, load
 PREFIX = "crust.claim."
 _HOST = "krbd/"
 _COOKIE, _CLAIMS = "cookie", "claims"
+_TRIES = 20
+"""Of one change, where other writers are always first: more means that something is wrong."""
 _LOST = (errno.ECANCELED, errno.EEXIST, errno.ENOENT)
 """What the operation of a writer reports that came second."""
 
@@ -93,14 +98,17 @@ class Holder:
 class Claims:
     """The claims on one image.
 
-    `fencing` names the node whose holders are being cut off; while it is set nobody may claim. `ended` are addresses
-    of clients that are known to have ended: their watches on the image mean nothing.
+    `ended` are holders whose process has ended without closing the image, or whose node was declared gone. What
+    their clients have sent may still arrive, so nobody may take the image until they are cut off (`fencing`).
     """
 
     mode: Mode = Mode.WRITER
     holders: tuple[Holder, ...] = ()
-    fencing: str = ""
-    ended: tuple[str, ...] = ()
+    ended: tuple[Holder, ...] = ()
+
+    def of_node(self, node: str) -> tuple[Holder, ...]:
+        """The holders on a node; those that have ended are none."""
+        return tuple(each for each in self.holders if each.node == node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +134,7 @@ class _Claims(pydantic.BaseModel):
     schema_version: Annotated[Literal[1], pydantic.Field(alias="schema")]
     mode: Mode
     holders: tuple[_Holder, ...]
-    fencing: str
-    ended: tuple[str, ...]
+    ended: tuple[_Holder, ...]
 
 
 def read(ioctx: Ioctx, image: str) -> Read:
@@ -173,6 +180,28 @@ def swap(ioctx: Ioctx, image: str, before: Read, claims: Claims | None) -> Read 
     return Read("", Claims()) if claims is None else Read(cookie, claims)
 
 
+def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Claims:
+    """Change the claims on an image; `change` is called again if another writer was first. Returns what is there now.
+
+    Without holders, living or ended, the object is removed.
+    """
+    for _ in range(_TRIES):
+        before = read(ioctx, image)
+        after = change(before.claims)
+        if after == before.claims:
+            return after
+        is_needed = bool(after.holders or after.ended)
+        found = swap(ioctx, image, before, after if is_needed else None)
+        if found is not None:
+            return found.claims
+    raise errors.NotReady.named(
+        "ImageClaimContended",
+        f"the claims on the image {image} are not changed",
+        why=f"other writers were first {_TRIES} times in a row",
+        hint="retry; see who changes them: `crust ceph claims`",
+    )
+
+
 def images(ioctx: Ioctx) -> Iterator[str]:
     """The images of the namespace that have a claim object; it asks for each, 0.3 ms.
 
@@ -195,8 +224,11 @@ def _parse(data: bytes, image: str) -> Claims:
     except pydantic.ValidationError as err:
         where = "; ".join(".".join(map(str, each["loc"])) for each in err.errors()[:5])
         raise UnreadableImageClaim(image, f"it does not have the expected form: {where}") from None
-    holders = tuple(Holder(**each.model_dump()) for each in found.holders)
-    return Claims(found.mode, holders, found.fencing, found.ended)
+    return Claims(found.mode, _holders(found.holders), _holders(found.ended))
+
+
+def _holders(found: tuple[_Holder, ...]) -> tuple[Holder, ...]:
+    return tuple(Holder(**each.model_dump()) for each in found)
 
 
 def _bytes_of(claims: Claims) -> bytes:

@@ -3,12 +3,15 @@
     take      before the hypervisor opens the image: nobody else has it, and nobody unknown watches it; clients of
               crust itself are known (`own_clients`)
     record    after that, and before the guest gets the disk: the address of the client that has opened it now
-    give_back when the hypervisor has closed the image, or has ended; unless it is being fenced
+    give_back when the hypervisor has closed the image, or has ended
 
 The address is what can be cut off later, and a client that has been silent for 30 s is listed nowhere any more. So it
 is recorded before the first write can come. A process that dies between two steps leaves a claim that names its host:
-the same host takes it over, because a runtime that holds the volume's claim lock knows that no other virtual machine
-there has the volume. Another host never does: it is refused with the holder's name, and `fencing` is the way.
+the same host ends it, because a runtime that holds the volume's claim lock knows that no other virtual machine there
+has the volume. Another host never does: it is refused with the holder's name, and `fencing` is the way.
+
+That a process has ended does not mean that nothing of it will be written any more. A claim whose client has closed
+the image is free at once. Any other has *ended*, and the image is free when its client is cut off (`fencing`).
 
 A node's user needs the capabilities mon 'allow r' and osd 'profile rbd', and no right to blocklist. Everything here
 blocks.
@@ -17,19 +20,18 @@ blocks.
 import datetime
 import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crust import errors
-from crust.ceph import claim_object, own_clients
-from crust.ceph.binding import Image, Ioctx, load
-from crust.ceph.claim_object import Claims, Holder, Mode, Read
+from crust.ceph import claim_object, cluster_image, own_clients
+from crust.ceph.binding import Ioctx
+from crust.ceph.claim_object import Claims, Holder, Mode, changed
+from crust.ceph.cluster_image import ClusterImage
+from crust.ceph.fencing import ImageNotCutOff, cut_off, with_ended
 
 MACHINE_ID = "/etc/machine-id"
-_TRIES = 20
-"""Of one change, where other writers are always first: more means that something is wrong."""
 
 
 class ImageClaimed(errors.NotReady):
@@ -61,17 +63,6 @@ class ImageBeingOpened(errors.NotReady):
             hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
         )
         self.holder = holder
-
-
-class ImageBeingFenced(errors.NotReady):
-    """Somebody is cutting off the holders of the image."""
-
-    def __init__(self, image: str) -> None:
-        super().__init__(
-            f"the image {image} cannot be used yet",
-            why="its holders are being cut off from the cluster, or that was interrupted",
-            hint="retry; if it stays so, repeat the `crust ceph fence` that began it",
-        )
 
 
 class ImageWatched(errors.NotReady):
@@ -147,42 +138,44 @@ class Host:
             raise HostNotIdentified(self.node)
 
 
-def take(ioctx: Ioctx, image: str, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
+def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
     """Take an image for a sandbox, whose claim on the volume this host holds; the same again is the same claim.
 
     `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises
-    `HostNotIdentified`, `ImageClaimed`, `ImageBeingOpened`, `ImageBeingFenced`, `ImageWatched`,
-    `claim_object.UnreadableImageClaim`, and the binding's own errors.
+    `HostNotIdentified`, `ImageClaimed`, `ImageBeingOpened`, `ImageWatched`, what `fencing.cut_off` raises, and the
+    binding's own errors.
     """
     host.check_identified()
     holder = Holder(holder_id, host.node, host.machine, sandbox, now())
-    after = changed(ioctx, image, lambda claims: _with(claims, holder, mode, image, host)).claims
-    mine = of(after, holder_id, image)
+    found = changed(image.ioctx, image.name, lambda now: _here_ended(now, holder, mode, image))
+    if _held(found, holder_id) is None:
+        cut_off(image)
+    after = changed(image.ioctx, image.name, lambda now: _with(now, holder, mode, image.name, host))
+    mine = of(after, holder_id, image.name)
     if mine != holder:  # an earlier attempt of this virtual machine, which may have the image open
         return mine
     try:
-        check_watchers(ioctx, image)
+        check_watchers(image)
     except BaseException:
-        give_back(ioctx, image, holder.id)
+        give_back(image, holder.id)
         raise
     return holder
 
 
-def record(ioctx: Ioctx, image: str, holder_id: str) -> str:
+def record(image: ClusterImage, holder_id: str) -> str:
     """Record the client that has opened the image for the holder; returns its address.
 
     Raises `ImageClaimLost`: then the image must be closed again. Raises `ImageNotOpened`.
     """
-    claims = claim_object.read(ioctx, image).claims
-    of(claims, holder_id, image)
-    known = {*claims.ended, *(each.address for each in claims.holders if each.id != holder_id)}
-    with opened(ioctx, image, read_only=True) as there:
-        new = own_clients.unknown_clients(ioctx, image, lambda: watchers(there) - known)
+    claims = claim_object.read(image.ioctx, image.name).claims
+    of(claims, holder_id, image.name)
+    others = (*claims.ended, *(each for each in claims.holders if each.id != holder_id))
+    new = _unknown(image, {each.address for each in others})
     if len(new) != 1:
-        raise ImageNotOpened(image, len(new))
+        raise ImageNotOpened(image.name, len(new))
     [address] = new
 
-    record_address(ioctx, image, holder_id, address)
+    record_address(image.ioctx, image.name, holder_id, address)
     return address
 
 
@@ -197,22 +190,27 @@ def record_address(ioctx: Ioctx, image: str, holder_id: str, address: str) -> No
     changed(ioctx, image, recorded)
 
 
-def give_back(ioctx: Ioctx, image: str, holder_id: str) -> None:
+def give_back(image: ClusterImage, holder_id: str) -> None:
     """End a holder's claim: its hypervisor has closed the image, or has ended. Absent is a success.
 
-    A client that ended without closing it is watched for 30 s more; it is remembered, so that the next holder need
-    not wait for that.
+    The image of a client that ended without closing it is free when that is cut off: here, if this user may do so, or
+    by whoever may.
     """
 
-    def without(claims: Claims) -> Claims | None:
-        mine = next((each for each in claims.holders if each.id == holder_id), None)
-        if mine is None or claims.fencing == mine.node:
-            return claims
-        left = tuple(each for each in claims.holders if each != mine)
-        ended = _lingering(ioctx, image, (*claims.ended, mine.address))
-        return replace(claims, holders=left, ended=ended) if left or ended else None
+    def without(now: Claims) -> Claims:
+        return end(now, tuple(each for each in now.holders if each.id == holder_id), image)
 
-    changed(ioctx, image, without)
+    if changed(image.ioctx, image.name, without).ended:
+        with suppress(ImageNotCutOff):
+            cut_off(image)
+
+
+def end(claims: Claims, holders: tuple[Holder, ...], image: ClusterImage) -> Claims:
+    """The claims when these holders' processes have ended. One that has closed the image, or only read, is free."""
+    addresses = frozenset(each.address for each in holders if each.address)
+    left = frozenset[str]() if claims.mode is Mode.READERS else image.not_closed(addresses)
+    ended = with_ended(claims, tuple(each for each in holders if each.address in left))
+    return replace(ended, holders=tuple(each for each in ended.holders if each not in holders))
 
 
 def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
@@ -223,62 +221,39 @@ def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
     """
     host.check_identified()
     claims = claim_object.read(ioctx, image).claims
-    if claims.fencing:
-        raise ImageBeingFenced(image)
     for each in claims.holders:
         if not each.is_on(host.node, host.machine) and not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
 
 
-def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims | None]) -> Read:
-    """Change the claims on an image; None removes the object. `change` is called again if another was first."""
-    for _ in range(_TRIES):
-        before = claim_object.read(ioctx, image)
-        after = change(before.claims)
-        if after == before.claims or (after is None and not before.cookie):
-            return before
-        found = claim_object.swap(ioctx, image, before, after)
-        if found is not None:
-            return found
-    raise ImageBeingFenced(image)
-
-
-@contextmanager
-def opened(ioctx: Ioctx, image: str, *, read_only: bool) -> Iterator[Image]:
-    """The image, open; a reader is no watcher."""
-    made: Image = load().rbd.Image(ioctx, image, read_only=read_only)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def watchers(image: Image) -> frozenset[str]:
-    """The addresses of the clients that have the image open for writing."""
-    return frozenset(str(each["addr"]) for each in image.watchers_list())
+def _here_ended(claims: Claims, holder: Holder, mode: Mode, image: ClusterImage) -> Claims:
+    """Without what virtual machines of this host left: this one has the volume's claim lock, so they have ended."""
+    if _held(claims, holder.id) is not None or claims.mode is mode is Mode.READERS:
+        return claims
+    here = Host(holder.node, holder.machine)
+    own = tuple(each for each in claims.holders if each.is_on(here.node, here.machine))
+    left = tuple(each for each in own if not each.is_host)
+    others = tuple(each for each in claims.holders if each not in left)
+    check_no_other(Claims(claims.mode, others), mode, image.name, here)
+    return end(claims, left, image)
 
 
 def _with(claims: Claims, holder: Holder, mode: Mode, image: str, host: Host) -> Claims:
-    if claims.fencing:
-        raise ImageBeingFenced(image)
-    here = [
-        each
-        for each in claims.holders
-        if each.is_on(host.node, host.machine) and not each.is_host  # its kernel uses the image
-    ]
-    if any(each.id == holder.id for each in here):
+    if _held(claims, holder.id) is not None:
         return claims
-    if claims.mode is mode is Mode.READERS:
-        return replace(claims, holders=(*claims.holders, holder))
-    elsewhere = tuple(each for each in claims.holders if each not in here)
-    for each in elsewhere:
+    check_no_other(claims, mode, image, host)
+    return Claims(mode, (*claims.holders, holder))
+
+
+def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
+    """Raise unless one more holder may have the image beside those that have it."""
+    if claims.ended:
+        raise ImageNotCutOff(image, claims.ended)
+    for each in claims.holders:
         if not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
-        if not each.address:
+        if not each.address and mode is not Mode.READERS:
             raise ImageBeingOpened(image, each)
-    # left by virtual machines of this host: this one has the volume's claim lock, so they have ended
-    ended = (*claims.ended, *(each.address for each in here if each.address))
-    return Claims(mode, (*elsewhere, holder), ended=tuple(dict.fromkeys(ended)))
 
 
 def share(one: Mode, other: Mode) -> bool:
@@ -288,56 +263,32 @@ def share(one: Mode, other: Mode) -> bool:
 
 def of(claims: Claims, holder_id: str, image: str) -> Holder:
     """The holder's claim. Raises `ImageClaimLost`."""
-    mine = [each for each in claims.holders if each.id == holder_id]
-    if not mine or claims.fencing == mine[0].node:
+    mine = _held(claims, holder_id)
+    if mine is None:
         raise ImageClaimLost(image)
-    return mine[0]
+    return mine
 
 
-def check_watchers(ioctx: Ioctx, image: str) -> None:
-    """Raise `ImageWatched` for a client that no claim knows; break the lock of one that has ended.
+def _held(claims: Claims, holder_id: str) -> Holder | None:
+    return next((each for each in claims.holders if each.id == holder_id), None)
 
-    The next client cannot do that itself: it would have to wait for 30 s, and then need the right to blocklist.
-    """
-    claims = claim_object.read(ioctx, image).claims
+
+def check_watchers(image: ClusterImage) -> None:
+    """Raise `ImageWatched` for a client that no claim knows."""
+    claims = claim_object.read(image.ioctx, image.name).claims
     if claims.mode is Mode.READERS and len(claims.holders) > 1:
         return  # the addresses of readers are not recorded: they can do no harm
-    known = {*claims.ended, *(each.address for each in claims.holders)}
-    with opened(ioctx, image, read_only=True) as there:
-        unknown = own_clients.unknown_clients(ioctx, image, lambda: watchers(there) - known)
-        if unknown:
-            raise ImageWatched(image, tuple(sorted(unknown)))
-        held = lockers(there) & set(claims.ended)
-    if held:
-        break_locks(ioctx, image, held)
+    unknown = _unknown(image, {each.address for each in claims.holders})
+    if unknown:
+        raise ImageWatched(image.name, tuple(sorted(unknown)))
 
 
-def lockers(image: Image) -> frozenset[str]:
-    """The addresses of the clients that have librbd's own lock."""
-    return frozenset(address for _, _, address in _lockers(image))
-
-
-def _lockers(image: Image) -> list[tuple[str, str, str]]:
-    found = image.list_lockers()  # of a free lock it is an empty list
-    return list(found["lockers"]) if isinstance(found, dict) else []
-
-
-def break_locks(ioctx: Ioctx, image: str, addresses: frozenset[str] | set[str]) -> None:
-    """Take librbd's lock from clients that have ended or are blocklisted."""
-    with opened(ioctx, image, read_only=False) as there:
-        for client, cookie, address in _lockers(there):
-            if address in addresses:
-                there.break_lock(client, cookie)
-
-
-def _lingering(ioctx: Ioctx, image: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the addresses that still watch the image, or still have its lock."""
-    try:
-        with opened(ioctx, image, read_only=True) as there:
-            present = watchers(there) | lockers(there)
-    except load().rbd.ImageNotFound:
-        return ()
-    return tuple(each for each in dict.fromkeys(addresses) if each in present)
+def _unknown(image: ClusterImage, known: set[str]) -> frozenset[str]:
+    """The clients that watch the image, are none of the known ones, and none of crust itself."""
+    with image.opened() as there:
+        return own_clients.unknown_clients(
+            image.ioctx, image.name, lambda: cluster_image.watchers(there) - known
+        )
 
 
 def now() -> str:

@@ -15,8 +15,9 @@ whose calls belong together says so (`pinned`): none of them is made by the repl
 import errno
 import json
 import os
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -133,12 +134,50 @@ class Connection:
     def _end(self, held: _Open) -> str:
         try:
             address = held.cluster.get_addrs()
-            held.cluster.blocklist_add(address, EXPIRY_S)
-            held.cluster.wait_for_latest_osdmap()
+            self._blocklist(held, (address,))
         except self._binding.failures as err:
             raise self._translated(failures.errno_of(err), _CANNOT_END, "monitors") from err
         held.is_blocklisted = True
         return address
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """Cut clients off for ten years, and wait until this client has the map that says so.
+
+        Every OSD that is asked by a client with this map, or a newer one, refuses from then on what comes from these
+        addresses, also what was sent before. Raises `CephNotPermitted`, `CephMonitorsUnreachable`.
+        """
+        with self._used("cannot blocklist a client", "monitors") as held:
+            self._blocklist(held, addresses)
+
+    def _blocklist(self, held: _Open, addresses: Iterable[str]) -> None:
+        for each in addresses:
+            held.cluster.blocklist_add(each, EXPIRY_S)
+        self._wait_for_map(held)
+
+    def _wait_for_map(self, held: _Open) -> None:
+        """Wait as long as for any answer of the monitors. librados has no limit for it: its call is left to a thread,
+        and keeps the connection.
+        """
+        outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def wait() -> None:
+            try:
+                held.cluster.wait_for_latest_osdmap()
+                outcome.put(None)
+            except BaseException as err:
+                outcome.put(err)
+            finally:
+                self._given_back(held)
+
+        with self._guard:
+            held.calls += 1
+        threading.Thread(target=wait, name="ceph-map", daemon=True).start()
+        try:
+            failure = outcome.get(timeout=self._timeouts.monitors_s)
+        except queue.Empty:
+            raise failures.CephMonitorsUnreachable(self.who.monitors) from None
+        if failure is not None:
+            raise failure
 
     def fsid(self) -> str:
         """The cluster's id."""

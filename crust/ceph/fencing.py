@@ -1,45 +1,44 @@
-"""Fencing: the holders of an image are cut off from the cluster, before anybody else gets the image.
+"""Cutting clients off from the cluster, before anybody else gets an image that they had.
 
-    1. the claim is marked as being fenced, by compare-and-swap: from here on nobody takes, records or gives back
-    2. every address that could write is blocklisted: the recorded ones; and if the client of a holder was not
+What a process has sent arrives also when the process has ended: its host's kernel sends again for minutes what lies
+in a socket, and an OSD carries out what lies in its queue. RBD's writes carry no lock that an OSD would look at. It
+looks at the blocklist, and refuses what comes from an address there, also what was sent before. So a claim whose
+client did not close the image is put among the ended (`claims`, `host_claims`, `fence`), and `cut_off` is the only
+way from there to a free image:
+
+    1. every address that could write is blocklisted: the recorded ones; and if the client of a holder was not
        recorded, whoever else has the image open, but no client of crust itself (`own_clients`)
-    3. this client waits for the map with the blocklist, and so does every OSD before it serves the next holder
-    4. no such client watches the image any more, and its lock is broken
-    5. the claim is removed
+    2. this client waits for the map with the blocklist. Each later client has that map, or a newer one, and an OSD
+       answers it only with that map: so it reads and writes nothing behind which an older write could land
+    3. no such client watches the image any more, and its lock is broken
+    4. the ended are removed from the claims
 
-A process that dies between two steps leaves the mark; the next fencing does all steps again. So do two at once: one
-that finds the mark gone has been overtaken, and the image may have its next holder. So what is to be blocklisted is
-believed only as long as the claims are what they were before it was looked for, and it ends without another step.
+A process that dies between two steps leaves the ended, and the next one does all steps again. So do two at once: an
+address is of one client for ever, and to blocklist it again harms nobody. A client that is connected and not recorded
+is believed to be that of an ended holder only if the claims were the same before and after it was looked for: nobody
+can have taken the image in between.
+
+A controller has the right to blocklist, a node only if its user was given that for the addresses of its hosts. A
+process without it frees nothing (`ImageNotCutOff`): the controller's background work does so within seconds.
 
 The blocklist's expiry is years. A client that slept through a shorter one comes back as if nothing had happened,
-takes RBD's lock, and overwrites what its successor wrote. librbd blocklists the owner of a lock that it breaks by
-itself, and for an hour: that would shorten the entry, so it is told the same expiry.
+takes RBD's lock, and overwrites what its successor wrote.
 
 Who may be fenced: the caller has to know from an operator that the node is gone (`crust ceph fence`). A client that
 still watches the image is connected, so its virtual machine runs: it is refused, unless the operator insists.
 """
 
 import threading
-from contextlib import suppress
 from dataclasses import replace
 
 from crust import errors
-from crust.ceph import claim_object, own_clients
-from crust.ceph.binding import Ioctx, Rados, load
-from crust.ceph.claim_object import Claims, Holder, Read
-from crust.ceph.claims import (
-    ImageBeingFenced,
-    break_locks,
-    changed,
-    lockers,
-    opened,
-    watchers,
-)
-from crust.ceph.connection import EXPIRY_S
+from crust.ceph import claim_object, cluster_image, own_clients
+from crust.ceph.binding import load
+from crust.ceph.claim_object import Claims, Holder
+from crust.ceph.cluster_image import ClusterImage
+from crust.ceph.failures import CephNotPermitted
 
-_EXPIRY_OPTION = ("rbd_blocklist_expire_seconds", str(EXPIRY_S))
-
-_WATCH_GONE_S = 40.0
+WATCH_GONE_S = 40.0
 """A watch of a blocklisted client ends at once; one that the OSD has not looked at, after 30 s."""
 _LOOK_EVERY_S = 0.1
 
@@ -56,6 +55,21 @@ class HolderConnected(errors.NotReady):
         self.holder = holder
 
 
+class ImageNotCutOff(errors.NotReady):
+    """A client that did not close the image is not blocklisted yet, so that what it has sent may still arrive."""
+
+    def __init__(self, image: str, ended: tuple[Holder, ...], user: str = "") -> None:
+        whose = "; ".join(f"{each.address or 'the client'} of {each.shown}" for each in ended)
+        may_not = f", and client.{user} may not" if user else ""
+        super().__init__(
+            f"the image {image} is not free yet",
+            why=f"{whose} ended without closing it: what it has sent may still arrive until the cluster has "
+            f"blocklisted it{may_not}",
+            hint="wait: the driver's controller does it within seconds, if it runs and serves this pool; else "
+            f"`crust ceph fence {ended[0].node} --image {image}`",
+        )
+
+
 class StillWatched(errors.NotReady):
     """A blocklisted client is still listed as one that has the image open."""
 
@@ -67,116 +81,94 @@ class StillWatched(errors.NotReady):
         )
 
 
-def fence(
-    cluster: Rados, ioctx: Ioctx, image: str, node: str, *, even_if_connected: bool = False
-) -> tuple[str, ...]:
-    """Cut off the holders on `node` and free the image; returns the blocklisted addresses.
+def cut_off(image: ClusterImage) -> tuple[str, ...]:
+    """Cut off the clients of the ended holders, and free what they held; returns the blocklisted addresses.
 
-    The caller has declared that the node is gone. A node that has no claim is a success. Raises `HolderConnected`,
-    `StillWatched`, `claims.ImageBeingFenced`, `claim_object.UnreadableImageClaim`, and the binding's own errors.
+    Raises `ImageNotCutOff` without the right to blocklist, `StillWatched`, `claim_object.UnreadableImageClaim`, what
+    the connection raises, and the binding's own errors; then the image is nobody's as before.
     """
-    cluster.conf_set(*_EXPIRY_OPTION)
-    marked = _marked(ioctx, image, node, even_if_connected=even_if_connected)
-    if marked is None:
-        return ()
-    addresses = _cut_off(cluster, ioctx, image, marked, node)
-    cluster.wait_for_latest_osdmap()
-    _wait_unwatched(ioctx, image, addresses)
-    if _present(ioctx, image) is not None:
-        with own_clients.noted(ioctx, image, cluster.get_addrs()):
-            break_locks(ioctx, image, addresses)
-    victims = _on(marked.claims, node)
-    changed(ioctx, image, lambda now: _freed(now, node, victims))
+    ended, addresses = _to_cut_off(image)
+    if addresses:
+        try:
+            image.client.blocklist(sorted(addresses))
+        except CephNotPermitted as err:
+            raise ImageNotCutOff(image.name, ended, err.user) from err
+        _wait_unwatched(image, addresses)
+        if image.not_closed(addresses):
+            image.break_locks(addresses)
+    claim_object.changed(image.ioctx, image.name, lambda now: _freed(now, ended))
     return tuple(sorted(addresses))
 
 
-def _cut_off(cluster: Rados, ioctx: Ioctx, image: str, marked: Read, node: str) -> frozenset[str]:
-    """Blocklist the holders; returns whom. Another fencing may end this one at any moment, and free the image."""
-    done: set[str] = set()
-    while True:
-        wanted = _addresses(cluster, ioctx, image, marked.claims, node)
-        for each in sorted(wanted - done):
-            now = claim_object.read(ioctx, image)
-            if now.cookie != marked.cookie:
-                break
-            cluster.blocklist_add(each, EXPIRY_S)
-            done.add(each)
-        else:
-            return frozenset(done)
-        if now.claims.fencing != node or _on(now.claims, node) != _on(marked.claims, node):
-            return frozenset(done)
-        marked = now
+def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) -> tuple[str, ...]:
+    """Cut off the holders on `node` and free the image; returns the blocklisted addresses.
 
-
-def _on(claims: Claims, node: str) -> tuple[Holder, ...]:
-    return tuple(each for each in claims.holders if each.node == node)
-
-
-def _marked(ioctx: Ioctx, image: str, node: str, *, even_if_connected: bool) -> Read | None:
-    """The claims, marked; None if the node has none.
-
-    The mark is set on exactly what was looked at: a claim of another node that came in between is not touched.
+    The caller has declared that the node is gone. A node that has no claim is a success. Raises `HolderConnected`,
+    and what `cut_off` raises.
     """
     while True:
-        before = claim_object.read(ioctx, image)
-        victims = _on(before.claims, node)
-        if before.claims.fencing == node:
-            return before
-        if before.claims.fencing:
-            raise ImageBeingFenced(image)
+        before = claim_object.read(image.ioctx, image.name)
+        victims = before.claims.of_node(node)
         if not victims:
-            return None
-        present = _present(ioctx, image) or frozenset()
+            break
+        present = image.watchers()
         connected = next((each for each in victims if each.address in present), None)
         if connected is not None and not even_if_connected:
-            raise HolderConnected(image, connected)
-        found = claim_object.swap(ioctx, image, before, replace(before.claims, fencing=node))
-        if found is not None:
-            return found
+            raise HolderConnected(image.name, connected)
+        # on exactly what was looked at: a claim of another node that came in between is not touched
+        if claim_object.swap(image.ioctx, image.name, before, with_ended(before.claims, victims)):
+            break
+    return cut_off(image)
 
 
-def _addresses(
-    cluster: Rados, ioctx: Ioctx, image: str, claims: Claims, node: str
-) -> frozenset[str]:
-    """What to blocklist: the recorded clients of the holders.
+def with_ended(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
+    """The claims when these holders have ended without closing the image."""
+    left = tuple(each for each in claims.holders if each not in holders)
+    return replace(claims, holders=left, ended=(*claims.ended, *holders))
+
+
+def _to_cut_off(image: ClusterImage) -> tuple[tuple[Holder, ...], frozenset[str]]:
+    """The ended holders, and the addresses of their clients."""
+    while True:
+        found = claim_object.read(image.ioctx, image.name)
+        addresses = _addresses(image, found.claims) if found.claims.ended else frozenset[str]()
+        if claim_object.read(image.ioctx, image.name).cookie == found.cookie:
+            return found.claims.ended, addresses
+
+
+def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
+    """What to blocklist: the recorded clients of the ended.
 
     The client of a holder that has recorded none has no guest yet, and its next step fails (`claims.record`). Whoever
-    else has the image open may be that client, unless one of another node is about to open it.
+    else has the image open may be that client, unless another holder is about to open it.
     """
-    victims = _on(claims, node)
-    recorded = frozenset(each.address for each in victims if each.address)
-    staying = [each for each in claims.holders if each.node != node]
-    if all(each.address for each in victims) or any(not each.address for each in staying):
+    recorded = frozenset(each.address for each in claims.ended if each.address)
+    is_all = all(each.address for each in claims.ended)
+    if is_all or any(not each.address for each in claims.holders):
         return recorded
-    spared = {each.address for each in staying} | {cluster.get_addrs()}
-    with suppress(load().rbd.ImageNotFound), opened(ioctx, image, read_only=True) as there:
-        recorded |= own_clients.unknown_clients(
-            ioctx, image, lambda: (watchers(there) | lockers(there)) - spared
-        )
-    return recorded
+    known = {*recorded, *(each.address for each in claims.holders), image.client.address()}
+    others = own_clients.unknown_clients(image.ioctx, image.name, lambda: _clients(image) - known)
+    return recorded | others
 
 
-def _present(ioctx: Ioctx, image: str) -> frozenset[str] | None:
-    """The clients that watch the image; None if there is no image any more."""
+def _clients(image: ClusterImage) -> frozenset[str]:
     try:
-        with opened(ioctx, image, read_only=True) as there:
-            return watchers(there)
+        with image.opened() as there:
+            return cluster_image.watchers(there) | cluster_image.lockers(there)
     except load().rbd.ImageNotFound:
-        return None
+        return frozenset()
 
 
-def _freed(now: Claims, node: str, victims: tuple[Holder, ...]) -> Claims | None:
-    if now.fencing != node or _on(now, node) != victims:  # another fencing was first
-        return now
-    left = tuple(each for each in now.holders if each.node != node)
-    return replace(now, holders=left, fencing="", ended=()) if left else None
+def _freed(now: Claims, ended: tuple[Holder, ...]) -> Claims:
+    """Without those that are cut off. One that has ended since stays."""
+    return replace(now, ended=tuple(each for each in now.ended if each not in ended))
 
 
-def _wait_unwatched(ioctx: Ioctx, image: str, addresses: frozenset[str]) -> None:
+def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
     pause = threading.Event()
-    for _ in range(round(_WATCH_GONE_S / _LOOK_EVERY_S)):
-        watching = (_present(ioctx, image) or frozenset()) & addresses
+    for _ in range(round(WATCH_GONE_S / _LOOK_EVERY_S)):
+        watching = image.watchers() & addresses
         if not watching:
             return
         pause.wait(_LOOK_EVERY_S)
-    raise StillWatched(image, watching)
+    raise StillWatched(image.name, watching)

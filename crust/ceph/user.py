@@ -51,8 +51,6 @@ class CephUser:
     user: str
     """The name without `client.`."""
     key: str = field(repr=False)
-    may_blocklist: bool = True
-    """Whether the user has the right to. librbd breaks the lock of a client that has ended with it, or without."""
 
     def __post_init__(self) -> None:
         if not _MONITORS.fullmatch(self.monitors):
@@ -72,5 +70,4 @@ class CephUser:
             "log_to_stderr": "false",
             "log_to_syslog": "false",
             "rbd_default_clone_format": "2",
-            "rbd_blocklist_on_break_lock": str(self.may_blocklist).lower(),
         }

@@ -16,6 +16,7 @@ from crust.ceph import caps, claim_object, fencing
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
+from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
@@ -36,8 +37,8 @@ def claims_of(storage: Storage) -> claim_object.Claims:
 
 def fence(storage: Storage, name: str) -> tuple[str, ...]:
     """What an operator does for a node that is gone."""
-    with storage.ceph.ioctx(POOL, storage.namespace) as ioctx:
-        return fencing.fence(storage.ceph.admin, ioctx, IMAGE, name, even_if_connected=True)
+    with as_admin(storage.ceph, storage.namespace, IMAGE) as there:
+        return fencing.fence(there, name, even_if_connected=True)
 
 
 @pytest.mark.spec("H-47")
@@ -153,13 +154,16 @@ async def test_volume_moves_to_another_node_after_its_frozen_guest_was_fenced(
 
 
 @pytest.mark.spec("H-51")
-async def test_sandbox_after_a_killed_one_has_the_image_without_waiting_for_its_watch(
+async def test_sandbox_after_a_killed_one_has_the_image_when_the_controller_has_cut_that_off(
     node: ImageNode, storage: Storage
 ) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     killed = await node.qemu("one")
     os.kill(killed, signal.SIGKILL)
+    with pytest.raises(RuntimeRefused, match="of sandbox one on node node-a ended without closing"):
+        await node.run("two", target, "true")
+    assert len(storage.free_ended()) == 1
     assert await node.output("two", target, "cat /data/f; echo more >> /data/f; sync") == "kept"
     [holder] = claims_of(storage).holders
     assert holder.sandbox == "two"
@@ -180,6 +184,7 @@ async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_
     async with asyncio.timeout(60):
         while (await asyncio.to_thread(claims_of, storage)).holders:
             """It is given back when the proxy is there, which has the key."""
+    assert len(storage.free_ended()) == 1
     async with image_node("node-b", storage) as other:
         assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
 

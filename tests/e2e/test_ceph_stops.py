@@ -107,5 +107,6 @@ async def test_sandbox_that_is_stopped_while_the_cluster_is_leaves_nothing_when_
         while await asyncio.to_thread(list, (node.kata_run / "images").iterdir()):
             """It is given back by itself."""
     assert holders(storage) == []
+    assert len(storage.free_ended()) == 1
     async with image_node("node-b", storage) as other:
         assert await other.output("two", await other.publish(), "cat /data/f") == "kept"

@@ -15,6 +15,7 @@ from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claims, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.cluster_image import watchers
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 from crust.wire.csi.v1 import csi_pb2
@@ -44,14 +45,17 @@ async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernel
     [address] = await volume.mapped()
     [holder] = volume.holders()
     assert (holder.node, holder.is_host, holder.address) == ("node-a", True, address)
-    with bench.ioctx() as ioctx, rbd.Image(ioctx, volume.id, read_only=True) as image:
-        assert address in claims.watchers(image)
+    with (
+        bench.claimed(volume.id) as there,
+        rbd.Image(there.ioctx, volume.id, read_only=True) as image,
+    ):
+        assert address in watchers(image)
         assert image.read(0, 4) == b"kept"
     with (
-        bench.ioctx() as ioctx,
+        bench.claimed(volume.id) as there,
         pytest.raises(claims.ImageClaimed, match="the kernel of node node-a"),
     ):
-        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
     await volume.unpublish()
     await volume.unstage()
     await volume.unstage()
@@ -128,26 +132,25 @@ async def test_node_that_was_cut_off_writes_nothing_more_and_its_mapping_is_not_
     await volume.publish()
     await volume.write("of A")
     [address] = await volume.mapped()
-    admin = bench.ceph.admin
-    with bench.ioctx() as ioctx:
+    with bench.claimed(volume.id) as there:
         with pytest.raises(fencing.HolderConnected, match="the kernel of node node-a"):
-            fencing.fence(admin, ioctx, volume.id, "node-a")
-        cut = fencing.fence(admin, ioctx, volume.id, "node-a", even_if_connected=True)
+            fencing.fence(there, "node-a")
+        cut = fencing.fence(there, "node-a", even_if_connected=True)
         assert cut == (address,)
-        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(ioctx, volume.id) as image:
+        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(there.ioctx, volume.id) as image:
             image.write(b"of B", 0)
             image.flush()
         with pytest.raises(kernel_node.NodeFailed):
             await volume.write("late")
-        with rbd.Image(ioctx, volume.id, read_only=True) as image:
+        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
             assert image.read(0, 4) == b"of B"
         await volume.unpublish()
         await volume.unstage()
         assert await volume.mapped() == []
         await refused(volume.stage(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed")
         assert await volume.mapped() == []
-        claims.give_back(ioctx, volume.id, "vm")
+        claims.give_back(there, "vm")
     await volume.stage()
     await volume.publish()
     assert await volume.read() == "of B"
@@ -183,8 +186,8 @@ async def test_readers_read_and_cannot_write(bench: Bench) -> None:
     await first.unpublish()
     await first.unstage()
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
-    with bench.ioctx() as ioctx:
-        claims.take(ioctx, volume.id, Mode.READERS, Host("node-b", "b"), "sandbox", "vm")
+    with bench.claimed(volume.id) as there:
+        claims.take(there, Mode.READERS, Host("node-b", "b"), "sandbox", "vm")
         await volume.stage()
         await volume.publish(readonly=True)
         assert await volume.read() == "kept"
@@ -192,8 +195,8 @@ async def test_readers_read_and_cannot_write(bench: Bench) -> None:
             await volume.write("late")
         assert {each.node for each in volume.holders()} == {"node-a", "node-b"}
         with pytest.raises(claims.ImageClaimed):
-            claims.take(ioctx, volume.id, Mode.WRITER, Host("node-c", "c"), "sandbox", "other")
-        claims.give_back(ioctx, volume.id, "vm")
+            claims.take(there, Mode.WRITER, Host("node-c", "c"), "sandbox", "other")
+        claims.give_back(there, "vm")
     await volume.leave()
     await first.leave()
 
@@ -203,17 +206,17 @@ async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     await volume.stage()
     await volume.publish()
     await volume.write("of A")
-    with bench.ioctx() as ioctx:
-        claims.take(ioctx, volume.id, Mode.SHARED, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(ioctx, volume.id) as image:
-            assert claims.record(ioctx, volume.id, "vm")
+    with bench.claimed(volume.id) as there:
+        claims.take(there, Mode.SHARED, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(there.ioctx, volume.id) as image:
+            assert claims.record(there, "vm")
             assert image.read(0, 4) == b"of A"
             image.write(b"of B", 0)
             image.flush()
             assert await volume.read() == "of B"
             await volume.write("of A again")
             assert image.read(0, 10) == b"of A again"
-        claims.give_back(ioctx, volume.id, "vm")
+        claims.give_back(there, "vm")
     await volume.leave()
 
 
@@ -286,11 +289,11 @@ async def test_mapping_that_no_driver_looks_after_keeps_its_claim_and_is_cut_off
     _check_nobody_else_gets(volume)
     await volume.write("of A again")
     [address] = await volume.mapped()
-    with bench.ioctx() as ioctx:
-        cut = fencing.fence(bench.ceph.admin, ioctx, volume.id, "node-a", even_if_connected=True)
+    with bench.claimed(volume.id) as there:
+        cut = fencing.fence(there, "node-a", even_if_connected=True)
         assert cut == (address,)
-        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(ioctx, volume.id) as image:
+        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+        with rbd.Image(there.ioctx, volume.id) as image:
             assert image.read(0, 10) == b"of A again"
             image.write(b"of B", 0)
             image.flush()
@@ -298,9 +301,9 @@ async def test_mapping_that_no_driver_looks_after_keeps_its_claim_and_is_cut_off
         assert address not in {each.address for each in other.holders()}
         with pytest.raises(kernel_node.NodeFailed):
             await volume.write("late")
-        with rbd.Image(ioctx, volume.id, read_only=True) as image:
+        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
             assert image.read(0, 4) == b"of B"
-        claims.give_back(ioctx, volume.id, "vm")
+        claims.give_back(there, "vm")
     await volume.leave()
     await other.leave()
 
@@ -308,13 +311,13 @@ async def test_mapping_that_no_driver_looks_after_keeps_its_claim_and_is_cut_off
 def _check_nobody_else_gets(volume: Volume) -> None:
     """Neither another node, early or late, nor one that fences without insisting."""
     other = Host("node-b", "b")
-    with volume.bench.ioctx() as ioctx:
+    with volume.bench.claimed(volume.id) as there:
         with pytest.raises(claims.ImageClaimed):
-            claims.check_claimable(ioctx, volume.id, Mode.WRITER, other)
+            claims.check_claimable(there.ioctx, volume.id, Mode.WRITER, other)
         with pytest.raises(claims.ImageClaimed):
-            claims.take(ioctx, volume.id, Mode.WRITER, other, "sandbox", "vm")
+            claims.take(there, Mode.WRITER, other, "sandbox", "vm")
         with pytest.raises(fencing.HolderConnected, match="the kernel of node node-a"):
-            fencing.fence(volume.bench.ceph.admin, ioctx, volume.id, "node-a")
+            fencing.fence(there, "node-a")
 
 
 async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_reads(
@@ -325,11 +328,11 @@ async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_r
     await volume.stage()
     await volume.publish(readonly=True)
     [address] = await volume.mapped()
-    with bench.ioctx() as ioctx:
-        with rbd.Image(ioctx, volume.id, read_only=True) as image:
-            assert claims.watchers(image) == frozenset()
+    with bench.claimed(volume.id) as there:
+        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
+            assert watchers(image) == frozenset()
         with pytest.raises(claims.ImageClaimed):
-            claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+            claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
         deletion = csi_pb2.DeleteVolumeRequest(volume_id=volume.id)
         await refused(
             bench.controller.DeleteVolume(deletion, timeout=60),
@@ -337,7 +340,7 @@ async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_r
             "StillAttached",
         )
         assert await volume.read() == "kept"
-        assert fencing.fence(bench.ceph.admin, ioctx, volume.id, "node-a") == (address,)
+        assert fencing.fence(there, "node-a") == (address,)
         code, _ = await bench.vm.ask("dd", f"if={volume.target}", "of=/dev/null", "iflag=direct")
         assert code != 0
     await volume.leave()

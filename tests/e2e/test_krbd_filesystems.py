@@ -111,11 +111,11 @@ async def test_sandbox_that_has_the_image_keeps_it_and_the_volume_stays_staged(
 ) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
-    with bench.ioctx() as ioctx:
-        claims.take(ioctx, volume.id, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
+    with bench.claimed(volume.id) as there:
+        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
         await refused(volume.publish(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed")
         assert await volume.mapped() == []
-        claims.give_back(ioctx, volume.id, "vm")
+        claims.give_back(there, "vm")
     answer = await volume.publish(deferred=True)
     assert answer.deferred_mount.network_image.image == volume.id
     await volume.leave()

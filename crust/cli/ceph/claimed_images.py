@@ -9,7 +9,8 @@ import click
 
 from crust import errors
 from crust.ceph import caps, claim_object, failures, fencing
-from crust.ceph.binding import Ioctx, Rados
+from crust.ceph.binding import Ioctx
+from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
 from crust.ceph.user import CephUser
@@ -26,15 +27,12 @@ class PoolAccess:
     key: str = field(repr=False)
 
     @contextmanager
-    def opened(self, what: str) -> Iterator[tuple[Rados, Ioctx]]:
-        """The cluster and the namespace. Raises what `Connection` raises."""
+    def opened(self, what: str) -> Iterator[tuple[Connection, Ioctx]]:
+        """The connection and the namespace. Raises what `Connection` raises."""
         connection = Connection(CephUser(self.monitors, self.user, self.key))
         try:
-            with (
-                connection.cluster(what) as cluster,
-                connection.pool(self.pool, self.namespace, what) as ioctx,
-            ):
-                yield cluster, ioctx
+            with connection.pool(self.pool, self.namespace, what) as ioctx:
+                yield connection, ioctx
         finally:
             connection.close()
 
@@ -55,12 +53,11 @@ def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool)
     """Cut the node off from the image, or from all that it has; the exit code."""
     failed = False
     try:
-        with where.opened("cannot fence") as (cluster, ioctx):
+        with where.opened("cannot fence") as (connection, ioctx):
             for each in [image] if image else sorted(claim_object.images(ioctx)):
                 try:
-                    cut = fencing.fence(
-                        cluster, ioctx, each, node, even_if_connected=even_if_connected
-                    )
+                    there = ClusterImage(connection, ioctx, each)
+                    cut = fencing.fence(there, node, even_if_connected=even_if_connected)
                 except errors.CrustError as error:
                     click.echo(error.shown(), err=True)
                     failed = True
@@ -87,10 +84,10 @@ def capabilities(where: PoolAccess, image: str) -> int:
 
 
 def _print(image: str, claims: claim_object.Claims) -> None:
-    for each in claims.holders:
+    for each in (*claims.holders, *claims.ended):
         address = each.address or "not opened yet"
         whose = "krbd" if each.is_host else f"sandbox {each.sandbox}"
-        state = " being fenced" if claims.fencing == each.node else ""
+        state = " ended, to be cut off" if each in claims.ended else ""
         click.echo(
             f"{image}  {claims.mode.value}  node {each.node}  {whose}  {address}  "
             f"since {each.claimed_at}{state}"

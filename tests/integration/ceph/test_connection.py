@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from crust import errors
+from crust.ceph import binding, probe
 from crust.ceph import connection as connection_module
-from crust.ceph import probe
 from crust.ceph.connection import Connection
 from crust.ceph.failures import (
     CephClientBlocklisted,
@@ -157,6 +157,57 @@ def test_blocklisted_client_gets_an_error_and_a_new_connection(
         _write_until_refused(connection, namespace)  # until the OSD has the map
     _write(connection, namespace)
     assert connection.address() != address
+
+
+class Watched:
+    """librados, whose calls are noted; `blocks` keeps the wait for the map from ending."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.called: list[str] = []
+        self.blocks: threading.Event | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.append(name)
+        return getattr(self.inner, name)
+
+    def wait_for_latest_osdmap(self) -> None:
+        self.called.append("wait_for_latest_osdmap")
+        if self.blocks is not None:
+            self.blocks.wait()
+        self.inner.wait_for_latest_osdmap()
+
+
+@pytest.fixture
+def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """The library of `connection`."""
+    made = connection._binding.connection(connection.who.user, connection.who.options(QUICK))
+    found = Watched(made)
+    monkeypatch.setattr(binding.Binding, "connection", lambda *_: found)
+    return found
+
+
+def test_blocklist_ends_with_the_wait_for_the_map_that_has_the_entries(
+    connection: Connection, watched: Watched
+) -> None:
+    connection.blocklist(["192.0.2.1:0/7", "192.0.2.1:0/8"])
+    calls = [each for each in watched.called if each in ("blocklist_add", "wait_for_latest_osdmap")]
+    assert calls == ["blocklist_add", "blocklist_add", "wait_for_latest_osdmap"]
+
+
+def test_wait_for_the_map_has_the_monitors_time_and_the_connection_outlives_it(
+    connection: Connection, watched: Watched, namespace: str
+) -> None:
+    """Nothing is shut down below a call that librados does not end."""
+    watched.blocks = threading.Event()
+    with pytest.raises(CephMonitorsUnreachable):
+        connection.blocklist(["192.0.2.1:0/7"])
+    connection.close(0)
+    assert "shutdown" not in watched.called
+    watched.blocks.set()
+    connection.close()
+    while "shutdown" not in watched.called:
+        pass
 
 
 def test_blocklisted_connection_whose_last_call_ends_meanwhile_is_shut_down_once(

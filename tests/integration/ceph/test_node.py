@@ -22,6 +22,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
+from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.drivers.block_driver import mount
 from tests.support.faults.refusals import refused
@@ -250,15 +251,15 @@ async def test_stage_is_refused_while_a_sandbox_of_another_node_has_the_image(
     cluster: Cluster,
 ) -> None:
     image = cluster.volume.volume_id
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with as_admin(cluster.ceph, cluster.namespace, image) as claimed:
         there = claims.Host("elsewhere", "another-machine")
-        claims.take(ioctx, image, Mode.WRITER, there, "sandbox-1", "vm-1")
+        claims.take(claimed, Mode.WRITER, there, "sandbox-1", "vm-1")
         await refused(
             cluster.stage(), grpc.StatusCode.FAILED_PRECONDITION, "ImageClaimed", "elsewhere"
         )
-        claims.give_back(ioctx, image, "vm-1")
+        claims.give_back(claimed, "vm-1")
         here = claims.Host.this("node-of-the-tests")
-        claims.take(ioctx, image, Mode.WRITER, here, "sandbox-2", "vm-2")
+        claims.take(claimed, Mode.WRITER, here, "sandbox-2", "vm-2")
         await cluster.stage()
-        claims.give_back(ioctx, image, "vm-2")
+        claims.give_back(claimed, "vm-2")
     await cluster.leave()

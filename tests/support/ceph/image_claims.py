@@ -1,19 +1,23 @@
 """Clients that claim and open one image of a Ceph pool, as runtimes and the controller do."""
 
+import contextlib
 import datetime
 import json
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import rados
 import rbd
 
 from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.cluster_image import ClusterImage
+from crust.ceph.connection import Connection
+from crust.ceph.user import CephUser, Timeouts
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
 A, B = Host("node-a", "machine-a"), Host("node-b", "machine-b")
@@ -27,7 +31,7 @@ LONG_S = 9 * 365 * 86400
 class Client:
     """A connection of its own, with a node's or the controller's user; its open images are a hypervisor's."""
 
-    cluster: Any
+    connection: Connection
     ioctx: Any
     images: list[Any] = field(default_factory=list)
 
@@ -40,8 +44,12 @@ class Client:
     @property
     def address(self) -> str:
         """As the blocklist has it."""
-        found: str = self.cluster.get_addrs()
-        return found
+        return self.connection.address()
+
+    @property
+    def image(self) -> ClusterImage:
+        """The image, for its claims."""
+        return ClusterImage(self.connection, self.ioctx, IMAGE)
 
 
 @dataclass
@@ -54,25 +62,12 @@ class Bench:
 
     def client(self, user: str, key: str) -> Client:
         """A connected client."""
-        options = {
-            "mon_host": self.ceph.monitors, "key": key, "keyring": "", "client_mount_timeout": "10",
-            "rados_osd_op_timeout": "10", "rados_mon_op_timeout": "10", "admin_socket": "",
-            "log_to_stderr": "false", "rbd_blocklist_on_break_lock": "false",
-        }  # fmt: skip
-        cluster = rados.Rados(rados_id=user, conf=options)
-        cluster.connect()
-        ioctx = cluster.open_ioctx(POOL)
-        ioctx.set_namespace(self.namespace)
-        client = Client(cluster, ioctx)
-        self.held.callback(self._close, client)
+        connection = Connection(CephUser(self.ceph.monitors, user, key), Timeouts(10, 10, 10))
+        self.held.callback(connection.close)
+        ioctx = self.held.enter_context(connection.pool(POOL, self.namespace, "cannot test"))
+        client = Client(connection, ioctx)
+        self.held.callback(lambda: [each.close() for each in client.images])
         return client
-
-    @staticmethod
-    def _close(client: Client) -> None:
-        for each in client.images:
-            each.close()
-        client.ioctx.close()
-        client.cluster.shutdown()
 
     def node(self) -> Client:
         """A client with a node's rights."""
@@ -82,9 +77,7 @@ class Bench:
     def controller(self) -> Client:
         """A client with the controller's rights."""
         name = f"controller-{uuid.uuid4().hex[:8]}"
-        found = self.client(name, self.ceph.controller(name, self.namespace))
-        found.cluster.conf_set("rbd_blocklist_on_break_lock", "true")
-        return found
+        return self.client(name, self.ceph.controller(name, self.namespace))
 
     def blocklist(self) -> dict[str, float]:
         """The blocklisted addresses, and for how many seconds more."""
@@ -101,15 +94,26 @@ def take(
     client: Client, host: Host, sandbox: str = "sandbox", mode: Mode = Mode.WRITER, vm: str = ""
 ) -> claim_object.Holder:
     """Take the image, for a virtual machine of its own if it is not named."""
-    return claims.take(client.ioctx, IMAGE, mode, host, sandbox, vm or uuid.uuid4().hex)
+    return claims.take(client.image, mode, host, sandbox, vm or uuid.uuid4().hex)
 
 
 def attached(client: Client, host: Host, sandbox: str = "sandbox-1") -> tuple[Any, str]:
     """The steps of an attach; the open image and the holder's id."""
     holder = take(client, host, sandbox)
     image = client.open()
-    assert claims.record(client.ioctx, IMAGE, holder.id) == client.address
+    assert claims.record(client.image, holder.id) == client.address
     return image, holder.id
+
+
+@contextlib.contextmanager
+def as_admin(ceph: CephCluster, namespace: str, image: str) -> Iterator[ClusterImage]:
+    """An image, as a client that may do everything."""
+    connection = Connection(CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]))
+    try:
+        with connection.pool(POOL, namespace, "cannot test") as ioctx:
+            yield ClusterImage(connection, ioctx, image)
+    finally:
+        connection.close()
 
 
 def check_cut_off(image: Any) -> None:

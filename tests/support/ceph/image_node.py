@@ -15,6 +15,7 @@ from pathlib import Path
 import rbd
 
 from crust import volumes
+from crust.ceph import fencing
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
@@ -24,6 +25,7 @@ from examples.kata.runtime.client import Client, Finished
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
+from tests.support.ceph.image_claims import as_admin
 from tests.support.nodes import node as nodes
 
 CACHE = Path(__file__).parents[3] / ".cache" / "guest"
@@ -59,6 +61,11 @@ class Storage:
         return volumes.NetworkImage(
             ceph.fsid, POOL, self.namespace, IMAGE, (ceph.monitors,), self.user
         )
+
+    def free_ended(self) -> tuple[str, ...]:
+        """What the driver's controller does each second; the addresses that it has cut off."""
+        with as_admin(self.ceph, self.namespace, IMAGE) as there:
+            return fencing.cut_off(there)
 
     def answer(self, answer: csi_pb2.DeferredMount) -> None:
         """Make a driver's answer name the image."""

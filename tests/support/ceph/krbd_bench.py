@@ -10,6 +10,7 @@ import sys
 import tomllib
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import grpc.aio
 
 from crust.ceph import claim_object
 from crust.ceph.claim_object import Holder
+from crust.ceph.cluster_image import ClusterImage
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
+from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.nodes import kernel_node
 from tests.support.nodes.kernel_node import KernelNode
@@ -135,6 +138,9 @@ class Bench:
     def ioctx(self) -> Iterator[Any]:
         with self.ceph.ioctx(POOL, self.namespace) as found:
             yield found
+
+    def claimed(self, image: str) -> AbstractContextManager[ClusterImage]:
+        return as_admin(self.ceph, self.namespace, image)
 
 
 @dataclass

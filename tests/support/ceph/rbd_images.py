@@ -5,8 +5,8 @@ from typing import Any
 
 from crust import volumes
 from crust.blockdriver.engines.protocol import Image
-from crust.blockdriver.engines.rbd.provisioning import image_use
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.ceph import cluster_image
 
 MIB = 1024**2
 OBJECT = 4 * MIB
@@ -76,14 +76,14 @@ def names(engine: RbdProvisioning) -> list[str]:
         return engine.place.names(ioctx)
 
 
-def lock_owners(engine: RbdProvisioning, name: str) -> tuple[str, ...]:
+def lock_owners(engine: RbdProvisioning, name: str) -> frozenset[str]:
     """The clients that have RBD's lock."""
     with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
-        return image_use.lock_owners(image)
+        return cluster_image.lockers(image)
 
 
 def wait_until_forgotten(engine: RbdProvisioning, name: str) -> None:
     """Until the OSD treats the frozen clients as dead, and librbd may break their locks."""
     with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, name) as image:
-        while image_use.watchers(image):
+        while cluster_image.watchers(image):
             pass

@@ -21,10 +21,22 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         """Write at the image's start and flush; raises AssertionError if that fails."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(data.hex() + "\n")
-        self.process.stdin.flush()
+        self._tell(data)
         self.wait()
+
+    def send(self, data: bytes) -> None:
+        """Begin a write and a flush, and wait for neither."""
+        self._tell(data, " ")
+
+    def kill(self) -> None:
+        """End it as the kernel ends a process of a pod, and wait until it has ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def _tell(self, data: bytes, mark: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{mark}{data.hex()}\n")
+        self.process.stdin.flush()
 
     def wait(self) -> None:
         """Wait for the answer."""
@@ -60,8 +72,9 @@ def running(ceph: CephCluster, namespace: str, image: str) -> Iterator[Writer]:
     try:
         writer.write(b"first")
         yield writer
-        process.stdin.close()
-        assert process.wait() == 0
+        if process.returncode is None:  # it was not killed
+            process.stdin.close()
+            assert process.wait() == 0
     finally:
         process.kill()
         process.wait()
@@ -82,10 +95,18 @@ def main() -> None:
         ioctx.set_namespace(namespace)
         with rbd.Image(ioctx, name) as image:
             for line in sys.stdin:
+                if line.startswith(" "):
+                    image.aio_write(bytes.fromhex(line), 0, _ignored)
+                    image.aio_flush(_ignored)
+                    continue
                 image.write(bytes.fromhex(line), 0)
                 image.flush()
                 sys.stdout.write("written\n")
                 sys.stdout.flush()
+
+
+def _ignored(*_: object) -> None:
+    """Nobody waits for the outcome."""
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
       image_use              who has an image open, asked before each change that could cut that client off
       image_change           asks again while it is changed, and ends the change when nobody answers
       background, directory  work that takes the time of the data; librbd's names and trash
+      ended_claims           images whose clients ended without closing them become free
     node/                    what a node has
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
       own_user, volume_users as which user of Ceph a node connects
@@ -45,7 +46,7 @@ def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") 
 
     return Engine(
         "rbd",
-        RbdPool(place, create=create, on_close=made.background.stop),
+        RbdPool(place, create=create, on_close=made.stop),
         made,
         RbdAccess(OwnUser(place), run_dir, node),
         records,

@@ -4,13 +4,14 @@ A call that ends with a timeout may still be carried out; each method of the eng
 """
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from crust.ceph import binding, failures, own_clients
 from crust.ceph.binding import Image, Ioctx, Rados
+from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.user import CephUser
 
 
@@ -55,6 +56,10 @@ class Client(Protocol):
 
     def address(self) -> str:
         """This client's own address in the cluster."""
+        ...
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """Cut clients off, and wait for the map that says so."""
         ...
 
     def reopen(self) -> None:
@@ -103,6 +108,10 @@ class Place:
             image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
             held.callback(image.close)
             yield image
+
+    def claimed(self, ioctx: Ioctx, name: str) -> ClusterImage:
+        """The image of that name, for its claims."""
+        return ClusterImage(self.connection, ioctx, name)
 
     def has_image(self, ioctx: Ioctx, name: str) -> bool:
         """Whether there is an image of that name, complete or not, without opening it."""

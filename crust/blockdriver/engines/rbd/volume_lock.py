@@ -33,7 +33,6 @@ from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import object_name, records_absent
 from crust.ceph import binding, failures
-from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephClientBlocklisted, CephNotAnswering, CephNotPermitted
 
 PATIENCE_S = 15.0
@@ -120,9 +119,7 @@ class VolumeLocks:
         if not is_own and self.now_s() - here.since_s < self.patience_s:
             raise ChangedElsewhere(volume_id, f"the client {holder}", self.patience_s)
         try:
-            with self.place.connection.cluster(f"cannot cut off {holder}") as cluster:
-                cluster.blocklist_add(holder, EXPIRY_S)
-                cluster.wait_for_latest_osdmap()
+            self.place.connection.blocklist((holder,))
         except CephNotPermitted as err:
             raise ChangedElsewhere(volume_id, f"the client {holder}", self.patience_s) from err
         extra = {"volume_id": volume_id, "client": holder}

@@ -45,7 +45,7 @@ def test_detach_waits_for_the_client_of_a_claim_and_not_for_a_claim_that_was_nev
     here.detach(VOLUME)
     assert here.attached_here() == ()
     with pytest.raises(claims.ImageClaimed):
-        claims.take(client.ioctx, IMAGE, claim_object.Mode.WRITER, Host("b", "b"), "two", "vm-2")
+        claims.take(client.image, claim_object.Mode.WRITER, Host("b", "b"), "two", "vm-2")
     here.attach(VOLUME)
     attached(bench.node(), Host("node-a", "machine"), "sandbox-2")
     [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
@@ -107,7 +107,7 @@ def test_stage_beside_a_claim_of_another_host_is_by_the_access_mode(
     is_shared: bool,
 ) -> None:
     here, client = access("node-a"), bench.node()
-    claims.take(client.ioctx, IMAGE, has, Host("node-b", "b"), "sandbox-1", "vm-1")
+    claims.take(client.image, has, Host("node-b", "b"), "sandbox-1", "vm-1")
     if is_shared:
         here.attach(VOLUME, Access(mode))
     else:

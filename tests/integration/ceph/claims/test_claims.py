@@ -1,13 +1,14 @@
 """One writer of an image in a real cluster: claims by compare-and-swap, and fencing that lasts."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crust.ceph import claim_object, claims, fencing, own_clients
+from crust.ceph import claim_object, claims, cluster_image, fencing, own_clients
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from tests.support.ceph.image_claims import (
@@ -16,6 +17,7 @@ from tests.support.ceph.image_claims import (
     A,
     B,
     Bench,
+    Client,
     attached,
     check_cut_off,
     take,
@@ -76,7 +78,7 @@ def test_nothing_is_recorded_if_nobody_has_opened_the_image(bench: Bench) -> Non
     client = bench.node()
     holder = take(client, A, "sandbox")
     with pytest.raises(claims.ImageNotOpened, match="0 new clients"):
-        claims.record(client.ioctx, IMAGE, holder.id)
+        claims.record(client.image, holder.id)
 
 
 def test_image_that_was_given_back_is_free_for_another_node(bench: Bench) -> None:
@@ -84,8 +86,8 @@ def test_image_that_was_given_back_is_free_for_another_node(bench: Bench) -> Non
     image, holder = attached(first, A)
     image.close()
     first.images.clear()
-    claims.give_back(first.ioctx, IMAGE, holder)
-    claims.give_back(first.ioctx, IMAGE, holder)
+    claims.give_back(first.image, holder)
+    claims.give_back(first.image, holder)
     assert claim_object.read(first.ioctx, IMAGE).cookie == ""
     attached(second, B)
 
@@ -98,15 +100,18 @@ def test_virtual_machine_that_takes_its_image_again_keeps_it(bench: Bench) -> No
     image.flush()
     same = take(again, A, vm=holder)
     assert same.address == client.address
-    assert claims.record(again.ioctx, IMAGE, holder) == client.address
-    with claims.opened(again.ioctx, IMAGE, read_only=True) as there:
-        assert claims.lockers(there) == {client.address}
+    assert claims.record(again.image, holder) == client.address
+    with again.image.opened() as there:
+        assert cluster_image.lockers(there) == {client.address}
 
 
 def test_same_host_takes_over_what_its_ended_virtual_machine_left(bench: Bench) -> None:
     first, second = bench.node(), bench.node()
     image, _ = attached(first, A, "sandbox-1")
     image.write(b"old" * 100, 0)  # it has RBD's lock now, and its watch stays for 30 s
+    with pytest.raises(fencing.ImageNotCutOff, match="of sandbox sandbox-1 on node node-a"):
+        take(second, A, "sandbox-2")
+    fencing.cut_off(bench.controller().image)
     after, _ = attached(second, A, "sandbox-2")
     after.write(b"new" * 100, 0)
     after.flush()
@@ -151,9 +156,9 @@ def test_readers_share_an_image_and_refuse_a_writer(bench: Bench) -> None:
     two = take(second, B, "sandbox-2", Mode.READERS)
     with pytest.raises(claims.ImageClaimed):
         take(second, B, "sandbox-3")
-    claims.give_back(first.ioctx, IMAGE, one.id)
+    claims.give_back(first.image, one.id)
     assert [each.node for each in claim_object.read(first.ioctx, IMAGE).claims.holders] == [B.node]
-    claims.give_back(second.ioctx, IMAGE, two.id)
+    claims.give_back(second.image, two.id)
 
 
 @pytest.mark.spec("H-53")
@@ -162,7 +167,7 @@ def test_writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced(be
     image, _ = attached(first, A)
     image.write(b"synced", 0)
     image.flush()
-    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    cut = fencing.fence(controller.image, A.node, even_if_connected=True)
     assert cut == (first.address,)
     after, _ = attached(second, B)
     assert after.read(0, 6) == b"synced"
@@ -180,9 +185,9 @@ def test_blocklist_does_not_end_while_a_process_may_live_also_after_its_lock_was
     image, _ = attached(first, A)
     image.write(b"x", 0)
     image.flush()
-    with claims.opened(controller.ioctx, IMAGE, read_only=True) as there:
-        assert claims.lockers(there) == {first.address}
-    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    with controller.image.opened() as there:
+        assert cluster_image.lockers(there) == {first.address}
+    fencing.fence(controller.image, A.node, even_if_connected=True)
     after, _ = attached(second, B)
     after.write(b"y", 0)
     assert bench.blocklist()[first.address] > LONG_S
@@ -193,7 +198,7 @@ def test_connected_holder_is_not_fenced(bench: Bench) -> None:
     first, controller = bench.node(), bench.controller()
     image, _ = attached(first, A)
     with pytest.raises(fencing.HolderConnected, match="node-a"):
-        fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+        fencing.fence(controller.image, A.node)
     image.write(b"still mine", 0)
     image.flush()
     assert bench.blocklist().get(first.address) is None
@@ -202,7 +207,7 @@ def test_connected_holder_is_not_fenced(bench: Bench) -> None:
 def test_fencing_of_a_node_that_has_no_claim_changes_nothing(bench: Bench) -> None:
     first, controller = bench.node(), bench.controller()
     attached(first, A)
-    assert fencing.fence(controller.cluster, controller.ioctx, IMAGE, B.node) == ()
+    assert fencing.fence(controller.image, B.node) == ()
     assert len(claim_object.read(first.ioctx, IMAGE).claims.holders) == 1
 
 
@@ -211,10 +216,10 @@ def test_holder_fenced_before_it_recorded_its_client_gets_an_error(bench: Bench)
     """Its runtime was frozen between the two steps: it must not give the disk to the guest."""
     first, controller = bench.node(), bench.controller()
     holder = take(first, A, "sandbox")
-    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    fencing.fence(controller.image, A.node)
     first.open()
     with pytest.raises(claims.ImageClaimLost):
-        claims.record(first.ioctx, IMAGE, holder.id)
+        claims.record(first.image, holder.id)
 
 
 @pytest.mark.spec("H-53")
@@ -223,7 +228,7 @@ def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench)
     attached(first, A)
     stranger.open()
     controller.open()
-    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    cut = fencing.fence(controller.image, A.node, even_if_connected=True)
     assert cut == (first.address,)
 
 
@@ -238,7 +243,7 @@ def test_unknown_client_is_cut_off_if_a_holders_was_not_recorded_but_none_of_cru
     controller.open()
     with own_clients.noted(other.ioctx, IMAGE, other.address):
         other.open()
-        cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+        cut = fencing.fence(controller.image, A.node)
     assert cut == (first.address,)
 
 
@@ -277,12 +282,12 @@ def test_fencing_that_another_has_overtaken_does_not_cut_off_the_next_holder(
 
     def overtaken(*arguments: Any) -> Any:
         monkeypatch.setattr(fencing, "_addresses", looked)
-        fencing.fence(other.cluster, other.ioctx, IMAGE, A.node, even_if_connected=True)
+        fencing.fence(other.image, A.node, even_if_connected=True)
         attached(second, A, "sandbox-2")
         return looked(*arguments)
 
     monkeypatch.setattr(fencing, "_addresses", overtaken)
-    fencing.fence(late.cluster, late.ioctx, IMAGE, A.node, even_if_connected=True)
+    fencing.fence(late.image, A.node, even_if_connected=True)
     assert second.address not in bench.blocklist()
     [holder] = claim_object.read(late.ioctx, IMAGE).claims.holders
     assert (holder.sandbox, holder.address) == ("sandbox-2", second.address)
@@ -292,26 +297,20 @@ class Killed(BaseException):
     """The process ended here."""
 
 
-class KilledBeforeCall:
-    """Passes the calls of a connection or pool, and ends the process before the one with a number."""
+@dataclass(frozen=True)
+class Interrupted:
+    """A client; `step` is called before it blocklists, and after that."""
 
-    STEPS = ("blocklist_add", "wait_for_latest_osdmap", "operate_write_op")
+    inner: cluster_image.Client
+    step: Callable[[], object]
 
-    def __init__(self, inner: Any, count: list[int], dies_at: int) -> None:
-        self._inner, self._count, self._dies_at = inner, count, dies_at
+    def address(self) -> str:
+        return self.inner.address()
 
-    def __getattr__(self, name: str) -> Any:
-        found: Callable[..., Any] = getattr(self._inner, name)
-        if name not in self.STEPS:
-            return found
-
-        def counted(*arguments: Any) -> Any:
-            self._count[0] += 1
-            if self._count[0] == self._dies_at:
-                raise Killed
-            return found(*arguments)
-
-        return counted
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        self.step()
+        self.inner.blocklist(addresses)
+        self.step()
 
 
 @pytest.mark.spec("H-53")
@@ -319,32 +318,92 @@ class KilledBeforeCall:
 def test_fencing_that_was_killed_gives_the_image_to_nobody_and_is_completed_by_the_next(
     bench: Bench, dies_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark, the blocklist, the map, the removal: killed before each of them."""
+    """The mark, the blocklist, the lock, the removal: killed before each of them."""
     first, second, controller = bench.node(), bench.node(), bench.controller()
     image, _ = attached(first, A)
     image.write(b"x", 0)
     count = [0]
-    dying = KilledBeforeCall(controller.cluster, count, dies_at)
     write = claim_object.swap
 
-    def swap(*arguments: Any) -> Any:
+    def step() -> None:
         count[0] += 1
         if count[0] == dies_at:
             raise Killed
+
+    def swap(*arguments: Any) -> Any:
+        step()
         return write(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(claim_object, "swap", swap)
+        dying = replace(controller.image, client=Interrupted(controller.connection, step))
         with pytest.raises(Killed):
-            fencing.fence(dying, controller.ioctx, IMAGE, A.node, even_if_connected=True)
-    with pytest.raises((claims.ImageClaimed, claims.ImageBeingFenced)):
+            fencing.fence(dying, A.node, even_if_connected=True)
+    with pytest.raises((claims.ImageClaimed, fencing.ImageNotCutOff)):
         take(second, B, "sandbox-2")
-    fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    fencing.fence(controller.image, A.node, even_if_connected=True)
     assert bench.blocklist()[first.address] > LONG_S
     after, _ = attached(second, B)
     after.write(b"y", 0)
     after.flush()
     check_cut_off(image)
+
+
+@pytest.mark.spec("H-53")
+def test_holder_that_ends_while_another_is_cut_off_stays_to_be_cut_off(bench: Bench) -> None:
+    """The cutting off that is late frees only those that it has cut off itself."""
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    for client, host in ((first, A), (second, B)):
+        holder = take(client, host, "sandbox", Mode.SHARED)
+        client.open()
+        claims.record(client.image, holder.id)
+    claims.give_back(first.image, first_holder(controller, A))
+    steps = iter((lambda: claims.give_back(second.image, first_holder(controller, B)), str))
+    late = Interrupted(controller.connection, lambda: next(steps)())
+    assert fencing.cut_off(replace(controller.image, client=late)) == (first.address,)
+    [left] = claim_object.read(controller.ioctx, IMAGE).claims.ended
+    assert left.address == second.address
+    assert second.address not in bench.blocklist()
+    assert fencing.cut_off(controller.image) == (second.address,)
+
+
+def first_holder(client: Client, host: Host) -> str:
+    [holder] = claim_object.read(client.ioctx, IMAGE).claims.of_node(host.node)
+    return holder.id
+
+
+def test_only_the_lock_of_a_client_that_is_cut_off_is_broken(bench: Bench) -> None:
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    image, _ = attached(first, A)
+    image.write(b"x", 0)
+    image.flush()
+    controller.image.break_locks(frozenset({second.address}))
+    with controller.image.opened() as there:
+        assert cluster_image.lockers(there) == {first.address}
+    controller.image.break_locks(frozenset({first.address}))
+    with controller.image.opened() as there:
+        assert cluster_image.lockers(there) == frozenset()
+
+
+class DoesNotBlocklist(Interrupted):
+    """The cluster has the entry, and an OSD does not know it yet."""
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """Nothing."""
+
+
+@pytest.mark.spec("H-53")
+def test_image_is_not_free_while_a_blocklisted_client_is_listed_as_a_watcher(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    attached(first, A)
+    monkeypatch.setattr(fencing, "WATCH_GONE_S", 0.3)
+    client = DoesNotBlocklist(controller.connection, str)
+    with pytest.raises(fencing.StillWatched, match=first.address):
+        fencing.fence(replace(controller.image, client=client), A.node, even_if_connected=True)
+    with pytest.raises(fencing.ImageNotCutOff):
+        take(second, B)
 
 
 def test_claim_that_cannot_be_read_is_nobodys(bench: Bench) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from crust.ceph import claim_object, claims, host_claims
+from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.fencing import ImageNotCutOff, cut_off
 from crust.ceph.host_claims import HostClaim
 from crust.host.process import boot
 from tests.support.ceph.image_claims import IMAGE, Bench
@@ -17,7 +18,7 @@ def holders(bench: Bench) -> tuple[claim_object.Holder, ...]:
 
 
 def test_claim_is_found_again_and_given_back(bench: Bench) -> None:
-    claim = HostClaim(bench.node().ioctx, IMAGE, HERE)
+    claim = HostClaim(bench.node().image, HERE)
     claim.take(Mode.WRITER, "")
     claim.take(Mode.WRITER, "")
     claim.record("192.0.2.1:0/7")
@@ -36,21 +37,21 @@ def test_claim_is_found_again_and_given_back(bench: Bench) -> None:
 def test_neither_a_virtual_machine_of_this_host_nor_another_host_gets_the_image(
     bench: Bench,
 ) -> None:
-    ioctx = bench.node().ioctx
-    HostClaim(ioctx, IMAGE, HERE).take(Mode.WRITER, "")
+    image = bench.node().image
+    HostClaim(image, HERE).take(Mode.WRITER, "")
     for host in (HERE, THERE):
         with pytest.raises(claims.ImageClaimed, match="the kernel of node node-a"):
-            claims.take(ioctx, IMAGE, Mode.WRITER, host, "sandbox", "vm")
+            claims.take(image, Mode.WRITER, host, "sandbox", "vm")
     with pytest.raises(claims.ImageClaimed):
-        HostClaim(ioctx, IMAGE, THERE).take(Mode.WRITER, "")
+        HostClaim(image, THERE).take(Mode.WRITER, "")
 
 
 @pytest.mark.parametrize("host", [HERE, THERE])
 def test_virtual_machines_claim_is_never_taken_over(bench: Bench, host: Host) -> None:
-    ioctx = bench.node().ioctx
-    claims.take(ioctx, IMAGE, Mode.WRITER, host, "sandbox", "vm")
+    image = bench.node().image
+    claims.take(image, Mode.WRITER, host, "sandbox", "vm")
     with pytest.raises(claims.ImageClaimed, match="sandbox sandbox on node"):
-        HostClaim(ioctx, IMAGE, HERE).take(Mode.WRITER, "")
+        HostClaim(image, HERE).take(Mode.WRITER, "")
     assert [each.id for each in holders(bench)] == ["vm"]
 
 
@@ -65,22 +66,24 @@ def test_virtual_machines_claim_is_never_taken_over(bench: Bench, host: Host) ->
 def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, later: Host, *, is_taken: bool
 ) -> None:
-    ioctx = bench.node().ioctx
-    before = HostClaim(ioctx, IMAGE, HERE)
+    client, kernel = bench.node(), bench.node()
+    before = HostClaim(client.image, HERE)
     before.take(Mode.WRITER, "")
-    before.record("192.0.2.1:0/7")
-    [mine] = (each.id for each in claim_object.read(ioctx, IMAGE).claims.holders)
+    kernel.open()
+    before.record(kernel.address)
+    [mine] = (each.id for each in holders(bench))
     monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
-    now = HostClaim(ioctx, IMAGE, later)
+    now = HostClaim(client.image, later)
     if not is_taken:
         with pytest.raises((claims.ImageClaimed, claims.HostNotIdentified)):
             now.take(Mode.WRITER, "")
-        assert [each.id for each in claim_object.read(ioctx, IMAGE).claims.holders] == [mine]
+        assert [each.id for each in holders(bench)] == [mine]
         return
+    with pytest.raises(ImageNotCutOff, match="the kernel of node node-a"):
+        now.take(Mode.WRITER, "")
+    assert cut_off(bench.controller().image) == (kernel.address,)
     now.take(Mode.WRITER, "")
-    found = claim_object.read(ioctx, IMAGE).claims
-    assert [each.id for each in found.holders] == ["krbd/another-boot/node-a"]
-    assert found.ended == ("192.0.2.1:0/7",)
+    assert [each.id for each in holders(bench)] == ["krbd/another-boot/node-a"]
 
 
 def test_stranger_who_has_the_image_open_refuses_the_claim_which_is_given_back(
@@ -88,15 +91,15 @@ def test_stranger_who_has_the_image_open_refuses_the_claim_which_is_given_back(
 ) -> None:
     bench.node().open()
     with pytest.raises(claims.ImageWatched):
-        HostClaim(bench.node().ioctx, IMAGE, HERE).take(Mode.WRITER, "")
+        HostClaim(bench.node().image, HERE).take(Mode.WRITER, "")
     assert holders(bench) == ()
 
 
 def test_hosts_share_an_image_whose_writers_know_of_each_other(bench: Bench) -> None:
-    ioctx = bench.node().ioctx
-    one, other = (HostClaim(ioctx, IMAGE, Host(each, each)) for each in ("a", "b"))
+    image = bench.node().image
+    one, other = (HostClaim(image, Host(each, each)) for each in ("a", "b"))
     one.take(Mode.SHARED, "")
-    assert host_claims.HostClaim(ioctx, IMAGE, Host("a", "a")).held() is not None
+    assert HostClaim(image, Host("a", "a")).held() is not None
     one.record("192.0.2.1:0/7")
     with pytest.raises(claims.ImageClaimed):
         other.take(Mode.WRITER, "")

@@ -34,6 +34,7 @@ from tests.support.ceph.image_claims import (
     B,
     Bench,
     Client,
+    as_admin,
     attached,
     take,
 )
@@ -116,7 +117,7 @@ def test_one_writer_of_a_shared_image_is_cut_off_and_the_others_stay(
     for client, host in ((first, A), (second, B)):
         holder = take(client, host, "sandbox", Mode.SHARED)
         client.open()
-        claims.record(client.ioctx, IMAGE, holder.id)
+        claims.record(client.image, holder.id)
     first.images.pop().close()
     assert fencing.fence([VOLUME], frozenset({A.node})) == frozenset()
     [left] = claim_object.read(second.ioctx, IMAGE).claims.holders
@@ -209,7 +210,7 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
     with (
         tempfile.TemporaryDirectory(prefix="crust-") as name,
         fake_kubernetes.serving(api, tmp_path) as kubeconfig,
-        measured.ioctx(POOL, namespace) as ioctx,
+        contextlib.ExitStack() as stack,
     ):
         base = Path(name)
         key = measured.controller(user, namespace)
@@ -224,12 +225,13 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         api.add_object("csinodes", "node-of-kubernetes", spec={"drivers": ids})
         async with controller(driver) as stub:
             image = (await _created(stub)).volume.volume_id
-        claims.take(ioctx, image, Mode.WRITER, A, "sandbox-1", "vm-1")
+        there = stack.enter_context(as_admin(measured, namespace, image))
+        claims.take(there, Mode.WRITER, A, "sandbox-1", "vm-1")
         with pytest.raises(claims.ImageClaimed):
-            claims.take(ioctx, image, Mode.WRITER, B, "sandbox-2", "vm-2")
+            claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")
         tainted(api, "node-of-kubernetes", ready="Unknown")
         async with controller(driver):
-            await until_free(ioctx, image)
+            await until_free(there.ioctx, image)
             await fenced_is_counted(driver)
         assert "was cut off from an image" in driver.log.read_text()
-        claims.take(ioctx, image, Mode.WRITER, B, "sandbox-2", "vm-2")
+        claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")

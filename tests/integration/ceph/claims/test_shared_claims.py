@@ -25,7 +25,7 @@ def shared(client: Client, host: Host, sandbox: str = "sandbox") -> tuple[Any, s
     """The steps of an attach; the open image and the holder's id."""
     holder = take(client, host, sandbox, Mode.SHARED)
     image = client.open()
-    assert claims.record(client.ioctx, IMAGE, holder.id) == client.address
+    assert claims.record(client.image, holder.id) == client.address
     return image, holder.id
 
 
@@ -51,7 +51,7 @@ def test_writers_of_two_nodes_share_an_image_and_see_what_the_other_writes(bench
     }
     of_a.close()
     first.images.clear()
-    claims.give_back(first.ioctx, IMAGE, holder)
+    claims.give_back(first.image, holder)
     assert nodes_of(second) == [B.node]
 
 
@@ -85,7 +85,7 @@ def test_second_writer_waits_until_the_firsts_client_is_recorded(bench: Bench) -
     with pytest.raises(claims.ImageBeingOpened, match="node-a"):
         take(second, B, "sandbox-2", Mode.SHARED)
     first.open()
-    claims.record(first.ioctx, IMAGE, holder.id)
+    claims.record(first.image, holder.id)
     shared(second, B)
     assert nodes_of(first) == [A.node, B.node]
 
@@ -121,6 +121,9 @@ def test_host_takes_over_its_own_writer_and_leaves_the_others(bench: Bench) -> N
     first, second, again = bench.node(), bench.node(), bench.node()
     shared(first, A, "sandbox-1")
     of_b, _ = shared(second, B)
+    with pytest.raises(fencing.ImageNotCutOff, match="sandbox-1"):
+        shared(again, A, "sandbox-2")
+    assert fencing.cut_off(bench.controller().image) == (first.address,)
     of_a, _ = shared(again, A, "sandbox-2")
     found = {each.node: each for each in claim_object.read(second.ioctx, IMAGE).claims.holders}
     assert (found[A.node].sandbox, found[A.node].address) == ("sandbox-2", again.address)
@@ -139,7 +142,7 @@ def test_fencing_of_one_writer_leaves_the_others(bench: Bench) -> None:
     of_b, _ = shared(second, B)
     of_a.write(b"of A", 0)
     of_a.flush()  # it has RBD's lock
-    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node, even_if_connected=True)
+    cut = fencing.fence(controller.image, A.node, even_if_connected=True)
     assert cut == (first.address,)
     assert nodes_of(second) == [B.node]
     of_b.write(b"of B", 0)
@@ -161,7 +164,7 @@ def test_fencing_of_a_writer_that_had_not_opened_the_image_leaves_the_others(ben
     of_b, _ = shared(second, B)
     take(first, A, "sandbox", Mode.SHARED)
     first.open()
-    cut = fencing.fence(controller.cluster, controller.ioctx, IMAGE, A.node)
+    cut = fencing.fence(controller.image, A.node)
     assert cut == (first.address,)
     of_b.write(b"of B", 0)
     of_b.flush()

@@ -176,8 +176,10 @@ def test_image_that_the_controller_flattens_is_attached_and_deleted(
         engine.place.image(ioctx, A, read_only=False) as image,
     ):
         image.write(b"x", 0)  # it has RBD's lock
-        holder = claims.take(guest, A, Mode.WRITER, claims.Host("node", "machine"), "pod", "vm")
-        claims.give_back(guest, A, holder.id)
+        holder = claims.take(
+            engine.place.claimed(guest, A), Mode.WRITER, claims.Host("node", "machine"), "pod", "vm"
+        )
+        claims.give_back(engine.place.claimed(guest, A), holder.id)
         engine.delete(A)
     assert not engine.exists(A)
 
@@ -196,11 +198,15 @@ def test_image_that_a_sandbox_has_claimed_is_not_deleted(
 ) -> None:
     engine.create(A, SIZE)
     holder = claims.take(
-        guest, A, Mode.WRITER, claims.Host("node-1", "machine"), "sandbox-1", "vm-1"
+        engine.place.claimed(guest, A),
+        Mode.WRITER,
+        claims.Host("node-1", "machine"),
+        "sandbox-1",
+        "vm-1",
     )
     with pytest.raises(StillAttached, match="sandbox-1"):
         engine.delete(A)
-    claims.give_back(guest, A, holder.id)
+    claims.give_back(engine.place.claimed(guest, A), holder.id)
     engine.delete(A)
     assert not engine.exists(A)
 

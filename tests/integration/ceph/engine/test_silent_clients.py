@@ -14,6 +14,7 @@ from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
 from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
 from crust.ceph import own_clients
+from crust.ceph.cluster_image import watchers
 from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephImageBusy
 from examples.cluster.ceph_cluster import CephCluster
@@ -206,7 +207,7 @@ def test_error_distinguishes_a_controller_from_a_guest_that_does_not_answer(
     engine.create(A, SIZE)
     with writer.running(ceph, namespace, A) as client:
         with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, A) as image:
-            (address,) = image_use.watchers(image)
+            (address,) = watchers(image)
         with client.frozen():
             with pytest.raises(RbdClientSilent, match=f"{address} of a virtual machine") as guest:
                 engine.grow(A, 2 * SIZE)

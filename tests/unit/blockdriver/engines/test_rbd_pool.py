@@ -1,6 +1,6 @@
 """A pool in Ceph that is looked for while the cluster comes back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -71,6 +71,10 @@ class StuckClient:
         raise AssertionError
 
     def address(self) -> str:
+        """Not reached."""
+        raise AssertionError
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
         """Not reached."""
         raise AssertionError
 

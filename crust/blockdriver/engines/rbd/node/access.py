@@ -285,7 +285,7 @@ class RbdAccess:
         try:
             # the kernel, asked first, would wait without end for a cluster that does not answer
             with place.ioctx(f"cannot unmap the image of {volume_id}") as ioctx:
-                claim = HostClaim(ioctx, volume_id, self._host)
+                claim = HostClaim(place.claimed(ioctx, volume_id), self._host)
                 claim.held()
                 self._devices.unmap(image)
                 claim.give_back()
@@ -299,7 +299,7 @@ class RbdAccess:
             note = self._read_note(volume_id)
             if note is None or not note.on_host:
                 with place.ioctx(f"cannot give back the image of {volume_id}") as ioctx:
-                    HostClaim(ioctx, volume_id, self._host).give_back()
+                    HostClaim(place.claimed(ioctx, volume_id), self._host).give_back()
                 durable.remove(self._owed(volume_id))
 
     def _check_closed(self, volume_id: volumes.VolumeId) -> None:
@@ -307,10 +307,9 @@ class RbdAccess:
         with place.ioctx(f"cannot look at the claims on {volume_id}") as ioctx:
             holders = claim_object.read(ioctx, volume_id).claims.holders
             here = [each for each in holders if each.is_on(self._host.node, self._host.machine)]
-            if not here or not place.has_image(ioctx, volume_id):
+            if not here:
                 return
-            with place.image(ioctx, volume_id) as image:
-                present = claims.watchers(image)
+            present = place.claimed(ioctx, volume_id).watchers()
         for each in here:
             if each.address in present:
                 raise StillAttached(volume_id, f"an image of {each.shown}")

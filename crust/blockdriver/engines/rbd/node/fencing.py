@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from crust import errors, metrics, volumes
 from crust.ceph import claim_object, fencing
+from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 
@@ -61,7 +62,7 @@ class RbdFencing:
         return frozenset(left)
 
     def _holders(self, connection: Connection, volume_id: volumes.VolumeId) -> frozenset[str]:
-        """The nodes that have claims, and one whose fencing was interrupted."""
+        """The nodes that have claims, and those whose fencing was interrupted."""
         what = f"cannot read the claims on {volume_id}"
         try:
             with connection.pool(self.pool, self.namespace, what) as ioctx:
@@ -69,14 +70,11 @@ class RbdFencing:
         except claim_object.UnreadableImageClaim as err:
             _log.warning("the claims on an image are not looked at", extra={"error": err})
             return frozenset()
-        return frozenset({claims.fencing, *(each.node for each in claims.holders)})
+        return frozenset(each.node for each in (*claims.holders, *claims.ended))
 
     def _fence(
         self, connection: Connection, volume_id: volumes.VolumeId, node: str
     ) -> tuple[str, ...]:
         what = f"cannot cut {node} off from {volume_id}"
-        with (
-            connection.cluster(what) as cluster,
-            connection.pool(self.pool, self.namespace, what) as ioctx,
-        ):
-            return fencing.fence(cluster, ioctx, volume_id, node)
+        with connection.pool(self.pool, self.namespace, what) as ioctx:
+            return fencing.fence(ClusterImage(connection, ioctx, volume_id), node)

@@ -53,7 +53,7 @@ class HostDevices:
                 missing = self.kernel.unsupported(there.features())
             if missing:
                 raise KernelLacksFeatures(volume_id, missing)
-            claim = HostClaim(ioctx, volume_id, self.host)
+            claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
             mapping = self._usable(image, claim, readonly=access.readonly)
             claim.take(mode, mapping.address if mapping else "")
             if mapping is None:

@@ -15,7 +15,7 @@ restart the notes of what is attached (`access`) name it, so what is staged can 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -86,7 +86,7 @@ class VolumeUsers:
         if known is not None and not secrets.get(deferral_keys.USER_KEY):
             return
         name, key = deferral_keys.ceph_user(volume_id, secrets)
-        who = CephUser(self._monitors, name, key, may_blocklist=False)
+        who = CephUser(self._monitors, name, key)
         if self._take(volume_id, who):
             return
         made = self._connected(who)
@@ -186,6 +186,10 @@ class VolumeUsers:
     def address(self) -> str:
         """As `Connection.address`."""
         return self._last("cannot read the client's address").address()
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """As `Connection.blocklist`."""
+        self._last("cannot blocklist a client").blocklist(addresses)
 
     @property
     def who(self) -> CephUser:

@@ -14,6 +14,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
+from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
 from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
@@ -41,6 +42,7 @@ class RbdProvisioning:
     copies: RbdCopies
     capacity: CephSpace
     background: BackgroundWork
+    ended_claims: EndedClaims
     locks: VolumeLocks
 
     @property
@@ -56,6 +58,12 @@ class RbdProvisioning:
     def open(self) -> None:
         """Begin the background work."""
         self.background.start()
+        self.ended_claims.start()
+
+    def stop(self) -> None:
+        """End the background work."""
+        self.ended_claims.stop()
+        self.background.stop()
 
     def check(self) -> None:
         """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
@@ -186,5 +194,6 @@ def provisioning(place: Place) -> RbdProvisioning:
         copies,
         CephSpace(place),
         BackgroundWork(place, copies),
+        EndedClaims(place),
         VolumeLocks(place),
     )

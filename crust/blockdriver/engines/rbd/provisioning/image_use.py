@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from crust import errors
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, claim_object, own_clients
-from crust.ceph.binding import Image, Ioctx
+from crust.ceph import binding, claim_object, fencing, own_clients
+from crust.ceph.binding import Ioctx
+from crust.ceph.cluster_image import lockers, watchers
 
 _ANSWERS_WITHIN_MS = 3000
 
@@ -68,21 +69,17 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def watchers(image: Image) -> tuple[str, ...]:
-    """The addresses of the clients that have the image open for writing."""
-    return tuple(sorted(str(each["addr"]) for each in image.watchers_list()))
-
-
 def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
-    """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it."""
-    claims = claim_object.read(ioctx, name).claims
+    """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it.
+
+    Clients that have ended are cut off first: what they have sent would be written into an image that is gone.
+    """
+    fencing.cut_off(place.claimed(ioctx, name))
     with place.image(ioctx, name) as image:
-        found = own_clients.unknown_clients(
-            ioctx, name, lambda: frozenset(watchers(image)).difference(claims.ended)
-        )
+        found = own_clients.unknown_clients(ioctx, name, lambda: watchers(image))
     if found:
         raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
-    for holder in claims.holders:
+    for holder in claim_object.read(ioctx, name).claims.holders:
         raise StillAttached(name, f"an image that {holder.shown} has claimed")
 
 
@@ -91,20 +88,14 @@ def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
     at_s = now_s()
     own = own_clients.addresses(ioctx, name)
     with place.image(ioctx, name) as image:
-        found, header = watchers(image), f"rbd_header.{image.id()}"
-        owners = lock_owners(image)
+        found, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
+        owners = lockers(image)
     if found and not answer(ioctx, header):
         raise RbdClientSilent(name, found, own)
-    gone = tuple(each for each in owners if each not in found)
+    gone = tuple(sorted(owners.difference(found)))
     if gone and claim_object.read(ioctx, name).claims.holders:
         raise RbdClientSilent(name, gone, own)
     return ClientsSeen(name, header, found, own, at_s)
-
-
-def lock_owners(image: Image) -> tuple[str, ...]:
-    """The addresses of the clients that have librbd's own lock."""
-    found = image.list_lockers()  # of a free lock it is an empty list
-    return tuple(str(each[2]) for each in found["lockers"]) if isinstance(found, dict) else ()
 
 
 def answer(ioctx: Ioctx, header: str) -> bool:

@@ -1,0 +1,104 @@
+"""An image of a namespace as one client of the cluster sees it: who has it open, who has librbd's lock.
+
+A client that opens an image for writing watches its header; the OSD forgets a watch 30 s after the last sign of life.
+A client that writes has librbd's own lock, which stays until the client gives it back, after all that it has sent was
+answered, or until it is broken. So of a client that neither watches nor has the lock nothing can arrive any more: it
+has closed the image, or has never written. That holds for images with the feature exclusive-lock alone.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from crust.ceph.binding import Image, Ioctx, load
+
+_CLIENT = 8
+"""CEPH_ENTITY_TYPE_CLIENT."""
+
+
+class Client(Protocol):
+    """What is asked of the connection: `crust.ceph.connection.Connection`, or one by keys that calls bring."""
+
+    def address(self) -> str:
+        """This client's own address in the cluster."""
+        ...
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """Cut clients off, and wait for the map that says so. Raises `CephNotPermitted`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterImage:
+    """The image `name` in the namespace of `ioctx`, and the client that asks about it."""
+
+    client: Client
+    ioctx: Ioctx
+    name: str
+
+    @contextmanager
+    def opened(self) -> Iterator[Image]:
+        """The image, open for reading, which is no watch. Raises `rbd.ImageNotFound`."""
+        made: Image = load().rbd.Image(self.ioctx, self.name, read_only=True)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def watchers(self) -> frozenset[str]:
+        """The addresses of the clients that have the image open for writing; none if there is no image."""
+        try:
+            with self.opened() as there:
+                return watchers(there)
+        except load().rbd.ImageNotFound:
+            return frozenset()
+
+    def not_closed(self, addresses: frozenset[str]) -> frozenset[str]:
+        """Those of the clients of which something may still arrive: they watch the image, or have librbd's lock."""
+        try:
+            with self.opened() as there:
+                if not there.features() & load().rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
+                    return addresses
+                return addresses & (watchers(there) | lockers(there))
+        except load().rbd.ImageNotFound:
+            return frozenset()
+
+    def break_locks(self, addresses: frozenset[str]) -> None:
+        """Take librbd's lock from clients that are blocklisted, and from no other.
+
+        By the object class of locks: librbd's own call blocklists again, for an hour, and is a writer of the image.
+        """
+        with self.opened() as there:
+            header, found = f"rbd_header.{there.id()}", _lockers(there)
+        for client, cookie, address in found:
+            if address in addresses:
+                with suppress(load().rados.ObjectNotFound):  # another one has broken it
+                    self.ioctx.execute(header, "lock", "break_lock", _break(client, cookie))
+
+
+def _break(client: str, cookie: str) -> bytes:
+    """cls_lock_break_op: the lock's name, its holder (an entity of type client, and its number), and the cookie."""
+    number = int(client.removeprefix("client."))
+    body = _text("rbd_lock") + struct.pack("<Bq", _CLIENT, number) + _text(cookie)
+    return struct.pack("<BBI", 1, 1, len(body)) + body
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def watchers(image: Image) -> frozenset[str]:
+    """The addresses of the clients that have the image open for writing."""
+    return frozenset(str(each["addr"]) for each in image.watchers_list())
+
+
+def lockers(image: Image) -> frozenset[str]:
+    """The addresses of the clients that have librbd's own lock."""
+    return frozenset(address for _, _, address in _lockers(image))
+
+
+def _lockers(image: Image) -> list[tuple[str, str, str]]:
+    found = image.list_lockers()  # of a free lock it is an empty list
+    return list(found["lockers"]) if isinstance(found, dict) else []

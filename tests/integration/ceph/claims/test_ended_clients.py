@@ -1,0 +1,189 @@
+"""Clients that ended without closing their image: nobody gets it before they are blocklisted, in a real cluster."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import rbd
+
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
+from crust.ceph import claim_object, claims, fencing
+from crust.ceph.claim_object import Mode
+from crust.ceph.connection import Connection
+from crust.ceph.failures import CephNotPermitted
+from examples.cluster.ceph_cluster import POOL
+from tests.support.ceph import lossy_path, rbd_writer
+from tests.support.ceph.image_claims import (
+    IMAGE,
+    LONG_S,
+    SIZE,
+    A,
+    B,
+    Bench,
+    Client,
+    attached,
+    check_cut_off,
+    take,
+)
+from tests.support.ceph.rbd_writer import Writer
+
+OWN_ADDRESSES = (
+    'allow r, allow command "osd blocklist" with blocklistop=add addr regex '
+    r'"^127\.0\.0\.1:0/[1-9][0-9]*$"'
+)
+"""What docs/security.md gives to a node that may cut off clients of its own host."""
+
+
+@pytest.fixture
+def ended(connection: Connection, namespace: str) -> EndedClaims:
+    """What the controller looks for in the background."""
+    return EndedClaims(Place(connection, POOL, namespace))
+
+
+@contextlib.contextmanager
+def running(bench: Bench, runtime: Client, vm: str) -> Iterator[Writer]:
+    """A hypervisor on node A that has claimed the image and written to it."""
+    take(runtime, A, "sandbox-1", vm=vm)
+    with rbd_writer.running(bench.ceph, bench.namespace, IMAGE) as hypervisor:
+        claims.record(runtime.image, vm)
+        yield hypervisor
+
+
+@pytest.mark.spec("H-53")
+@pytest.mark.timeout(180)
+def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
+    bench: Bench, ended: EndedClaims
+) -> None:
+    """The path to the OSD loses packets while the hypervisor writes; it is killed, and the path recovers later."""
+    runtime, second = bench.node(), bench.node()
+    with (
+        running(bench, runtime, "vm-1") as hypervisor,
+        lossy_path.cut(hypervisor.process.pid) as path,
+    ):
+        hypervisor.send(b"STALE" * 4096)
+        path.wait_until_sent(5 * 4096)
+        hypervisor.kill()
+        claims.give_back(runtime.image, "vm-1")
+        with pytest.raises(fencing.ImageNotCutOff, match="of sandbox sandbox-1 on node node-a"):
+            take(second, B)
+        ended.look()
+        after, _ = attached(second, B)
+        after.write(b"NEW data of node B, synced", 0)
+        after.flush()
+        path.deliver()
+    assert after.read(0, 26) == b"NEW data of node B, synced"
+
+
+@pytest.mark.spec("H-53")
+def test_controller_cuts_off_exactly_the_client_that_ended_and_frees_its_image(
+    bench: Bench, ended: EndedClaims
+) -> None:
+    runtime, other = bench.node(), bench.node()
+    with running(bench, runtime, "vm-1") as hypervisor:
+        other.open()
+        [holder] = claim_object.read(runtime.ioctx, IMAGE).claims.holders
+        hypervisor.kill()
+        claims.give_back(runtime.image, "vm-1")
+        found = claim_object.read(runtime.ioctx, IMAGE).claims
+        assert (found.holders, found.ended) == ((), (holder,))
+        ended.look()
+    assert claim_object.read(runtime.ioctx, IMAGE).cookie == ""
+    blocklist = bench.blocklist()
+    assert blocklist[holder.address] > LONG_S
+    assert other.address not in blocklist
+
+
+def test_client_that_closed_the_image_costs_nothing(bench: Bench) -> None:
+    runtime, second = bench.node(), bench.node()
+    image, holder = attached(runtime, A)
+    image.write(b"x", 0)
+    image.close()
+    runtime.images.clear()
+    before = set(bench.blocklist())
+    claims.give_back(runtime.image, holder)
+    attached(second, B)
+    assert set(bench.blocklist()) == before
+
+
+def test_reader_that_was_killed_is_not_cut_off(bench: Bench) -> None:
+    runtime = bench.node()
+    holder = take(runtime, A, mode=Mode.READERS)
+    runtime.open()
+    claims.record(runtime.image, holder.id)
+    claims.give_back(runtime.image, holder.id)
+    assert claim_object.read(runtime.ioctx, IMAGE).cookie == ""
+
+
+@pytest.mark.spec("H-53")
+def test_without_the_feature_exclusive_lock_nothing_shows_that_a_client_has_closed_the_image(
+    bench: Bench,
+) -> None:
+    runtime = bench.node()
+    with bench.ceph.ioctx(POOL, bench.namespace) as ioctx:
+        rbd.RBD().remove(ioctx, IMAGE)
+        rbd.RBD().create(ioctx, IMAGE, SIZE, old_format=False, features=rbd.RBD_FEATURE_LAYERING)
+    image, holder = attached(runtime, A)
+    address = runtime.address
+    image.close()
+    runtime.images.clear()
+    claims.give_back(runtime.image, holder)
+    [left] = claim_object.read(runtime.ioctx, IMAGE).claims.ended
+    assert left.address == address
+    fencing.cut_off(bench.controller().image)
+    assert address in bench.blocklist()
+
+
+@pytest.mark.spec("H-53")
+def test_image_with_a_client_that_ended_is_deleted_after_that_is_cut_off(
+    bench: Bench, connection: Connection, namespace: str
+) -> None:
+    from crust.blockdriver.engines.rbd.provisioning import image_use
+
+    runtime = bench.node()
+    _, holder = attached(runtime, A)
+    claims.give_back(runtime.image, holder)
+    place = Place(connection, POOL, namespace)
+    with place.ioctx("cannot test") as ioctx:
+        image_use.check_unused(place, ioctx, IMAGE)
+    assert runtime.address in bench.blocklist()
+
+
+# a node whose user may blocklist the clients of its own host
+
+
+@pytest.fixture
+def able(bench: Bench) -> Client:
+    """A node with that right."""
+    name = f"able-{bench.namespace}"
+    osd = f"profile rbd pool={POOL} namespace={bench.namespace}"
+    return bench.client(name, bench.ceph.user(name, {"mon": OWN_ADDRESSES, "osd": osd}))
+
+
+@pytest.mark.spec("H-53")
+def test_node_that_may_blocklist_its_own_clients_frees_the_image_itself(
+    bench: Bench, able: Client
+) -> None:
+    first, second = bench.node(), bench.node()
+    image, holder = attached(first, A)
+    image.write(b"x", 0)
+    image.flush()
+    claims.give_back(able.image, holder)
+    assert bench.blocklist()[first.address] > LONG_S
+    check_cut_off(image)
+    after, _ = attached(second, B)
+    after.write(b"y", 0)
+    after.flush()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0/0", "127.0.0.2:0/12345", "10.0.0.1:0/7"])
+def test_node_that_may_blocklist_its_own_clients_cuts_off_no_other(
+    able: Client, address: str
+) -> None:
+    with pytest.raises(CephNotPermitted):
+        able.connection.blocklist([address])
+
+
+def test_node_without_the_right_cuts_nobody_off(bench: Bench) -> None:
+    with pytest.raises(CephNotPermitted):
+        bench.node().connection.blocklist(["127.0.0.1:0/12345"])

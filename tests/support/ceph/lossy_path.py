@@ -1,0 +1,132 @@
+"""A bad link between a process and the daemons of a Ceph cluster: every segment that arrives is dropped.
+
+The process's sockets outlive it here. Else its kernel might send the end of the connection with the last data, and an
+OSD that sees both at once may drop the data (osd_discard_disconnected_ops), or not.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_PIDFD_GETFD = 438
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class LossyPath:
+    """The connections of one process, whose segments are dropped at both ends."""
+
+    ends: list[socket.socket]
+    """Of the process."""
+    far_ends: list[socket.socket]
+    ports: frozenset[int]
+    """Of the process."""
+
+    def wait_until_sent(self, data_bytes: int) -> None:
+        """Until the process's kernel has so much in a socket that nobody has acknowledged."""
+        pause = threading.Event()
+        while max(each.unsent for each in self._own()) < data_bytes:
+            pause.wait(0.05)
+
+    def deliver(self) -> None:
+        """Deliver again, and wait until the daemons have read all that the process had sent."""
+        for each in (*self.far_ends, *self.ends):
+            each.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        pause = threading.Event()
+        while any(each.unsent for each in self._own()):
+            pause.wait(0.1)
+        while any(each.unread for each in _connections() if each.peer in self.ports):
+            pause.wait(0.1)
+
+    def close(self) -> None:
+        """Let the connections end."""
+        for each in (*self.far_ends, *self.ends):
+            each.close()
+
+    def _own(self) -> list["_Connection"]:
+        return [each for each in _connections() if each.port in self.ports]
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A line of /proc/net/tcp."""
+
+    inode: str
+    port: int
+    peer: int
+    unsent: int
+    """Bytes that were sent and not acknowledged, or not sent yet."""
+    unread: int
+
+
+@contextlib.contextmanager
+def cut(pid: int) -> Iterator[LossyPath]:
+    """Cut the process off from whatever it is connected to by TCP, in both directions."""
+    own = _sockets(pid)
+    ports = frozenset(each.getsockname()[1] for each in own)
+    path = LossyPath(own, [far for port in ports for far in _far_ends(port)], ports)
+    try:
+        for each in (*path.far_ends, *own):
+            _drop_all(each)
+        yield path
+    finally:
+        path.close()
+
+
+def _sockets(pid: int) -> list[socket.socket]:
+    """Duplicates of its connected TCP sockets."""
+    found = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{number}").startswith("socket:"):
+                each = _duplicate(pid, int(number))
+                if each.family == socket.AF_INET and each.getpeername():
+                    found.append(each)
+    return found
+
+
+def _far_ends(port: int) -> list[socket.socket]:
+    """The other ends of connections from this port, in whichever process of this host they are."""
+    inodes = {f"socket:[{each.inode}]" for each in _connections() if each.peer == port}
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{number}") in inodes:
+                        found.append(_duplicate(int(pid), int(number)))
+    return found
+
+
+def _connections() -> list[_Connection]:
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_, inode = line.split()[:10]
+        port, peer = (int(each.rpartition(":")[2], 16) for each in (local, remote))
+        unsent, unread = (int(each, 16) for each in queues.split(":"))
+        found.append(_Connection(inode, port, peer, unsent, unread))
+    return found
+
+
+def _duplicate(pid: int, number: int) -> socket.socket:
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    finally:
+        os.close(pidfd)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return socket.socket(fileno=found)
+
+
+def _drop_all(each: socket.socket) -> None:
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K 0
+    program = struct.pack("HxxxxxxQ", 1, ctypes.addressof(code))
+    each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
