@@ -78,7 +78,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
     yield warning(
         f"whether the cluster detaches volumes by force cannot be seen from a node; it concerns {concerned}",
         "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
-        "check that it runs with --disable-force-detach-on-timeout=true (Kubernetes 1.30 and later): "
+        "check that it runs with --disable-force-detach-on-timeout=true: "
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
         "or run crust shim --controller with a table [kubernetes]. With attachRequired: false nothing is detached so",
     )

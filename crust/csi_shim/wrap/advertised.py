@@ -6,8 +6,7 @@ A CO calls GET_VOLUME_STATS and EXPAND_VOLUME only where they are advertised; a 
   does not, as without the shim.
 - EXPAND_VOLUME always, if the plugin says that its volumes can be expanded and its node needs nothing for it: the
   controller's shim requires the node's part for every mounted volume, because it cannot know which ones are deferred.
-  A kubelet asks before the first publish too, when nothing of the volume is here, and older ones (1.20) do not mount
-  a volume whose expansion they find unsupported.
+  A kubelet asks before the first publish too, when nothing of the volume is here.
 - Deferral, to a caller that opts in.
 
 Nothing else: VOLUME_MOUNT_GROUP would end the kubelet's own fsGroup for all volumes of the driver.

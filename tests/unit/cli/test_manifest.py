@@ -16,8 +16,8 @@ from tests.support.third_party import kustomize
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
-VERSIONS = ("1.31", "1.34", "1.37")
-NEWER = {("VolumeAttributesClass", "1.31")}
+VERSIONS = ("1.30", "1.34", "1.37")
+NEWER = {("VolumeAttributesClass", "1.30")}
 """What an older Kubernetes has not, as docs/kubernetes.md says."""
 OVERLAYS = {
     ("block-driver",): (),

@@ -69,7 +69,7 @@ async def kubelet() -> AsyncIterator[Kubelet]:
 async def test_expand_volume_is_advertised_where_the_plugin_says_that_its_volumes_grow(
     kubelet: Kubelet,
 ) -> None:
-    """The controller's shim requires the node's part, and an old kubelet mounts nothing if that is unsupported."""
+    """The controller's shim requires the node's part for every mounted volume."""
     kubelet.driver.expands = True
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
 

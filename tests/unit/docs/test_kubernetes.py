@@ -26,8 +26,8 @@ OVERLAYS = (
     "ceph-node",
 )
 CONTROLLERS = ("ceph-controller",)
-VERSIONS = ("1.31", "1.34", "1.37")
-NEWER = {("VolumeAttributesClass", "1.31")}
+VERSIONS = ("1.30", "1.34", "1.37")
+NEWER = {("VolumeAttributesClass", "1.30")}
 """What an older Kubernetes has not, as docs/kubernetes.md says."""
 WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
 """Custom resources: their schemas are not Kubernetes' own."""
