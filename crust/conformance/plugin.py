@@ -131,7 +131,7 @@ class Plugin:
         co = Co(self._driver.channel, found.has, found.options, self._host, one)
         self._last = lambda: co.last
         yield co
-        self._findings = [*co.findings, *self._findings, *co.undo.clean()]
+        self._findings = [*co.findings, *self._findings, *co.clean()]
 
     def _tried(self, one: case.Case) -> inferred.Inferred:
         """What is tried out is tried once, and only for a case that creates volumes."""

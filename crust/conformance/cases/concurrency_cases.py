@@ -24,7 +24,7 @@ def test_concurrent_identical_creates_make_one_volume(co: Co) -> None:
     """
     request = co.create_request()
     answers = co.concurrently([(co.controller.CreateVolume, request)] * _CALLERS)
-    volume = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
+    volume = co.until_final(co.controller.CreateVolume, request).volume
     with co.should():
         _all_joined(answers)
     for answer in answers:
@@ -40,11 +40,7 @@ def test_concurrent_creates_of_different_volumes_succeed(co: Co) -> None:
     """Concurrency: calls for different volumes do not block each other."""
     requests = [co.create_request() for _ in range(_CALLERS)]
     answers = co.concurrently([(co.controller.CreateVolume, each) for each in requests])
-    made = [
-        co.delete_later(each.volume).volume_id
-        for each in answers
-        if not isinstance(each, grpc.StatusCode)
-    ]
+    made = [each.volume.volume_id for each in answers if not isinstance(each, grpc.StatusCode)]
     assert len(made) == _CALLERS, answers
     assert len(set(made)) == _CALLERS
 
@@ -62,7 +58,6 @@ def test_concurrent_identical_publishes_mount_once(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     answers = co.concurrently([(co.node.NodePublishVolume, request)] * _CALLERS)
     with co.should():
@@ -94,7 +89,7 @@ def test_concurrent_create_and_delete_leave_volume_complete_or_deleted(co: Co) -
     co.concurrently([(co.controller.CreateVolume, request)] * 2)
     with co.should():
         assert deleting.exception() is None or _code(deleting) is Code.ABORTED, _code(deleting)
-    again = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
+    again = co.until_final(co.controller.CreateVolume, request).volume
     validate = csi_pb2.ValidateVolumeCapabilitiesRequest(
         volume_id=again.volume_id, volume_capabilities=[co.mount]
     )
@@ -108,16 +103,14 @@ def test_cancelled_calls_succeed_when_retried(co: Co) -> None:
     request = co.create_request()
     for after_s in (0.001, 0.005, 0.02):
         co.abandoned(co.controller.CreateVolume, request, after_s)
-    volume = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
+    volume = co.until_final(co.controller.CreateVolume, request).volume
     co.attach(volume)
     staging = co.stage_request(volume)
-    co.undo.later(lambda: co.unstage(volume))
     for after_s in (0.001, 0.005, 0.02):
         if "node.STAGE_UNSTAGE_VOLUME" in co.has:
             co.abandoned(co.node.NodeStageVolume, staging, after_s)
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     publish = co.publish_request(volume, target)
     for after_s in (0.001, 0.005, 0.02):
         co.abandoned(co.node.NodePublishVolume, publish, after_s)

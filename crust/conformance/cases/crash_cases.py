@@ -62,19 +62,14 @@ def test_calls_killed_midway_succeed_when_retried(co: Co) -> None:
     _restart(co)
     for future in futures:
         future.cancel()
-    volumes = [
-        co.delete_later(co.until_final(co.controller.CreateVolume, each).volume)
-        for each in requests
-    ]
+    volumes = [co.until_final(co.controller.CreateVolume, each).volume for each in requests]
     assert len({each.volume_id for each in volumes}) == len(requests)
     volume = volumes[0]
     co.attach(volume)
     target = co.target()
-    co.undo.later(lambda: co.unstage(volume))
     if "node.STAGE_UNSTAGE_VOLUME" in co.has:
         _killed_during(co, co.node.NodeStageVolume, co.stage_request(volume))
     co.stage(volume)
-    co.unpublish_later(volume.volume_id, target)
     publish = co.publish_request(volume, target)
     _killed_during(co, co.node.NodePublishVolume, publish)
     co.until_final(co.node.NodePublishVolume, publish)
@@ -135,7 +130,7 @@ def test_clone_killed_midway_succeeds_when_retried(co: Co) -> None:
     co.host.write(target / "file", _DATA)
     request = co.create_request(source=copies.of_volume(volume.volume_id))
     _killed_during(co, co.controller.CreateVolume, request)
-    clone = co.delete_later(co.until_final(co.controller.CreateVolume, request).volume)
+    clone = co.until_final(co.controller.CreateVolume, request).volume
     _restart(co)
     again = co.until_final(co.controller.CreateVolume, request).volume
     assert again.volume_id == clone.volume_id

@@ -45,7 +45,6 @@ def test_concurrent_identical_attaches_and_detaches_succeed(co: Co) -> None:
     OK or ABORTED.
     """
     volume = co.volume()
-    co.detach_later(volume.volume_id)
     _joined(co, co.controller.ControllerPublishVolume, co.attach_request(volume))
     detach = csi_pb2.ControllerUnpublishVolumeRequest(
         volume_id=volume.volume_id, node_id=co.node_id()
@@ -63,7 +62,6 @@ def test_concurrent_identical_stages_and_unstages_succeed(co: Co) -> None:
     """Concurrency: equal NodeStageVolume calls at once, and equal NodeUnstageVolume calls, are OK or ABORTED."""
     volume = co.volume()
     co.attach(volume)
-    co.undo.later(lambda: co.unstage(volume))
     _joined(co, co.node.NodeStageVolume, co.stage_request(volume))
     unstage = csi_pb2.NodeUnstageVolumeRequest(
         volume_id=volume.volume_id, staging_target_path=str(co.staging(volume))
@@ -234,7 +232,7 @@ def test_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     ]
     _ok_or_aborted(co, co.concurrently(calls))
     co.until_final(co.controller.ControllerExpandVolume, expand)
-    copied = co.delete_later(co.until_final(co.controller.CreateVolume, clone).volume)
+    copied = co.until_final(co.controller.CreateVolume, clone).volume
     made = copies.take(co, snapshot)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id), size_bytes=size)
     for each in (copied, restored):

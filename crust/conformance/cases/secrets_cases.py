@@ -47,14 +47,12 @@ def test_no_secret_is_in_the_log(co: Co) -> None:
         volume = co.volume()
         co.stage(volume)
         target = co.target()
-        co.unpublish_later(volume.volume_id, target)
         publish = co.publish_request(volume, target)
         publish.volume_context[_TOKENS] = token
         co.ask(co.node.NodePublishVolume, publish)
         _copy_and_grow(co, volume)
         publish.volume_capability.mount.mount_flags.append(f"password={flag}")
         publish.target_path = str(co.target())
-        co.unpublish_later(publish.volume_id, co.target())
         co.outcome(co.node.NodePublishVolume, publish)
         co.unpublish(volume.volume_id, target)
 

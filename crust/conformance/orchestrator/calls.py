@@ -67,6 +67,17 @@ class Calls:
         assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
         return message
 
+    def reply(
+        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
+    ) -> Answer | Refusal:
+        """The answer of a call that a driver may refuse, or the refusal, whose code the case judges."""
+        try:
+            answer = method(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            self._refused(request, error)
+            return self._refusal(request, "was answered", error)
+        return self._checked(request, answer)
+
     def outcome(
         self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
     ) -> tuple[grpc.StatusCode, str]:

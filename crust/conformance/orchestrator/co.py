@@ -1,14 +1,16 @@
 """The CO of a case: it creates volumes, attaches, stages and publishes them, and removes all of it again.
 
-Every step is noted before it is requested, so that a case that failed half-way is undone too (`undo`).
+Every call is seen by `undo`, so that whatever a case has done is undone, also where it failed half-way.
 """
 
 import itertools
 import secrets as tokens
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from crust.conformance.case import BLOCK, Case, Clause, Strength
 from crust.conformance.options import Options
@@ -39,14 +41,24 @@ class Co(Calls):
         self.has = has
         self.options = options
         self.host = host
+        self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
+        self.undo = Undo(host, self.root, options.parameters.secrets)
+        channel = grpc.intercept_channel(channel, self.undo)
         self.identity = csi_pb2_grpc.IdentityStub(channel)
         self.controller = csi_pb2_grpc.ControllerStub(channel)
         self.groups = csi_pb2_grpc.GroupControllerStub(channel)
         self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
         self.node = csi_pb2_grpc.NodeStub(channel)
-        self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
-        self.undo = Undo(self, host, self.root)
         self._attached: dict[str, dict[str, str]] = {}
+
+    def clean(self) -> list[Finding]:
+        """Undo what the case has done; returns what could not be removed."""
+        return self.undo.clean(self, self._method)
+
+    def _method(self, request: Message) -> Any:
+        rpc = request.DESCRIPTOR.name.removesuffix("Request")
+        stubs = (self.controller, self.groups, self.node)
+        return next(getattr(stub, rpc) for stub in stubs if hasattr(stub, rpc))
 
     def should(self) -> "_Weaker":
         """What fails in its block breaks the case's SHOULD; the case goes on."""
@@ -98,14 +110,8 @@ class Co(Calls):
         )
 
     def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
-        """CreateVolume that must be OK; deleted in the end."""
-        return self.delete_later(self.ask(self.controller.CreateVolume, request).volume)
-
-    def delete_later(self, volume: csi_pb2.Volume) -> csi_pb2.Volume:
-        """Delete a volume in the end, if it has an id to delete it by."""
-        if volume.volume_id:
-            self.undo.later(lambda: self.delete(volume.volume_id))
-        return volume
+        """CreateVolume that must be OK."""
+        return self.ask(self.controller.CreateVolume, request).volume
 
     def volume(
         self,
@@ -163,17 +169,12 @@ class Co(Calls):
         *,
         readonly: bool = False,
     ) -> None:
-        """ControllerPublishVolume where the driver attaches; undone in the end."""
+        """ControllerPublishVolume where the driver attaches."""
         if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
             return
-        self.detach_later(volume.volume_id)
         request = self.attach_request(volume, capability, readonly=readonly)
         answer = self.until_final(self.controller.ControllerPublishVolume, request)
         self._attached[volume.volume_id] = dict(answer.publish_context)
-
-    def detach_later(self, volume_id: str) -> None:
-        """Detach in the end."""
-        self.undo.later(lambda: self.detach(volume_id))
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
@@ -225,7 +226,7 @@ class Co(Calls):
         *,
         path: Path | None = None,
     ) -> None:
-        """Attach and stage, where the driver does that; undone in the end."""
+        """Attach and stage, where the driver does that."""
         self.attach(volume, capability)
         self.stage_attached(volume, capability, path=path)
 
@@ -236,10 +237,9 @@ class Co(Calls):
         *,
         path: Path | None = None,
     ) -> None:
-        """Stage what is attached, where the driver stages; undone in the end."""
+        """Stage what is attached, where the driver stages."""
         if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
             return
-        self.undo.later(lambda: self.unstage(volume, path=path))
         self.until_final(
             self.node.NodeStageVolume, self.stage_request(volume, capability, path=path)
         )
@@ -292,9 +292,8 @@ class Co(Calls):
         target: Path | None = None,
         readonly: bool = False,
     ) -> Path:
-        """NodePublishVolume for a pod; returns the target. Undone in the end."""
+        """NodePublishVolume for a pod; returns the target."""
         target = target or self.target()
-        self.unpublish_later(volume.volume_id, target)
         request = self.publish_request(volume, target, capability, readonly=readonly)
         self.until_final(self.node.NodePublishVolume, request)
         return target
@@ -317,10 +316,6 @@ class Co(Calls):
     ) -> None:
         """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
         self.refused(method, request, Code.OK, Code.NOT_FOUND)
-
-    def unpublish_later(self, volume_id: str, target: Path) -> None:
-        """Unpublish in the end."""
-        self.undo.later(lambda: self.unpublish(volume_id, target))
 
     def unpublish(self, volume_id: str, target: Path) -> None:
         """NodeUnpublishVolume that must be OK."""

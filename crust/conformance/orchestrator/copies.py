@@ -5,7 +5,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator import undo
+from crust.conformance.orchestrator.calls import Code, Refusal
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
@@ -25,13 +26,18 @@ def snapshot_request(co: Co, volume_id: str, *, name: str = "") -> csi_pb2.Creat
 
 
 def snapshot(co: Co, volume_id: str) -> csi_pb2.Snapshot:
-    """A snapshot, ready to use; deleted in the end."""
+    """A snapshot, ready to use."""
     return take(co, snapshot_request(co, volume_id))
 
 
 def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot, asked again until it is ready to use, as the snapshotter does."""
-    made = begin(co, request)
+    return _ready(co, request, begin(co, request))
+
+
+def _ready(
+    co: Co, request: csi_pb2.CreateSnapshotRequest, made: csi_pb2.Snapshot
+) -> csi_pb2.Snapshot:
     for _ in range(1000):
         if made.ready_to_use:
             return made
@@ -40,11 +46,8 @@ def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
 
 
 def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
-    """CreateSnapshot once; deleted in the end, if it has an id to delete it by."""
-    made = co.until_final(co.controller.CreateSnapshot, request).snapshot
-    if made.snapshot_id:
-        co.undo.later(lambda: delete(co, made.snapshot_id))
-    return made
+    """CreateSnapshot once."""
+    return co.until_final(co.controller.CreateSnapshot, request).snapshot
 
 
 def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
@@ -53,9 +56,11 @@ def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Sna
     Nobody can quiesce the writers of a raw device, so a driver may refuse to copy one while it is used.
     """
     request = snapshot_request(co, volume.volume_id)
-    code, _ = co.outcome(co.controller.CreateSnapshot, request)
-    if code is not Code.FAILED_PRECONDITION:
-        return take(co, request), target
+    reply = co.reply(co.controller.CreateSnapshot, request)
+    if not isinstance(reply, Refusal):
+        return _ready(co, request, reply.snapshot), target
+    if reply.code is not Code.FAILED_PRECONDITION:
+        raise reply
     co.release(volume, target)
     return take(co, request), co.use(volume, block())
 
@@ -63,9 +68,11 @@ def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Sna
 def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
     """A clone of a published raw device, as `of_device`."""
     request = co.create_request(block(), source=of_volume(volume.volume_id))
-    code, _ = co.outcome(co.controller.CreateVolume, request)
-    if code is not Code.FAILED_PRECONDITION:
-        return co.create(request), target
+    reply = co.reply(co.controller.CreateVolume, request)
+    if not isinstance(reply, Refusal):
+        return reply.volume, target
+    if reply.code is not Code.FAILED_PRECONDITION:
+        raise reply
     co.release(volume, target)
     return co.create(request), co.use(volume, block())
 
@@ -94,8 +101,6 @@ def take_group(
     """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
     call = co.groups.CreateVolumeGroupSnapshot
     made = co.until_final(call, request).group_snapshot
-    deletion = group_deletion(co, made)
-    co.undo.later(lambda: _delete_group(co, deletion))
     for _ in range(1000):
         if made.ready_to_use:
             return made
@@ -107,21 +112,13 @@ def group_deletion(
     co: Co, made: csi_pb2.VolumeGroupSnapshot
 ) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
     """A DeleteVolumeGroupSnapshot of all members."""
-    return csi_pb2.DeleteVolumeGroupSnapshotRequest(
-        group_snapshot_id=made.group_snapshot_id,
-        snapshot_ids=[each.snapshot_id for each in made.snapshots],
-        secrets=co.options.parameters.secrets,
-    )
+    return undo.group_deletion(made, co.options.parameters.secrets)
 
 
 def members(made: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:
     """What a group is, by its ids."""
     found = [(each.source_volume_id, each.snapshot_id) for each in made.snapshots]
     return made.group_snapshot_id, sorted(found)
-
-
-def _delete_group(co: Co, request: csi_pb2.DeleteVolumeGroupSnapshotRequest) -> None:
-    co.until_final(co.groups.DeleteVolumeGroupSnapshot, request)
 
 
 def of_snapshot(snapshot_id: str) -> csi_pb2.VolumeContentSource:

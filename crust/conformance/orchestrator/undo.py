@@ -1,20 +1,30 @@
-"""What a case has done, to be undone: every step is noted before it is requested, newest last.
+"""What a case has done to the driver, to be undone: each call of the case is seen on its way to the driver.
 
-The steps are undone in the opposite order, so that a volume is unpublished first, then unstaged, then deleted. What
-cannot be removed is a finding, and never stops the rest.
+An answer OK is noted by the request that undoes it, whichever case asked and whatever it expected: a driver that
+creates what it had to refuse has it deleted too. After a code that is not final (CSI "Error Scheme") the work may
+have been done: the step is noted as well, and a creation, whose id nobody knows, is asked for again. After a final
+refusal nothing should be there: the step is tried, and its answer does not count, because a driver that has refused a
+path need not know it. What the case itself has undone is undone once more: that is idempotent.
+
+The newest step is undone first, so that a volume is unpublished, then unstaged, then deleted. What cannot be removed
+is a finding that names it, and never stops the rest.
 """
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from crust.conformance.case import Clause, Strength
-from crust.conformance.orchestrator.calls import Calls, Code, Refusal
+from crust.conformance.orchestrator.calls import PENDING, Calls, Code, Refusal
 from crust.conformance.orchestrator.host_view import HostView
 from crust.conformance.results import Finding, explained
+from crust.wire.csi.v1 import csi_pb2
 
 _UNDO = Clause(
     Strength.MUST,
@@ -29,45 +39,149 @@ _FORGOTTEN = Clause(
 _DIRECTORY = Clause(
     Strength.BEYOND, "after the case", "nothing of the driver's is in the CO's directories"
 )
+_ANSWERED_S = 10.0
+"""Until the callback of a call that has ended has run."""
 
 
-class Undo:
-    """The steps of one case, and the directory `root` that all its paths are below."""
+class Undo(grpc.UnaryUnaryClientInterceptor):
+    """The steps of one case, and the directory `root` that all its paths are below.
 
-    def __init__(self, calls: Calls, host: HostView, root: Path) -> None:
-        self._calls = calls
+    Intercept the case's channel by it. `secrets` are what the driver needs to authenticate.
+    """
+
+    def __init__(self, host: HostView, root: Path, secrets: dict[str, str]) -> None:
         self._host = host
         self._root = root
-        self._steps: list[Callable[[], None]] = []
+        self._secrets = secrets
+        self._steps: dict[bytes, tuple[Message, bool]] = {}
+        """With each request: whether it must be answered OK."""
 
-    def later(self, step: Callable[[], None]) -> None:
-        """Do `step` in the end."""
-        self._steps.append(step)
+        self._running = 0
+        self._changed = threading.Condition(threading.RLock())
 
-    def clean(self) -> list[Finding]:
-        """Remove everything, newest first; returns what could not be removed.
+    def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        """As gRPC has it: each call of the channel, also one whose future the case waits for."""
+        with self._changed:
+            self._running += 1
+        try:
+            call = continuation(client_call_details, request)
+        except BaseException:  # the run is interrupted
+            self._ended(request, Code.CANCELLED, None)
+            raise
+        call.add_done_callback(
+            lambda done: self._ended(
+                request, done.code(), done.result() if done.code() is Code.OK else None
+            )
+        )
+        return call
+
+    def clean(self, calls: Calls, method: Callable[[Message], Any]) -> list[Finding]:
+        """Remove everything, newest first; returns what could not be removed. `method` gives a request's method.
 
         NOT_FOUND means that nothing is left of it: CSI allows it for a volume that does not exist.
         """
         left: list[Finding] = []
         clause = _UNDO
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, _ANSWERED_S)
         while self._steps:
+            _, (request, must_succeed) = self._steps.popitem()
             try:
-                self._steps.pop()()
-            except Refusal as refusal:
-                if refusal.code is Code.NOT_FOUND:
+                if must_succeed:
+                    calls.until_final(method(request), request)
+                else:
+                    calls.reply(method(request), request)
+            except (AssertionError, OSError, grpc.RpcError) as error:
+                if isinstance(error, Refusal) and error.code is Code.NOT_FOUND:
                     clause = _FORGOTTEN
                     continue
-                left.append(Finding(_UNDO, f"not removed: {explained(refusal)}", self._calls.last))
-            except (AssertionError, OSError, grpc.RpcError) as error:
-                left.append(Finding(_UNDO, f"not removed: {explained(error)}", self._calls.last))
-        for each in self._host.mounts_below(self._root):
-            left.append(Finding(clause, f"not removed: {each} was still mounted"))
-            self._host.unmount(each)
+                why = f"not removed ({_named(request)}): {explained(error)}"
+                left.append(Finding(_UNDO, why, calls.last))
+        for path in self._host.mounts_below(self._root):
+            left.append(Finding(clause, f"not removed: {path} was still mounted"))
+            self._host.unmount(path)
         _remove_directories(self._root)
         if self._root.exists():
             left.append(Finding(_DIRECTORY, f"not removed: {self._root} is not empty"))
         return left
+
+    def _ended(self, request: Message, code: grpc.StatusCode, answer: Message | None) -> None:
+        with self._changed:
+            undone_by = self._undone_by(request, answer)
+            if _is_creation(request):
+                self._steps.pop(_key(request), None)
+                if code in PENDING:
+                    undone_by = request
+            if undone_by is not None:
+                key, is_due = _key(undone_by), code in (Code.OK, *PENDING)
+                _, was_due = self._steps.get(key, (undone_by, False))
+                self._steps[key] = (undone_by, is_due or was_due)
+            self._running -= 1
+            self._changed.notify_all()
+
+    def _undone_by(self, request: Any, answer: Any) -> Message | None:
+        """The request that undoes another one; None if there is none, or if only the answer has the id."""
+        match request.DESCRIPTOR.name:
+            case "NodePublishVolumeRequest":
+                return csi_pb2.NodeUnpublishVolumeRequest(
+                    volume_id=request.volume_id, target_path=request.target_path
+                )
+            case "NodeStageVolumeRequest":
+                return csi_pb2.NodeUnstageVolumeRequest(
+                    volume_id=request.volume_id, staging_target_path=request.staging_target_path
+                )
+            case "ControllerPublishVolumeRequest":
+                return csi_pb2.ControllerUnpublishVolumeRequest(
+                    volume_id=request.volume_id, node_id=request.node_id, secrets=self._secrets
+                )
+            case "CreateVolumeRequest" if answer and answer.volume.volume_id:
+                return csi_pb2.DeleteVolumeRequest(
+                    volume_id=answer.volume.volume_id, secrets=self._secrets
+                )
+            case "CreateSnapshotRequest" if answer and answer.snapshot.snapshot_id:
+                return csi_pb2.DeleteSnapshotRequest(
+                    snapshot_id=answer.snapshot.snapshot_id, secrets=self._secrets
+                )
+            case "CreateVolumeGroupSnapshotRequest" if (
+                answer and answer.group_snapshot.group_snapshot_id
+            ):
+                return group_deletion(answer.group_snapshot, self._secrets)
+        return None
+
+
+def group_deletion(
+    made: csi_pb2.VolumeGroupSnapshot, secrets: dict[str, str]
+) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
+    """A DeleteVolumeGroupSnapshot of all members."""
+    return csi_pb2.DeleteVolumeGroupSnapshotRequest(
+        group_snapshot_id=made.group_snapshot_id,
+        snapshot_ids=[member.snapshot_id for member in made.snapshots],
+        secrets=secrets,
+    )
+
+
+def _is_creation(request: Message) -> bool:
+    return request.DESCRIPTOR.name.startswith("Create")
+
+
+def _key(request: Message) -> bytes:
+    """Equal for requests of one thing, whatever secrets they have."""
+    same = type(request)()
+    same.CopyFrom(request)
+    if "secrets" in same.DESCRIPTOR.fields_by_name:
+        same.ClearField("secrets")
+    return same.DESCRIPTOR.name.encode() + same.SerializeToString(deterministic=True)
+
+
+def _named(request: Message) -> str:
+    names = (
+        *("name", "volume_id", "snapshot_id", "group_snapshot_id", "node_id"),
+        *("staging_target_path", "target_path"),
+    )
+    has = request.DESCRIPTOR.fields_by_name
+    return ", ".join(f"{name} {getattr(request, name)}" for name in names if name in has)
 
 
 def _remove_directories(root: Path) -> None:

@@ -1,13 +1,20 @@
-"""A driver that uses every freedom of CSI passes: what it does is a warning or a note, and never a failure."""
+"""A driver that uses every freedom of CSI passes: what it does is a warning or a note, and never a failure.
 
+What a driver creates although it had to refuse is removed after the case, or named.
+"""
+
+import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters
-from tests.support.memory_csi.driver import serving
-from tests.support.memory_csi.permissive import PermissiveDriver, SharedHost
+from tests.support.memory_csi.driver import MemoryHost, serving
+from tests.support.memory_csi.permissive import AcceptingDriver, PermissiveDriver, SharedHost
+from tests.support.memory_csi.state import Code, Refused
 
 
 @pytest.mark.timeout(180)
@@ -25,9 +32,61 @@ def test_permissive_driver_passes_with_warnings(
     assert outcome.exit_code == 0
     assert not driver.state.volumes
     assert not driver.state.targets
+    assert not driver.state.snapshots
     assert {"C-005", "C-010", "C-114", "C-216"} <= outcome.warned
     assert {"C-105", "C-109", "C-123", "C-134"} <= outcome.noted
     assert {"C-112", "C-202", "C-213", "C-221", "C-252", "C-305"} <= outcome.passed
     assert outcome.skipped["C-214"] == "driver.block"
     assert outcome.skipped["C-206"] == "driver.checks-fs-type"
     assert "C-244" in outcome.passed, "that it speaks CSI 1.12 is seen"
+
+
+class StuckDriver(AcceptingDriver):
+    """Deletes no volume."""
+
+    def _find(self, method: str) -> Any:
+        if method == "DeleteVolume":
+            raise Refused(Code.INTERNAL, "the disk is stuck")
+        return super()._find(method)
+
+
+def run_accepting(driver: AcceptingDriver, directory: Path, root: Path) -> suite.Outcome:
+    """The cases in which a driver has to refuse what creates, stages, attaches or publishes."""
+    driver.log = directory / "log"
+    driver.log.touch()
+    socket = directory / "csi.sock"
+    given = Options(
+        socket=str(socket),
+        target_root=root,
+        profile="1.13",
+        parameters=Parameters(size_bytes=MIB, fs_types=("ext4",), block=True),
+        log=driver.log,
+        only=("22", "23", "110", "153", "314", "315", "601", "602"),
+        timeout_s=20.0,
+    )
+    with serving(driver, socket):
+        return suite.run(given, MemoryHost(driver), quiet=True)
+
+
+def test_accepted_refusals_leave_nothing_on_the_driver(tmp_path: Path) -> None:
+    driver = AcceptingDriver("1.13")
+    with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root:
+        outcome = run_accepting(driver, tmp_path, Path(root))
+        assert os.listdir(root) == []
+    state = driver.state
+    assert (state.volumes, state.snapshots, state.groups, state.targets) == ({}, {}, {}, {})
+    assert outcome.noted >= {"C-022", "C-023", "C-110"}
+    assert "C-601" in outcome.passed, "its undo is of the target that it published"
+    assert outcome.failed == {"C-153"}
+    found = [finding.why for result in outcome.results.each for finding in result.findings]
+    assert not [why for why in found if "not removed" in why]
+
+
+def test_volume_that_the_driver_does_not_delete_is_named(tmp_path: Path) -> None:
+    driver = StuckDriver("1.13")
+    with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root:
+        outcome = run_accepting(driver, tmp_path, Path(root))
+    found = "\n".join(finding.why for result in outcome.results.each for finding in result.findings)
+    left = [f"not removed (volume_id {volume_id})" for volume_id in driver.state.volumes]
+    assert left
+    assert [why for why in left if why not in found] == []

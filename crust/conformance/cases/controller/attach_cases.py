@@ -132,7 +132,6 @@ def test_attach_above_max_volumes_is_resource_exhausted(co: Co) -> None:
     call, attached = co.controller.ControllerPublishVolume, list[csi_pb2.Volume]()
     for _ in range(info.max_volumes_per_node + 1):
         volume = co.volume()
-        co.detach_later(volume.volume_id)
         code, message = co.outcome(call, co.attach_request(volume))
         if code is not Code.OK:
             break

@@ -72,7 +72,6 @@ def test_a_volume_is_made_with_mutable_parameters(co: Co) -> None:
     with co.beyond():
         assert code is Code.INVALID_ARGUMENT, f"{code.name}: {message}"
     if code is Code.OK:  # with a key that the driver ignores, or knows
-        co.create(request)
         request.name = co.name()
     del request.mutable_parameters[_UNKNOWN]
     volume = co.create(request)

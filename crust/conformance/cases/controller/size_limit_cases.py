@@ -89,7 +89,6 @@ def test_every_context_has_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     call = co.node.NodePublishVolume
     for field in ("volume_context", "publish_context"):
         request = co.publish_request(volume, target)
@@ -111,7 +110,6 @@ def test_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     publish = co.publish_request(volume, target)
     calls: list[tuple[str, Any, Any]] = [
         (CREATE, co.controller.CreateVolume, co.create_request()),
@@ -138,7 +136,6 @@ def test_mount_flags_have_at_most_4_kib(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.volume_capability.mount.mount_flags.extend(["noatime"] * 700)
     co.refused(co.node.NodePublishVolume, request, Code.INVALID_ARGUMENT)

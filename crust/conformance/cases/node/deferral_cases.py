@@ -18,7 +18,6 @@ def test_a_deferred_publish_mounts_nothing(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.defer_fs_ops = True
     answer = co.node.NodePublishVolume(
@@ -42,7 +41,6 @@ def test_publish_without_flag_mounts(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     request.defer_fs_ops = True
     co.node.NodePublishVolume(request, timeout=co.options.timeout_s, metadata=extensions.METADATA)

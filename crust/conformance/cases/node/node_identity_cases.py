@@ -74,7 +74,6 @@ def test_controller_node_info_of_a_full_node_leaves_no_free_slot(co: Co) -> None
     own, refused = set[str](), False
     for number in range(_node_info(co).max_volumes_per_node + 1):
         volume = co.volume()
-        co.detach_later(volume.volume_id)
         code, message = co.outcome(co.controller.ControllerPublishVolume, co.attach_request(volume))
         assert code in (Code.OK, Code.RESOURCE_EXHAUSTED), f"{code.name}: {message}"
         if refused := code is Code.RESOURCE_EXHAUSTED:

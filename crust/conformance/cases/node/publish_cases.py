@@ -62,7 +62,6 @@ def test_publish_needs_staging_first(co: Co) -> None:
     volume = co.volume()
     co.attach(volume)
     target = co.target()
-    co.unpublish_later(volume.volume_id, target)
     request = co.publish_request(volume, target)
     with co.beyond():
         co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
@@ -273,7 +272,6 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
     target = co.target()
     volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
     for _ in range(2):
-        co.unpublish_later(volume_id, target)
         co.ask(co.node.NodePublishVolume, co.ephemeral_request(volume_id, target))
         with pytest.raises(FileNotFoundError):
             co.host.read(target / "file", 1)
@@ -291,9 +289,7 @@ def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> 
     """Undone in the end only where it was done: a driver that refuses a path cannot undo anything there."""
     if STAGE in co.has:
         co.ask(co.node.NodeStageVolume, co.stage_request(volume, path=staging))
-        co.undo.later(lambda: co.unstage(volume, path=staging))
     co.ask(co.node.NodePublishVolume, co.publish_request(volume, target, path=staging))
-    co.unpublish_later(volume.volume_id, target)
     assert co.host.mounts_at(target), "nothing is mounted at the target"
 
 
@@ -302,7 +298,6 @@ def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:
     volume = co.volume(capability)
     co.use(volume, capability)
     second = co.target()
-    co.unpublish_later(volume.volume_id, second)
     request = co.publish_request(volume, second, capability)
     co.refused(co.node.NodePublishVolume, request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(second)

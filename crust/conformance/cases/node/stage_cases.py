@@ -93,7 +93,6 @@ def test_stage_at_second_path_keeps_data(co: Co) -> None:
     target = co.use(volume)
     co.host.write(target / "file", _DATA)
     other = co.staging(volume, "other")
-    co.undo.later(lambda: co.unstage(volume, path=other))
     co.outcome(co.node.NodeStageVolume, co.stage_request(volume, path=other))
     assert co.host.read(target / "file", 99) == _DATA
     co.unpublish(volume.volume_id, target)
