@@ -9,10 +9,13 @@ removed after it; what the runtime leaves is found by the processes that have cl
 
 import asyncio
 import contextlib
+import errno
 import os
 import shlex
 import signal
+import socket
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from typing import Any
 
 from crust import errors
@@ -74,14 +77,39 @@ class Subject:
             self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
         except OSError as error:
             raise RuntimeNotUsable(self._command, str(error)) from error
-        try:
-            async with asyncio.timeout(self._timeout_s), self.proxy.changed:
-                await self.proxy.changed.wait_for(lambda: self.proxy.runtimes)
-        except TimeoutError as error:
+        registered = asyncio.ensure_future(self._registered())
+        ended = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait(
+            (registered, ended), timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        for waiting in (registered, ended):
+            waiting.cancel()
+        if not registered.done() or registered.cancelled():
+            code = self._process.returncode
+            how = "in" if code is None else f"and ended with {code}, within"
             raise RuntimeNotUsable(
-                self._command, f"it did not register in {self._timeout_s:g} s"
-            ) from error
-        self._runtime = next(iter(self.proxy.runtimes.values()))
+                self._command, f"it did not register {how} {self._timeout_s:g} s"
+            )
+        self._runtime = registered.result()
+
+    async def _registered(self) -> Runtime:
+        async with self.proxy.changed:
+            await self.proxy.changed.wait_for(lambda: self.proxy.runtimes)
+            return next(iter(self.proxy.runtimes.values()))
+
+    async def revive(self) -> None:
+        """Start the command again if an earlier case has ended it. Raises `RuntimeNotUsable`.
+
+        Sockets on which nobody listens are removed before: that the command does not do so may be why it ended, and
+        one case has said it.
+        """
+        if self._process is not None and self._process.returncode is None:
+            return
+        await self.kill()
+        await self.proxy.lost(self.name)
+        for path in await asyncio.to_thread(_dead_sockets, self.directory):
+            os.unlink(path)
+        await self.serve()
 
     async def kill(self) -> None:
         """SIGKILL the command; its sandboxes live on."""
@@ -107,8 +135,10 @@ class Subject:
         line = " ".join(words)
         self.transcript.append(f"-> {line}")
         process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
+        if process is None or process.returncode is not None:
             raise BrokenDuty("the runtime's command has ended")
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(f"{line}\n".encode())
             await process.stdin.drain()
@@ -205,6 +235,15 @@ class Subject:
         self._targets.clear()
         self._devices.close()
         self.transcript.clear()
+
+
+def _dead_sockets(directory: str) -> list[str]:
+    found = []
+    for path in Path(directory).rglob("*"):
+        with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
+            if path.is_socket() and client.connect_ex(str(path)) == errno.ECONNREFUSED:
+                found.append(str(path))
+    return found
 
 
 def _processes() -> list[int]:

@@ -47,6 +47,7 @@ async def _run(
             try:
                 await subject.serve()
                 for each in sorted(chosen, key=lambda one: one.number):
+                    await subject.revive()
                     counts[await _judge(each, subject, write)] += 1
             finally:
                 await subject.close()

@@ -82,6 +82,23 @@ def test_fault_of_runtime_is_reported_with_its_clause(tmp_path: Path, right: str
     assert any(line.startswith("    -> start") for line in lines)
 
 
+@pytest.mark.timeout(120)
+def test_runtime_that_dies_at_its_restart_is_started_again_for_the_next_case(
+    tmp_path: Path,
+) -> None:
+    """It does not remove its socket, and R-106 kills it."""
+    text = program(PAGE)
+    starts = "    asyncio.run(main(*sys.argv[1:4]))\n"
+    assert starts in text
+    fragile = tmp_path / "fragile.py"
+    refuses = "    assert not __import__('os').path.exists(sys.argv[2])\n"
+    fragile.write_text(text.replace(starts, refuses + starts))
+    lines: list[str] = []
+    suite.run(_command(fragile), lines.append, only={"R-101", "R-106", "R-107"}, timeout_s=60)
+    verdicts = {line.split()[0]: line.split()[1] for line in lines if line.startswith("R-")}
+    assert verdicts == {"R-101": "passed", "R-106": "failed", "R-107": "passed"}, "\n".join(lines)
+
+
 def test_command_that_does_not_register_is_one_sentence() -> None:
     with pytest.raises(RuntimeNotUsable, match="did not register"):
         suite.run("sleep 30", lambda _: None, timeout_s=0.5)
