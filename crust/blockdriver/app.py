@@ -18,10 +18,10 @@ from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_records import ContentRecords
 from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
@@ -81,7 +81,9 @@ def build(  # noqa: PLR0913 - one per setting
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
     snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)
     health_check = _health_check(stores, snapshots)
-    calls = SnapshotCalls(identity, snapshots.volume_snapshots, snapshots.group_snapshots, running)
+    calls = SnapshotCalls(
+        identity, snapshots.volume_snapshots, snapshots.group_snapshots, running, reads
+    )
     controller_rules = compose_controller.rules(
         identity,
         stores,
@@ -149,12 +151,12 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
     def is_id(text: str) -> bool:
         return pool.ids.is_volume_id(text)
 
-    volume_records = VolumeRecords(engine.records(RecordKind.VOLUMES), is_id)
+    volume_records = Records(engine.records(RecordKind.VOLUMES), VolumeRecord, is_id)
     return Stores(
         pool=pool,
         engine=engine,
         volume_records=volume_records,
-        content_records=ContentRecords(engine.records(RecordKind.CONTENT), is_id),
+        content_records=Records(engine.records(RecordKind.CONTENT), ContentRecord, is_id),
         node_state=NodeState(run_dir),
         tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
         supported=SupportedCapabilities(

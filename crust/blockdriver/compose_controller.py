@@ -15,7 +15,8 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import ControllerRules
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
@@ -36,12 +37,12 @@ def snapshots(
     freezer = Freezer(intents, stores.access)
     guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
     pool = stores.pool
-    snapshot_records = SnapshotRecords(
+    snapshot_records = Records(
         stores.engine.records(RecordKind.SNAPSHOTS),
         SnapshotRecord,
         lambda each: pool.ids.is_snapshot_id(each),
     )
-    groups = SnapshotRecords(
+    groups = Records(
         stores.engine.records(RecordKind.GROUPS),
         GroupRecord,
         lambda each: pool.ids.is_group_id(each),

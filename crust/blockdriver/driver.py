@@ -12,9 +12,9 @@ from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
@@ -38,8 +38,8 @@ class Stores:
 
     pool: Pool
     engine: Engine
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     node_state: NodeState
     tool_locks: ToolLocks
     supported: SupportedCapabilities
@@ -99,8 +99,8 @@ class Driver:
 
     def count_snapshots(self) -> list[metrics.Sample]:
         """For the metrics, which a thread reads."""
-        snapshots = self.snapshots.volume_snapshots.snapshot_records.count()
-        return [(("snapshot",), snapshots), (("group",), self.snapshots.groups.count())]
+        snapshots = len(self.snapshots.volume_snapshots.snapshot_records.index)
+        return [(("snapshot",), snapshots), (("group",), len(self.snapshots.groups.index))]
 
     async def keep_measuring(self) -> None:
         """Measure the pool's capacity for the metrics, until cancelled."""

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from crust import errors
-from crust.blockdriver.records.content_record import NewerContentRecord
-from crust.blockdriver.records.snapshot_record import UnreadableSnapshotRecord
-from crust.blockdriver.records.volume_record import NewerVolumeRecord
+from crust.blockdriver.records.models import RecordUnreadable
 from crust.handoff import reserved
 from crust.handoff.entry import Entry
 from crust.handoff.record import NewerHandoffSchema
@@ -189,10 +187,10 @@ def test_files_that_are_never_rewritten_may_have_fields_of_a_later_version(tmp_p
 
 
 _NEWER: dict[str, tuple[type[errors.CrustError], Callable[[Stores], object]]] = {
-    "pool/records/*": (NewerVolumeRecord, lambda stores: stores.volumes.load(VOLUME)),
-    "pool/content/*": (NewerContentRecord, lambda stores: stores.contents.load(VOLUME)),
-    "pool/snapshots/*": (UnreadableSnapshotRecord, lambda stores: stores.snapshots.find(SNAPSHOT)),
-    "pool/groups/*": (UnreadableSnapshotRecord, lambda stores: stores.groups.find(GROUP)),
+    "pool/records/*": (RecordUnreadable, lambda stores: stores.volumes.load(VOLUME)),
+    "pool/content/*": (RecordUnreadable, lambda stores: stores.contents.load(VOLUME)),
+    "pool/snapshots/*": (RecordUnreadable, lambda stores: stores.snapshots.find(SNAPSHOT)),
+    "pool/groups/*": (RecordUnreadable, lambda stores: stores.groups.find(GROUP)),
     "handoff/*/mountInfo.json": (NewerHandoffSchema, lambda stores: _entry(stores).require()),
 }
 
@@ -239,9 +237,9 @@ async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_ot
     capacity = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
     assert capacity.available_capacity > 0
     for refused in (bench.grow(ids[0], 128 * MIB), bench.delete(ids[0])):
-        with pytest.raises(NewerVolumeRecord, match="schema 7"):
+        with pytest.raises(RecordUnreadable, match="schema 7"):
             await refused
-    with pytest.raises(NewerContentRecord, match="schema 7"):
+    with pytest.raises(RecordUnreadable, match="schema 7"):
         await bench.stage(ids[1])
     await bench.grow(ids[2], 128 * MIB)
     await bench.create("another")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.controller.volume_size import MIB
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
-from crust.blockdriver.records.index import Index
+from crust.blockdriver.records.records import Index
 
 
 class OutOfCapacity(errors.Exhausted):

@@ -17,9 +17,9 @@ from crust.blockdriver.engines.protocol import Provisioning, StillAttached
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.volume_record import Attached, Usage, VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import Records
 from crust.host.process import workers
 
 
@@ -61,7 +61,7 @@ class ControllerPublish:
     def __init__(  # noqa: PLR0913 - composition
         self,
         pool: Pool,
-        known: VolumeRecords,
+        known: Records[VolumeRecord],
         node: NodeVolumes,
         supported: SupportedCapabilities,
         attach_slots: AttachSlots,
@@ -79,7 +79,7 @@ class ControllerPublish:
     async def publish(self, request: PublishRequest) -> None:
         """Publish the volume to the node; published already is a success.
 
-        Raises `volume_records.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
+        Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
         `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`,
         `ImageMissing`, `ForeignImage`.
         """

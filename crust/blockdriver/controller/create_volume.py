@@ -34,12 +34,15 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import (
+    ContentRecord,
+    ContentSource,
+    Limits,
+    VolumeRecord,
+    new_attempt,
+)
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.stored_record import new_attempt
-from crust.blockdriver.records.volume_record import ContentSource, Limits, VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.host.process import workers
@@ -98,8 +101,8 @@ class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
     pool: Pool
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     provisioning: Provisioning
     node: NodeVolumes
     sources: ContentSources
@@ -209,7 +212,6 @@ class Provisioner:
             self.capacity.reserved(volume_id, size_bytes),
             self.provisioning.changing(volume_id),
         ):
-            self.volume_records.check_absent(volume_id)
             if self.provisioning.exists(volume_id):
                 raise OrphanImage(volume_id)
             self.content_records.remove(volume_id)  # its image does not exist any more
@@ -248,7 +250,9 @@ class Provisioner:
         if self.limits is not None and is_limited:
             self.limits.set_limits(volume_id, record.io_limits)
         present = self.content_records.find(volume_id)
-        self.content_records.save(content.but(revision=present.revision if present else 0))
+        if present is not None:
+            content = content.but(revision=present.revision)
+        self.content_records.save(content.note_stored(present.stored if present else None))
         return self.volume_records.save(record.but(phase="ready"))
 
     async def _finish_create(self, record: VolumeRecord) -> VolumeRecord:

@@ -12,11 +12,11 @@ from typing import TypeVar
 from crust import errors, volumes
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.blockdriver.records.health import Health, HealthCheck
+from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.stored_record import UNREADABLE
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
 
 PAGE_MAX = 5000
@@ -40,7 +40,7 @@ class VolumeLister:
     def __init__(
         self,
         pool: Pool,
-        known: VolumeRecords,
+        known: Records[VolumeRecord],
         publisher: ControllerPublish,
         health_check: HealthCheck,
     ) -> None:
@@ -50,21 +50,21 @@ class VolumeLister:
         self._health_check = health_check
 
     def get(self, volume_id: volumes.VolumeId) -> Listed:
-        """One volume; raises `volume_records.VolumeNotFound`. Without a readable record its size is 0."""
+        """One volume; raises `models.VolumeNotFound`. Without a readable record its size is 0."""
         try:
             record = self._volume_records.find(volume_id)
         except UNREADABLE:
             health = self._health_check.examine(volume_id)
             return Listed(create_volume.Volume(volume_id, 0), (), health)
         if record is None or record.phase != "ready":
-            raise volume_records.VolumeNotFound(volume_id)
+            raise models.VolumeNotFound(volume_id)
         nodes = self._publisher.published_nodes(record)
         return Listed(create_volume.describe(record), nodes, self._health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """The volumes after `token`, and the next token. Raises `InvalidStartingToken`, `NegativeMaxEntries`."""
         self._check(count, token)
-        ids = (each for each in self._volume_records.index.page(token, 0))
+        ids = (each for each in self._volume_records.index.page(token))
         return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:

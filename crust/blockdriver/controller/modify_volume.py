@@ -21,11 +21,10 @@ from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import ChangedElsewhere, Provisioning
-from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.stored_record import UNREADABLE
-from crust.blockdriver.records.volume_record import Limits, VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import Limits, VolumeRecord
+from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.host.process import workers
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -71,7 +70,7 @@ class Outcome:
 class VolumeModifier:
     """Changes volumes. The caller makes one call per volume at a time."""
 
-    volume_records: VolumeRecords
+    volume_records: Records[VolumeRecord]
     provisioning: Provisioning
     node: NodeVolumes
     enforcement: LimitEnforcement
@@ -79,7 +78,7 @@ class VolumeModifier:
     supported: SupportedCapabilities
 
     async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
-        """Make the change. Raises `volume_records.VolumeNotFound`; other errors are in the outcome."""
+        """Make the change. Raises `models.VolumeNotFound`; other errors are in the outcome."""
         outcome, intended = await workers.run(self._begin, volume_id, change)
         if intended is None:
             return outcome
@@ -97,7 +96,7 @@ class VolumeModifier:
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
-        Raises `volume_records.VolumeNotFound`, `volume_size.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
+        Raises `models.VolumeNotFound`, `volume_size.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
         """
         record = self.volume_records.load(volume_id)
         if record.capacity_bytes < wanted.required_bytes:
@@ -178,7 +177,7 @@ class VolumeModifier:
             if record.capacity_bytes < wanted.required_bytes:
                 record = self._grow(record, wanted)
             if wanted.limit_bytes and record.capacity_bytes > wanted.limit_bytes:
-                raise volume_records.AboveLimit(
+                raise capability_check.AboveLimit(
                     volume_id, record.capacity_bytes, wanted.limit_bytes
                 )
             # Now, also for filesystems: a raw volume needs no NodeExpandVolume.

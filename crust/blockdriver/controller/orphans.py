@@ -14,8 +14,8 @@ import logging
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.process import workers
 
 GRACE_S = 24 * 3600.0
@@ -43,7 +43,7 @@ class VolumeGarbageCollector:
     def __init__(
         self,
         driver: volumes.DriverName,
-        known: VolumeRecords,
+        known: Records[VolumeRecord],
         provisioner: Provisioner,
         running: operations.KeyedOperations,
     ) -> None:

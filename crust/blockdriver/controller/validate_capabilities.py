@@ -8,17 +8,16 @@ from crust.blockdriver.controller import io_limit_parameters, parameters
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.records import Records
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
     """Compares a volume with what a CO states."""
 
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     supported: SupportedCapabilities
     provisioning: Provisioning
 

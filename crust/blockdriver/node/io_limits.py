@@ -19,7 +19,8 @@ from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node.guests import Guests
 from crust.blockdriver.node.live_volumes import LiveVolumes
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.cgroups import throttling
 from crust.host.mounts.device_mounts import ShownDevices
 
@@ -137,7 +138,7 @@ class IoLimits:
             with contextlib.suppress(errors.CrustError):
                 await self.guests.set_limits(target, before)
 
-    def recover(self, known: VolumeRecords) -> None:
+    def recover(self, known: Records[VolumeRecord]) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.
 
         Before any call is served, so one look at the mounts holds for all volumes.

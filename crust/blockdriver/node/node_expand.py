@@ -17,11 +17,10 @@ from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.records import capability_check, volume_records
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import workers
@@ -94,8 +93,8 @@ class _Due:
 class NodeExpand:
     """NodeExpandVolume, and growth that is due at a publish."""
 
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     node_state: NodeState
     access: NodeAccess
     supported: SupportedCapabilities
@@ -105,8 +104,8 @@ class NodeExpand:
     async def expand(self, request: Expand) -> int:
         """Grow device and filesystem on this node; returns the device's size in bytes.
 
-        Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
-        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `volume_records.AboveLimit`, and `OnlineGrowthRefused`
+        Raises `models.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
+        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `capability_check.AboveLimit`, and `OnlineGrowthRefused`
         where no mount is writable, or the kernel does not let this process grow an ext4; with `grow_image` what that
         raises.
         """
@@ -202,7 +201,7 @@ def _check_size(request: Expand, size_bytes: int) -> None:
             request.volume_id, size_bytes, request.wanted.required_bytes
         )
     if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
-        raise volume_records.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
+        raise capability_check.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)
 
 
 def _writable_mountpoint(source: volumes.BlockSource) -> str:

@@ -29,10 +29,8 @@ from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.process import workers
 
 
@@ -96,8 +94,8 @@ class _Begun:
 class NodeStage:
     """Stages volumes. The caller makes one call per volume at a time."""
 
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     node_state: NodeState
     access: NodeAccess
     supported: SupportedCapabilities
@@ -110,7 +108,7 @@ class NodeStage:
     async def stage(self, request: Stage) -> None:
         """Prepare the volume for publishes.
 
-        Raises `volume_records.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
+        Raises `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
         `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
         tools.

@@ -26,7 +26,7 @@ from typing import Literal, TypeVar
 import pydantic
 
 from crust import errors, volumes
-from crust.blockdriver.records import stored_record
+from crust.blockdriver.records import models
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -50,7 +50,7 @@ class UnreadableEntry(errors.Corrupt):
 class Staged(pydantic.BaseModel):
     """A volume that is attached and ready to be published. `paths` are the CO's staging paths."""
 
-    model_config = stored_record.PART
+    model_config = models.PART
 
     volume_id: str
     kind: Literal["mount", "block"]
@@ -63,7 +63,7 @@ class Staged(pydantic.BaseModel):
 class Published(pydantic.BaseModel):
     """A volume at a target. `fingerprint` is a digest of all arguments of the request (CSI: "P")."""
 
-    model_config = stored_record.PART
+    model_config = models.PART
 
     volume_id: str
     target: str

@@ -12,8 +12,8 @@ from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
@@ -53,7 +53,7 @@ class NodeStats:
 
     def __init__(  # noqa: PLR0913 - what it looks at
         self,
-        known: VolumeRecords,
+        known: Records[VolumeRecord],
         node_state: NodeState,
         access: NodeAccess,
         health_check: health.HealthCheck,
@@ -84,7 +84,7 @@ class NodeStats:
     ) -> health.Health:
         """The health of the volume, at `path` if it is given.
 
-        Raises `volume_records.VolumeNotFound`, `NotPublishedAtPath`, `operations.SystemCallTimedOut`.
+        Raises `models.VolumeNotFound`, `NotPublishedAtPath`, `operations.SystemCallTimedOut`.
         """
         return await self._running.look(
             ("health", volume_id, path),

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust import volumes
-from crust.blockdriver.records.index import Index
 from crust.blockdriver.records.published_nodes import AttachLimitReached
+from crust.blockdriver.records.records import Index
 
 
 @dataclass(frozen=True, slots=True)

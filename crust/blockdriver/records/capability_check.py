@@ -7,7 +7,7 @@ expand, an empty confirmation for a validate, FAILED_PRECONDITION for a stage or
 from dataclasses import dataclass
 
 from crust import errors, mount_options, volumes
-from crust.blockdriver.records.volume_record import Usage, VolumeRecord
+from crust.blockdriver.records.models import Usage, VolumeRecord
 
 DEFAULT_FS_TYPE = "ext4"
 
@@ -29,6 +29,18 @@ class CapabilityExceeded(errors.NotReady):
             f"{volume_id} cannot be used with this capability",
             why=why,
             hint="use a capability that ValidateVolumeCapabilities confirms",
+        )
+        self.volume_id = volume_id
+
+
+class AboveLimit(errors.OutOfRange):
+    """The volume is larger than the request allows."""
+
+    def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{volume_id} has {size_bytes} bytes",
+            why=f"limit_bytes is {limit_bytes}, and a volume never shrinks",
+            hint="raise the limit",
         )
         self.volume_id = volume_id
 

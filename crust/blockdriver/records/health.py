@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Provisioning
-from crust.blockdriver.records import volume_records
-from crust.blockdriver.records.content_records import ContentRecordMissing, ContentRecords
+from crust.blockdriver.records import models
+from crust.blockdriver.records.models import ContentRecord, RecordMissing, VolumeRecord
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.stored_record import UNREADABLE
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import UNREADABLE, Records
 
 _SHOWN = 100
 """The most findings of this kind in one answer."""
@@ -68,8 +66,8 @@ class HealthCheck:
     def __init__(
         self,
         pool: Pool,
-        known: VolumeRecords,
-        content_records: ContentRecords,
+        known: Records[VolumeRecord],
+        content_records: Records[ContentRecord],
         provisioning: Provisioning,
         free_bytes: Callable[[], int],
         other_findings: Callable[[], Iterable[PoolFinding]] = tuple,
@@ -83,7 +81,7 @@ class HealthCheck:
         self._other_findings = other_findings
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
-        """A volume's health; raises `volume_records.VolumeNotFound` without a record and an image."""
+        """A volume's health; raises `models.VolumeNotFound` without a record and an image."""
         try:
             record = self._volume_records.find(volume_id)
         except UNREADABLE as err:
@@ -92,7 +90,7 @@ class HealthCheck:
         if record is None:
             return self._without_record(volume_id)
         if record.phase != "ready":
-            raise volume_records.VolumeNotFound(volume_id)
+            raise models.VolumeNotFound(volume_id)
         return self.of(record)
 
     def of(self, record: VolumeRecord) -> Health:
@@ -111,7 +109,7 @@ class HealthCheck:
     def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
         try:
             content = self._content_records.load(volume_id)
-        except ContentRecordMissing as err:
+        except RecordMissing as err:
             return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
         except UNREADABLE as err:
             return Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))
@@ -128,7 +126,7 @@ class HealthCheck:
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
         if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):
-            raise volume_records.VolumeNotFound(volume_id)
+            raise models.VolumeNotFound(volume_id)
         text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 

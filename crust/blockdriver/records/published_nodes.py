@@ -5,7 +5,7 @@ published read-only is mounted read-only, and one that another node has is not s
 """
 
 from crust import errors
-from crust.blockdriver.records.volume_record import VolumeRecord
+from crust.blockdriver.records.models import VolumeRecord
 
 
 class PublishedToOtherNode(errors.NotReady):

@@ -130,13 +130,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ListSnapshotsRequest, context: Context
     ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by id."""
-        return await self._rules.snapshots.list(request)
+        return await self._rules.snapshots.list(request, context)
 
     async def GetSnapshot(
         self, request: csi_pb2.GetSnapshotRequest, context: Context
     ) -> csi_pb2.GetSnapshotResponse:
         """One entry of the list."""
-        return await self._rules.snapshots.get(request)
+        return await self._rules.snapshots.get(request, context)
 
     async def ControllerPublishVolume(
         self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context

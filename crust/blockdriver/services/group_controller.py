@@ -67,7 +67,9 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         calls, group_snapshots = self._calls, self._calls.group_snapshots
-
+        members = await calls.reads.read(
+            "members of a group", group_id, lambda: group_snapshots.member_ids(group_id), context
+        )
         await deadlines.change(
             calls.running,
             calls.key(group_id),
@@ -75,7 +77,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             named,
             lambda: workers.run(group_snapshots.delete, group_id, named),
             context,
-            also=[calls.key(each) for each in group_snapshots.member_ids(group_id)],
+            also=[calls.key(each) for each in members],
         )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
@@ -84,7 +86,13 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
         """A group that is ready."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
-        found = self._calls.group_snapshots.get(group_id, _snapshot_ids(request.snapshot_ids))
+        named = _snapshot_ids(request.snapshot_ids)
+        found = await self._calls.reads.read(
+            "GetVolumeGroupSnapshot",
+            (group_id, named),
+            lambda: self._calls.group_snapshots.get(group_id, named),
+            context,
+        )
         return csi_pb2.GetVolumeGroupSnapshotResponse(
             group_snapshot=self._calls.group_to_wire(*found)
         )

@@ -18,7 +18,8 @@ from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.services import deadlines, node_requests, responses
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NodeIdentity
@@ -51,7 +52,7 @@ _DEFERRAL = (
 class NodeRules:
     """The rules of the node part; tests call them without a server."""
 
-    volume_records: VolumeRecords
+    volume_records: Records[VolumeRecord]
     live: LiveVolumes
     max_volumes: int
     io_limits: IoLimits

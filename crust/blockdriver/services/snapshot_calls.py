@@ -12,8 +12,9 @@ import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import deadlines, requests, responses
+from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.node_identity import NodeIdentity
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
@@ -46,6 +47,7 @@ class SnapshotCalls:
     volume_snapshots: VolumeSnapshots
     group_snapshots: GroupSnapshots
     running: operations.KeyedOperations
+    reads: Reads
 
     async def create(
         self, request: csi_pb2.CreateSnapshotRequest, context: Context
@@ -84,18 +86,28 @@ class SnapshotCalls:
         )
         return csi_pb2.DeleteSnapshotResponse()
 
-    async def get(self, request: csi_pb2.GetSnapshotRequest) -> csi_pb2.GetSnapshotResponse:
+    async def get(
+        self, request: csi_pb2.GetSnapshotRequest, context: Context
+    ) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that is ready."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
-            snapshot=self.to_wire(self.volume_snapshots.find(snapshot_id))
+            snapshot=self.to_wire(await self.found(snapshot_id, context))
         )
 
-    async def list(self, request: csi_pb2.ListSnapshotsRequest) -> csi_pb2.ListSnapshotsResponse:
+    async def found(self, snapshot_id: str, context: Context) -> SnapshotRecord:
+        """A snapshot that is ready; raises `SnapshotNotFound`."""
+        return await self.reads.read(
+            "GetSnapshot", snapshot_id, lambda: self.volume_snapshots.find(snapshot_id), context
+        )
+
+    async def list(
+        self, request: csi_pb2.ListSnapshotsRequest, context: Context
+    ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by id; an empty list if no snapshot matches. The token is the last id of a page.
 
         A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
-        reports it, and a request by its id gets `UnreadableSnapshotRecord`.
+        reports it, and a request by its id gets `RecordUnreadable`.
         """
         source = limits.optional(request.source_volume_id, "source_volume_id")
         snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
@@ -104,21 +116,29 @@ class SnapshotCalls:
         token = request.starting_token
         if token and not self.volume_snapshots.pool.ids.is_snapshot_id(token):
             raise limits.InvalidStartingToken(token)
-        self.volume_snapshots.snapshot_records.find(snapshot_id)
-        found = (
-            each
-            for each in self.volume_snapshots.snapshot_records.ready()
-            if each.snapshot_id > token
-            and source in ("", each.source_volume_id)
-            and snapshot_id in ("", each.snapshot_id)
-        )
-        page, next_token = list_volumes.cut(
-            found, request.max_entries, lambda each: each.snapshot_id
+        page, next_token = await self.reads.read(
+            "ListSnapshots",
+            (source, snapshot_id, token, request.max_entries),
+            lambda: self._page(source, snapshot_id, token, request.max_entries),
+            context,
         )
         entries = [
             csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(each)) for each in page
         ]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
+
+    def _page(
+        self, source: str, snapshot_id: str, token: str, count: int
+    ) -> tuple[tuple[SnapshotRecord, ...], str]:
+        records = self.volume_snapshots.snapshot_records
+        if not snapshot_id:
+            found = records.ready(source, token)
+            return list_volumes.cut(found, count, lambda each: each.snapshot_id)
+        record = records.find(snapshot_id)
+        is_wanted = record is not None and record.phase == "ready" and snapshot_id > token
+        if record is None or not is_wanted or source not in ("", record.source_volume_id):
+            return (), ""
+        return (record,), ""
 
     def to_wire(self, record: SnapshotRecord) -> csi_pb2.Snapshot:
         """A snapshot that is ready; in CSI 1.13 with its topology."""

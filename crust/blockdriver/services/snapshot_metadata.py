@@ -12,7 +12,7 @@ import grpc.aio
 
 from crust import errors
 from crust.blockdriver.engines.protocol import Provisioning, Region
-from crust.blockdriver.records.snapshot_record import SnapshotRecord
+from crust.blockdriver.records.models import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots import changed_blocks, take_snapshot
@@ -45,7 +45,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         """The blocks that may be other than zeros."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        record = self._calls.volume_snapshots.find(snapshot_id)
+        record = await self._calls.found(snapshot_id, context)
         changed_blocks.check_offset(request.starting_offset, record)
         image = take_snapshot.image_of(record)
         found = await self._look(
@@ -65,7 +65,8 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
-        base, target = (self._calls.volume_snapshots.find(each) for each in (base_id, target_id))
+        base = await self._calls.found(base_id, context)
+        target = await self._calls.found(target_id, context)
         changed_blocks.check_related(base, target)
         changed_blocks.check_offset(request.starting_offset, target)
         images = [take_snapshot.image_of(each) for each in (base, target)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from crust import errors
 from crust.blockdriver.engines.protocol import Region
-from crust.blockdriver.records.snapshot_record import SnapshotRecord
+from crust.blockdriver.records.models import SnapshotRecord
 
 
 class OffsetPastEnd(errors.OutOfRange):

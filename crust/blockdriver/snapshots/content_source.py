@@ -9,11 +9,13 @@ from typing import Literal
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Provisioning
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.snapshot_record import SnapshotRecord
-from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import (
+    ContentRecord,
+    ContentSource,
+    SnapshotRecord,
+    VolumeRecord,
+)
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import quiesce, take_snapshot
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
@@ -58,8 +60,8 @@ class Wanted:
 class ContentSources:
     """Finds content sources and copies them. The caller locks the source."""
 
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     volume_snapshots: VolumeSnapshots
     provisioning: Provisioning
     node: VolumeUse
@@ -69,8 +71,8 @@ class ContentSources:
     def find(self, wanted: Wanted) -> ContentSource:
         """The source as it is now.
 
-        Raises `take_snapshot.SnapshotNotFound`, `volume_records.VolumeNotFound`,
-        `content_records.ContentRecordMissing`, `ImageMissing`, `ForeignImage`.
+        Raises `models.SnapshotNotFound`, `models.VolumeNotFound`,
+        `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
         """
         if wanted.kind == "snapshot":
             found = self.volume_snapshots.find(wanted.id)

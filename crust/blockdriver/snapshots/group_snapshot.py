@@ -8,26 +8,14 @@ import logging
 from collections.abc import Sequence
 
 from crust import errors, volumes
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord, new_attempt
 from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.snapshot_record import (
-    GroupRecord,
-    SnapshotRecord,
-    SnapshotRecords,
-)
-from crust.blockdriver.records.stored_record import new_attempt
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard, image_of
 from crust.host.process import workers
 from crust.pool_ids import PoolIds
 
 _log = logging.getLogger(__name__)
-
-
-class GroupNotFound(errors.NotFound):
-    """No group snapshot of this id exists."""
-
-    def __init__(self, group_id: str) -> None:
-        super().__init__(f"there is no group snapshot {group_id!r}")
-        self.group_id = group_id
 
 
 class GroupNameTaken(errors.Conflict):
@@ -60,7 +48,7 @@ class GroupSnapshots:
     def __init__(
         self,
         pool: Pool,
-        groups: SnapshotRecords[GroupRecord],
+        groups: Records[GroupRecord],
         volume_snapshots: VolumeSnapshots,
     ) -> None:
         self.pool = pool
@@ -93,7 +81,7 @@ class GroupSnapshots:
         try:
             taken = await self._volume_snapshots.take(plans)
             ready = {"phase": "ready", "created_ns": taken[0].created_ns}
-            return await workers.run(self._groups.save, group.model_copy(update=ready)), taken
+            return await workers.run(self._groups.save, group.but(**ready)), taken
         # as in `VolumeSnapshots.take`: any error, a bug too, but no cancellation
         except Exception:
             await workers.run(self._discard_own, group, plans)
@@ -113,9 +101,7 @@ class GroupSnapshots:
         self, group_id: str, snapshot_ids: Sequence[str]
     ) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
         """A group that is ready. Raises `GroupNotFound`, `GroupMembersDiffer`."""
-        group = self._groups.find(group_id)
-        if group is None or group.phase != "ready":
-            raise GroupNotFound(group_id)
+        group = self._groups.load(group_id)
         _check_members(group, snapshot_ids)
         return group, self._members(group)
 
@@ -165,7 +151,7 @@ class GroupSnapshots:
             member = self._volume_snapshots.snapshot_records.find(snapshot_id)
             if member is not None:
                 self._volume_snapshots.discard(member)
-        self._groups.remove(group)
+        self._groups.remove(group.id, previous=group.stored)
 
     def _present_members(self, group: GroupRecord) -> tuple[SnapshotRecord, ...]:
         """Raises `SnapshotMissing` if one of them is gone."""

@@ -8,38 +8,41 @@ from collections.abc import Iterator
 
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records.health import PoolFinding
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
+from crust.blockdriver.records.records import Records
 
 
 def snapshot_findings(
-    snapshot_records: SnapshotRecords[SnapshotRecord],
-    groups: SnapshotRecords[GroupRecord],
+    snapshot_records: Records[SnapshotRecord],
+    groups: Records[GroupRecord],
     provisioning: Provisioning,
 ) -> Iterator[PoolFinding]:
     """A finding for each. Blocks; raises what `Provisioning.snapshot_ids` does."""
-    for text in (*snapshot_records.unreadable(), *groups.unreadable()):
-        yield _finding("SnapshotRecordUnreadable", text)
-    ready = (
-        snapshot_records.ready()
-    )  # before the images: a snapshot that is taken meanwhile is not lost
+    for error in (*snapshot_records.unreadable(), *groups.unreadable()):
+        yield _finding("SnapshotRecordUnreadable", str(error))
+    index = snapshot_records.index
+    # before the images: a snapshot that is taken meanwhile is not lost
+    ready = [each for each in index.page() if index.is_ready(each)]
     images = provisioning.snapshot_ids()
-    for record in ready:
-        if record.snapshot_id not in images and snapshot_records.is_ready(record.snapshot_id):
-            text = f"the image of {record.snapshot_id} does not exist; the driver did not remove it"
+    for snapshot_id in ready:
+        if snapshot_id not in images and index.is_ready(snapshot_id):
+            text = f"the image of {snapshot_id} does not exist; the driver did not remove it"
             yield _finding("SnapshotImageMissing", text)
-    for snapshot_id in sorted(_without_record(snapshot_records, images, provisioning)):
-        text = f"the image of {snapshot_id} has no record; it is kept"
+    for unknown_id in sorted(_without_record(snapshot_records, images, provisioning)):
+        text = f"the image of {unknown_id} has no record; it is kept"
         yield _finding("SnapshotRecordMissing", text)
 
 
 def _without_record(
-    snapshot_records: SnapshotRecords[SnapshotRecord],
+    snapshot_records: Records[SnapshotRecord],
     images: frozenset[str],
     provisioning: Provisioning,
 ) -> frozenset[str]:
     """Look again for missing records: a record is written before its image, and removed after it."""
     found = {
-        each for each in images if snapshot_records.is_id(each) and not snapshot_records.has(each)
+        each
+        for each in images
+        if snapshot_records.is_id(each) and not snapshot_records.index.has(each)
     }
     return provisioning.snapshot_ids() & found if found else frozenset()
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust import errors, operations, volumes
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.process import workers
@@ -23,8 +24,8 @@ class SnapshotGarbageCollector:
     """Discards incomplete snapshots and groups."""
 
     driver: volumes.DriverName
-    snapshot_records: SnapshotRecords[SnapshotRecord]
-    groups: SnapshotRecords[GroupRecord]
+    snapshot_records: Records[SnapshotRecord]
+    groups: Records[GroupRecord]
     volume_snapshots: VolumeSnapshots
     group_snapshots: GroupSnapshots
     running: operations.KeyedOperations
@@ -36,7 +37,7 @@ class SnapshotGarbageCollector:
             if group.phase == "deleting" or age_s >= grace_s:
                 await self._discard(group.id, self.group_snapshots.discard_unfinished)
         for record in self.snapshot_records.unfinished():
-            if self.groups.has(record.group_id):
+            if self.groups.index.has(record.group_id):
                 continue
             age_s = await workers.run(self.snapshot_records.age_s, record.id)
             if record.phase == "deleting" or age_s >= grace_s:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecords
+from crust.blockdriver.records.models import GroupRecord
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.freeze_intents import Intents
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
@@ -17,7 +18,7 @@ class SnapshotRecovery:
     intents: Intents
     freezer: Freezer
     guest_freezer: GuestFreezer
-    groups: SnapshotRecords[GroupRecord]
+    groups: Records[GroupRecord]
     volume_snapshots: VolumeSnapshots
     group_snapshots: GroupSnapshots
 

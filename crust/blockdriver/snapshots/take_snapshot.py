@@ -23,20 +23,19 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image, Provisioning
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.pool import Pool
-from crust.blockdriver.records.snapshot_record import (
+from crust.blockdriver.records.models import (
+    ContentRecord,
     GroupRecord,
-    M,
     SnapshotRecord,
-    SnapshotRecords,
+    VolumeRecord,
+    new_attempt,
 )
-from crust.blockdriver.records.stored_record import new_attempt
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
@@ -49,13 +48,7 @@ _OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest")
 
 _log = logging.getLogger(__name__)
 
-
-class SnapshotNotFound(errors.NotFound):
-    """No snapshot of this id exists."""
-
-    def __init__(self, snapshot_id: str) -> None:
-        super().__init__(f"there is no snapshot {snapshot_id!r}")
-        self.snapshot_id = snapshot_id
+SetRecord = TypeVar("SetRecord", SnapshotRecord, GroupRecord)
 
 
 class SnapshotNameTaken(errors.Conflict):
@@ -127,10 +120,10 @@ class VolumeSnapshots:
     """
 
     pool: Pool
-    volume_records: VolumeRecords
-    content_records: ContentRecords
-    snapshot_records: SnapshotRecords[SnapshotRecord]
-    groups: SnapshotRecords[GroupRecord]
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
+    snapshot_records: Records[SnapshotRecord]
+    groups: Records[GroupRecord]
     provisioning: Provisioning
     node: VolumeUse
     capacity: Reservations
@@ -140,7 +133,7 @@ class VolumeSnapshots:
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotRecord:
         """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
 
-        Raises `SnapshotNameTaken`, `volume_records.VolumeNotFound`, the errors of `quiesce.check`,
+        Raises `SnapshotNameTaken`, `models.VolumeNotFound`, the errors of `quiesce.check`,
         `freezes.FrozenTooLong`, those of `GuestFreezer.frozen`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`,
         `Exhausted`.
         """
@@ -164,7 +157,7 @@ class VolumeSnapshots:
     ) -> SnapshotRecord:
         """The record of a snapshot that is to be taken of a volume, with what is known of its bytes now.
 
-        Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`, `ImageMissing`,
+        Raises `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`,
         `ForeignImage`.
         """
         self.volume_records.load(volume_id)
@@ -251,7 +244,7 @@ class VolumeSnapshots:
         self, plans: Sequence[SnapshotRecord], moment_ns: int
     ) -> tuple[SnapshotRecord, ...]:
         ready = {"phase": "ready", "created_ns": moment_ns}
-        return tuple(self.snapshot_records.save(each.model_copy(update=ready)) for each in plans)
+        return tuple(self.snapshot_records.save(each.but(**ready)) for each in plans)
 
     def discard_own(self, plans: Sequence[SnapshotRecord]) -> None:
         """Discard what the attempt of `plans` has written; what stands there of another attempt stays."""
@@ -262,10 +255,7 @@ class VolumeSnapshots:
 
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""
-        record = self.snapshot_records.find(snapshot_id)
-        if record is None or record.phase != "ready":
-            raise SnapshotNotFound(snapshot_id)
-        return record
+        return self.snapshot_records.load(snapshot_id)
 
     def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; absent is a success. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`.
@@ -276,7 +266,7 @@ class VolumeSnapshots:
         record = self.snapshot_records.find(snapshot_id)
         if record is None:
             return
-        if record.group_id and self.groups.has(record.group_id):
+        if record.group_id and self.groups.find(record.group_id) is not None:
             raise SnapshotBelongsToGroup(snapshot_id, record.group_id)
         self.discard(record)
 
@@ -290,7 +280,7 @@ class VolumeSnapshots:
             record = begin_discard(self.snapshot_records, record)
             self.snapshot_records.check_stored(record)
             self.provisioning.delete_snapshot(image_of(record))
-            self.snapshot_records.remove(record)
+            self.snapshot_records.remove(record.id, previous=record.stored)
 
     def discard_unfinished(self, snapshot_id: str) -> None:
         """Discard a snapshot that is not ready; any other stays."""
@@ -312,12 +302,12 @@ class VolumeSnapshots:
             self.discard_or_log(record)
 
 
-def begin_discard(records: SnapshotRecords[M], record: M) -> M:
+def begin_discard(records: Records[SetRecord], record: SetRecord) -> SetRecord:
     """Note in place of `record` that it is being deleted; on a full disk it may stay as it is. Returns what stands.
 
     Raises `pool_store.RecordChanged` if somebody else has written it since.
     """
-    deleting = record.model_copy(update={"phase": "deleting", "attempt": new_attempt()})
+    deleting = record.but(phase="deleting", attempt=new_attempt())
     try:
         return records.save(deleting)
     except errors.Exhausted:

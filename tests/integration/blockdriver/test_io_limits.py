@@ -11,7 +11,7 @@ from crust.blockdriver import serve
 from crust.blockdriver.controller import io_limit_parameters
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests, io_limits
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.host.cgroups import throttling
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
@@ -119,7 +119,7 @@ async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> N
     made = await limited.create()
     with pytest.raises(errors.InvalidRequest, match="mutable_parameters"):
         await limited.modify(made.volume_id)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await limited.modify(limited.ids.volume_id("other"), **SENT)
     with pytest.raises(io_limit_parameters.UnknownMutableParameter):
         await limited.modify(limited.ids.volume_id("other"), iops="1")

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from crust.blockdriver.node import node_expand
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import capability_check
 from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
@@ -80,7 +80,7 @@ async def test_node_expand_of_a_mounted_filesystem_grows_it(bench: Bench, fs_typ
     assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
     stats = await bench.stats(volume.volume_id, target)
     assert stats.usage[0].total > 500 * MIB
-    with pytest.raises(volume_records.AboveLimit):
+    with pytest.raises(capability_check.AboveLimit):
         await bench.expand(volume.volume_id, target, limit=320 * MIB)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)

@@ -20,17 +20,17 @@ from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.records import FileRecords
 from crust.blockdriver.engines.files.reserve import Reserve
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.snapshot_record import GroupRecord, SnapshotRecord, SnapshotRecords
-from crust.blockdriver.records.volume_record import (
+from crust.blockdriver.records.models import (
     Attached,
+    ContentRecord,
     ContentSource,
+    GroupRecord,
     Limits,
+    SnapshotRecord,
     Usage,
     VolumeRecord,
 )
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.handoff import claims
 from crust.handoff.store import Store
@@ -79,14 +79,16 @@ class Stores:
         reserve = root / "reserve"
         below = root / "pool"
         self.pool = DirectoryPool(str(below), f"{below}.pool-id", create=True)
-        self.volumes = VolumeRecords(file_records(below / "records", reserve), IDS.is_volume_id)
-        self.contents = ContentRecords(file_records(below / "content", reserve), IDS.is_volume_id)
-        self.snapshots = SnapshotRecords(
+        self.volumes = Records(
+            file_records(below / "records", reserve), VolumeRecord, IDS.is_volume_id
+        )
+        self.contents = Records(
+            file_records(below / "content", reserve), ContentRecord, IDS.is_volume_id
+        )
+        self.snapshots = Records(
             file_records(below / "snapshots", reserve), SnapshotRecord, IDS.is_snapshot_id
         )
-        self.groups = SnapshotRecords(
-            file_records(below / "groups", reserve), GroupRecord, IDS.is_group_id
-        )
+        self.groups = Records(file_records(below / "groups", reserve), GroupRecord, IDS.is_group_id)
         self.node = NodeState(str(root / "run"))
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))

@@ -1,7 +1,7 @@
 """What a stage does to a device so that it can be mounted: nothing, a check, or a new filesystem.
 
 The content record comes first, always: "formatting" is durable before mkfs runs, "raw" before a user has the device.
-A record that somebody else wrote meanwhile is refused there (`StaleContentRecord`), so nothing is made or cleared on
+A record that somebody else wrote meanwhile is refused there (`RecordChanged`), so nothing is made or cleared on
 the word of a stale one.
 """
 
@@ -16,8 +16,8 @@ from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.filesystems.tool_lock import ToolLock
 from crust.blockdriver.node.node_state import Staged
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.records import Records
 from crust.host.block import devices, signatures, zeroout
 from crust.host.filesystems import fsck, mkfs, mkfs_options, superblocks
 from crust.host.mounts import device_mounts
@@ -104,7 +104,7 @@ def _clear_interrupted(content: ContentRecord, device: str) -> None:
 class FilesystemPreparation:
     """Makes and checks filesystems. The caller makes one call per volume at a time."""
 
-    content_records: ContentRecords
+    content_records: Records[ContentRecord]
     access: NodeAccess
 
     def judge(

@@ -17,7 +17,7 @@ import enum
 from collections.abc import Callable
 
 from crust import errors
-from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.models import ContentRecord
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
 

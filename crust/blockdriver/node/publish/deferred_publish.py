@@ -16,7 +16,8 @@ from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish.publish_rules import Publish
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.records import Records
 from crust.host.block import devices
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
@@ -63,7 +64,7 @@ class FilesystemMountedOnHost(errors.NotReady):
 class DeferredNodePublish:
     """Publishes volumes to guests. The caller makes one call per volume at a time."""
 
-    content_records: ContentRecords
+    content_records: Records[ContentRecord]
     node_state: NodeState
     publish_check: PublishCheck
     io_limits: IoLimits

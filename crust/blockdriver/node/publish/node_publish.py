@@ -22,7 +22,8 @@ from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage, Preparation
 from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
 from crust.blockdriver.node.publish.publish_rules import Publish
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.records import Records
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.filesystems import duplicate_uuid
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 class NodePublish:
     """Publishes volumes on the host. The caller makes one call per volume at a time."""
 
-    content_records: ContentRecords
+    content_records: Records[ContentRecord]
     node_state: NodeState
     publish_check: PublishCheck
     io_limits: IoLimits

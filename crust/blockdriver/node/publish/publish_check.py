@@ -10,10 +10,8 @@ from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records import capability_check, published_nodes
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.records import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,8 @@ class Ready:
 class PublishCheck:
     """Checks a publish against all rules; changes nothing."""
 
-    volume_records: VolumeRecords
-    content_records: ContentRecords
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
     node_state: NodeState
     live: LiveVolumes
     supported: SupportedCapabilities
@@ -56,7 +54,7 @@ class PublishCheck:
         return ready
 
     def check_rules(self, request: Publish) -> Ready:
-        """All but the device. Raises `volume_records.VolumeNotFound`, `content_records.ContentRecordMissing`,
+        """All but the device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
         `deferral_keys.EncryptedOnHost`, `deferral_keys.FilesystemOfGuest`,
         `capability_check.CapabilityExceeded`, `NotStaged`, `publish_rules.TargetPublishedDifferently`,
         `publish_rules.PublishedElsewhere`.

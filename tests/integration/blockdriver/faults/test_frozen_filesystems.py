@@ -103,7 +103,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     with pytest.raises(host_freeze.FrozenTooLong):
         await snapshot(copying, source.volume_id)
     assert not is_frozen(target)
-    assert copying.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert list(copying.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((copying.root / "state" / "images").glob("*.snap"))
     await down(copying, source.volume_id)
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crust import volumes
 from crust.blockdriver.node.filesystems import format_decision, tool_lock
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.records import Records
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
@@ -140,7 +141,7 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
 ) -> None:
     """A backup of the records was taken while the volume was made, and restored when it was full of data."""
     capability, records = mount(fs_type), bench.driver.stores.content_records
-    backups = []
+    backups: list[ContentRecord] = []
 
     async def lifecycle() -> None:
         volume = await bench.create("v", capability, size=_SIZES[fs_type])
@@ -153,13 +154,15 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
         await bench.unpublish(volume_id, bench.target("v"))
         await bench.unstage(volume_id)
 
-    def saved(self: ContentRecords, record: ContentRecord) -> ContentRecord:
-        backups.append(save(self, record))
-        return backups[-1]
+    def saved(self: Any, record: Any) -> Any:
+        written = save(self, record)
+        if isinstance(written, ContentRecord):
+            backups.append(written)
+        return written
 
-    save = ContentRecords.save
+    save = Records.save
     with monkeypatch.context() as patched:
-        patched.setattr(ContentRecords, "save", saved)
+        patched.setattr(Records, "save", saved)
         asyncio.run(lifecycle())
     old = next(each for each in backups if each.state == "formatting")
     if planned == "another":

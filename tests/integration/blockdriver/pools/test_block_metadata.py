@@ -5,10 +5,10 @@ import os
 import pytest
 
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.records import models
 from crust.blockdriver.services import snapshot_metadata
 from crust.blockdriver.snapshots import (
     changed_blocks,
-    take_snapshot,
 )
 from tests.support.drivers.block_driver import MIB, Bench, block
 from tests.support.records.copies import (
@@ -70,7 +70,7 @@ async def test_changed_blocks_match_a_byte_comparison(
             await blocks(cloning, new.snapshot_id, start=start)
     with pytest.raises(snapshot_metadata.NegativeMaxResults):
         await blocks(cloning, new.snapshot_id, count=-1)
-    with pytest.raises(take_snapshot.SnapshotNotFound):
+    with pytest.raises(models.SnapshotNotFound):
         await blocks(cloning, "snap-none")
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
+from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.protocol import Access
-from crust.blockdriver.records import content_records
+from crust.blockdriver.records import models
 from crust.host.filesystems import mkfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block, caller, mount
@@ -40,10 +41,10 @@ async def test_stage_without_a_content_record_is_refused_and_writes_nothing(
     before = image_path(bench, volume_id).read_bytes()
     bench.restart()
     for capability in (mount(), block()):
-        with pytest.raises(content_records.ContentRecordMissing):
+        with pytest.raises(models.RecordMissing):
             await bench.stage(volume_id, capability)
     for copy in (snapshot(bench, volume_id), made_of(bench, "clone", volume_id=volume_id)):
-        with pytest.raises(content_records.ContentRecordMissing):
+        with pytest.raises(models.RecordMissing):
             await copy
     assert image_path(bench, volume_id).read_bytes() == before
     listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
@@ -83,7 +84,7 @@ async def test_stage_on_a_stale_content_record_clears_nothing(
         return real_attach(each, access)
 
     monkeypatch.setattr(bench.driver.stores.access, "attach", attach)
-    with pytest.raises(content_records.StaleContentRecord):
+    with pytest.raises(pool_store.RecordChanged):
         await bench.stage(volume_id, capability)
     assert image_path(bench, volume_id).read_bytes().startswith(b"somebody's data")
     assert records.load(volume_id).state == "formatted"
@@ -102,7 +103,7 @@ async def test_stage_is_not_finished_when_another_writer_came_during_mkfs(
 
     with monkeypatch.context() as patched:
         patched.setattr(mkfs, "make", make)
-        with pytest.raises(content_records.StaleContentRecord) as refused:
+        with pytest.raises(pool_store.RecordChanged) as refused:
             await bench.stage(volume_id)
     assert isinstance(refused.value, errors.OperationPending)
     assert (records.load(volume_id).state, records.load(volume_id).in_guest) == ("formatting", True)

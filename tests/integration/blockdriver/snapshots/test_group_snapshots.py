@@ -8,7 +8,7 @@ import os
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.blockdriver.services import group_controller
 from crust.blockdriver.snapshots import (
     group_snapshot,
@@ -75,7 +75,7 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
     servicer = cloning.driver.group_controller
     with pytest.raises(group_snapshot.GroupNameTaken):
         await group(cloning, *ids)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await group(cloning, ids[0], cloning.ids.volume_id("none"), name="h")
     with pytest.raises(limits.MissingField):
         await group(cloning, name="h")
@@ -104,9 +104,9 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
             await call(members[0])
     await delete(*members)
     await delete(*members)
-    with pytest.raises(group_snapshot.GroupNotFound):
+    with pytest.raises(models.GroupNotFound):
         await get(*members)
-    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
 
 
@@ -171,7 +171,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
         patched.setattr(backend, "take_snapshot", interrupted)
         with pytest.raises(take_snapshot.RawDevicesNeverIdle):
             await group(cloning, *ids)
-    assert cloning.driver.snapshots.volume_snapshots.snapshot_records.ready() == []
+    assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
     await group(cloning, *ids)
     for volume_id in ids:

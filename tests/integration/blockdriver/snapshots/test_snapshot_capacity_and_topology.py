@@ -7,7 +7,7 @@ import pytest
 
 from crust.blockdriver.controller import capacity, topology
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.records import snapshot_record
+from crust.blockdriver.records import models
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
@@ -143,7 +143,7 @@ async def test_unreadable_snapshot_record_is_reported_and_kept(tmp_path: Path) -
         snapshot(bench, source.volume_id),
         group(bench, source.volume_id),
     ):
-        with pytest.raises(snapshot_record.UnreadableSnapshotRecord):
+        with pytest.raises(models.RecordUnreadable):
             await call
     assert [path.read_bytes() for path in damaged] == [b"{}"] * 2
     images = {path.name for path in (state / "images").glob("*.snap")}

@@ -10,7 +10,7 @@ import pytest
 from crust import operations
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import guests
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.blockdriver.services import snapshot_calls
 from crust.blockdriver.snapshots import (
     content_source,
@@ -183,15 +183,15 @@ async def test_snapshot_repeated_returns_the_same_and_errors_follow_csi(
     assert taken.creation_time.seconds > 0
     with pytest.raises(take_snapshot.SnapshotNameTaken):
         await snapshot(cloning, two.volume_id)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await snapshot(cloning, cloning.ids.volume_id("none"), "other")
-    with pytest.raises(take_snapshot.SnapshotNotFound):
+    with pytest.raises(models.SnapshotNotFound):
         await made_of(cloning, "a", snapshot_id="snap-none")
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await made_of(cloning, "a", volume_id="vol-none")
     with pytest.raises(content_source.SmallerThanSource):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, size=MIB)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await made_of(cloning, "a", volume_id=cloning.ids.volume_id("a"))
     made = await made_of(cloning, "a", snapshot_id=taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
@@ -250,7 +250,7 @@ async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
         csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()
     )
     assert got.snapshot.snapshot_id == ids[0]
-    with pytest.raises(take_snapshot.SnapshotNotFound):
+    with pytest.raises(models.SnapshotNotFound):
         await cloning.driver.controller.GetSnapshot(
             csi_pb2.GetSnapshotRequest(snapshot_id=ids[1]), caller()
         )

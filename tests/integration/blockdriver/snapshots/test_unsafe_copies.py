@@ -12,7 +12,7 @@ import pytest
 from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
 from crust.host.block import devices
 from crust.host.files import file_copy
@@ -125,7 +125,7 @@ async def test_clone_retry_after_source_deletion_leaves_nothing(
     source = await pool.create("source")
     await begun(pool, source.volume_id, monkeypatch)
     await pool.delete(source.volume_id)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await made_of(pool, "clone", volume_id=source.volume_id)
     assert pool.driver.stores.volume_records.ids() == ()
 
@@ -232,7 +232,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
     for each in await asyncio.gather(*made):
         assert image(pool, each.volume_id).stat().st_size == 64 * MIB
     await drop(pool, taken.snapshot_id)
-    with pytest.raises(take_snapshot.SnapshotNotFound):
+    with pytest.raises(models.SnapshotNotFound):
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
 

@@ -21,9 +21,8 @@ from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, Still
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephStatisticsMissing
-from crust.blockdriver.records.content_record import ContentRecord
 from crust.blockdriver.records.health import Kind
-from crust.blockdriver.records.volume_record import ContentSource, VolumeRecord
+from crust.blockdriver.records.models import ContentRecord, ContentSource, VolumeRecord
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import ContentSources, Wanted
 from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached

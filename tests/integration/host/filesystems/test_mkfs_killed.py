@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.records.content_record import ContentRecord
+from crust.blockdriver.records.models import ContentRecord
 from crust.host.block import signatures
 from crust.host.filesystems import mkfs, superblocks, supported
 from tests.integration.host.conftest import MIB, Attach

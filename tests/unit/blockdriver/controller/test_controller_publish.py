@@ -10,9 +10,9 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish, P
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.node_state import Staged
-from crust.blockdriver.records import capability_check, published_nodes, volume_records
+from crust.blockdriver.records import capability_check, models, published_nodes
 from crust.blockdriver.records.attach_slots import AttachSlots
-from crust.blockdriver.records.volume_record import Attached, Usage
+from crust.blockdriver.records.models import Attached, Usage
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import NODE
@@ -75,7 +75,7 @@ async def test_controller_publish_reports_absent_volume_then_absent_node_then_ca
     state: Driver, publisher: ControllerPublish
 ) -> None:
     bad = mount(mode=Mode.MULTI_NODE_MULTI_WRITER)
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await publisher.publish(attach(state.stores.pool.ids.volume_id("none"), bad, node="other"))
     volume_id = await made(state)
     with pytest.raises(controller_publish.NodeNotFound):

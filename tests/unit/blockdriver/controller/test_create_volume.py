@@ -12,10 +12,12 @@ from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import create_volume, parameters, volume_size
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines import protocol
-from crust.blockdriver.records import capability_check, volume_records
-from crust.blockdriver.records.content_records import ContentRecords
-from crust.blockdriver.records.volume_records import AboveLimit, VolumeRecords
+from crust.blockdriver.engines import pool_store, protocol
+from crust.blockdriver.records import capability_check, models
+from crust.blockdriver.records.capability_check import AboveLimit
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
+from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.pool_ids import IdOfOtherPool, PoolIds
 from tests.support.drivers import driver_state
@@ -177,8 +179,7 @@ def full_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The disk is full from the nth write of a record on; yields those that were asked for."""
     asked: list[str] = []
     with patch.context() as patching:
-        for kind in (VolumeRecords, ContentRecords):
-            patching.setattr(kind, "save", _full_at(number, kind.save, asked))
+        patching.setattr(Records, "save", _full_at(number, Records.save, asked))
         yield asked
 
 
@@ -254,7 +255,7 @@ async def test_create_after_an_interrupted_delete_finishes_the_delete(
     state.stores.volume_records.save(record.but(phase="deleting"))
     known = state.stores.content_records.load(made.volume_id)
     state.stores.content_records.save(known.but(state="formatted", fs_type="ext4"))
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
     again = state.stores.volume_records.load(made.volume_id)
@@ -301,7 +302,45 @@ async def test_validate_confirms_a_capability_or_gives_the_reason(
         "storage.kubernetes.io/csiProvisionerIdentity": "1-2-block.csi.crust.dev"
     }
     assert await ask(mount(), **provisioner_identity) == ""
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await asyncio.to_thread(
             validation.why_not, state.stores.pool.ids.volume_id("other"), (mount(),), {}, {}, {}
         )
+
+
+async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is_not_used(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a copy of what a pod has written would be recorded as "new", and be formatted."""
+    source = await provisioner.create(create("source"))
+    wanted = replace(create("copy"), source=Wanted("volume", source.volume_id))
+    contents, backend = state.stores.content_records, state.stores.provisioning
+
+    def cloned(volume_id: volumes.VolumeId, *_: object, size_bytes: int, **__: object) -> None:
+        backend.create(volume_id, size_bytes)
+        contents.save(contents.load(source.volume_id).but(in_guest=True))
+
+    monkeypatch.setattr(backend, "clone", cloned, raising=False)
+    monkeypatch.setattr(backend, "copies_at_once", lambda: True, raising=False)
+    with pytest.raises(take_snapshot.ContentChanged):
+        await provisioner.create(wanted)
+    copy_id = state.stores.pool.ids.volume_id("copy")
+    assert (state.stores.volume_records.find(copy_id), backend.exists(copy_id)) == (None, False)
+
+
+async def test_delete_by_an_old_record_on_a_full_disk_removes_nothing(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intent was not written, so it has not compared either: the record is compared before the image goes."""
+    made = await provisioner.create(create())
+    records = state.stores.volume_records
+    old = records.load(made.volume_id)
+    records.save(old.but(capacity_bytes=2 * GIB))
+
+    def full(_: VolumeRecord) -> VolumeRecord:
+        raise errors.Exhausted("the disk is full")
+
+    monkeypatch.setattr(records, "save", full)
+    with pytest.raises(pool_store.RecordChanged):
+        provisioner.remove(old)
+    assert state.stores.provisioning.exists(made.volume_id)

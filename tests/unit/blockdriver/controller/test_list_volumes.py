@@ -11,7 +11,7 @@ from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.records import volume_records
+from crust.blockdriver.records import models
 from crust.blockdriver.records.health import HealthCheck, Kind
 from crust.rpc.messages import limits
 from tests.support.drivers import driver_state
@@ -93,7 +93,7 @@ async def test_list_leaves_out_incomplete_volumes(
         )
     page, token = lister.page(1, "")
     assert (ids(page), token) == ([made[0]], "")
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         lister.get(made[1])
 
 
@@ -130,7 +130,7 @@ async def test_list_reports_lost_and_damaged_volumes(
     assert not listed[well].health.condition.abnormal
     assert listed[lost].health.condition.abnormal
     assert listed[unreadable].volume.capacity_bytes == 0
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         health_check.examine(state.stores.pool.ids.volume_id("none"))
 
 

@@ -16,8 +16,8 @@ from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansi
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.node.node_state import Published
-from crust.blockdriver.records import volume_records
-from crust.blockdriver.records.volume_record import Limits, VolumeRecord
+from crust.blockdriver.records import models
+from crust.blockdriver.records.models import Limits, VolumeRecord
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
@@ -91,7 +91,7 @@ async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> No
 
 async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
     bench.volume_id = bench.state.stores.pool.ids.volume_id("another")
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         await bench.change()
 
 

@@ -7,7 +7,7 @@ import pytest
 from crust import errors
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.filesystems.format_decision import Action
-from crust.blockdriver.records.content_record import ContentRecord, ContentState
+from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
 

@@ -8,9 +8,10 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records import content_record, content_records
-from crust.blockdriver.records.content_record import ContentRecord
-from crust.blockdriver.records.content_records import ContentRecords
+from crust.blockdriver.engines import pool_store
+from crust.blockdriver.records import models
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.records import Records
 from crust.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -23,13 +24,13 @@ NEW = ContentRecord(volume_id=VOLUME)
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> ContentRecords:
-    made = ContentRecords(file_records(tmp_path), IDS.is_volume_id)
+def records(tmp_path: Path) -> Records[ContentRecord]:
+    made = Records(file_records(tmp_path), ContentRecord, IDS.is_volume_id)
     made.open()
     return made
 
 
-def test_content_record_comes_back_with_the_next_revision(records: ContentRecords) -> None:
+def test_content_record_comes_back_with_the_next_revision(records: Records[ContentRecord]) -> None:
     saved = records.save(NEW)
     assert (saved.revision, records.load(VOLUME)) == (1, saved)
     formatted = records.save(saved.but(state="formatted", fs_type="ext4"))
@@ -37,27 +38,29 @@ def test_content_record_comes_back_with_the_next_revision(records: ContentRecord
 
 
 def test_stale_copy_of_a_content_record_is_refused_and_changes_nothing(
-    records: ContentRecords,
+    records: Records[ContentRecord],
 ) -> None:
     stale = records.save(NEW)
     formatted = records.save(stale.but(state="formatted", fs_type="ext4"))
     for late in (stale, stale.but(state="formatting", fs_type="ext4"), NEW):
-        with pytest.raises(content_records.StaleContentRecord, match="revision 2"):
+        with pytest.raises(pool_store.RecordChanged):
             records.save(late)
     assert records.load(VOLUME) == formatted
 
 
 def test_content_record_that_was_removed_is_not_written_by_a_late_writer(
-    records: ContentRecords,
+    records: Records[ContentRecord],
 ) -> None:
     read = records.save(NEW)
     records.remove(VOLUME)
-    with pytest.raises(content_records.StaleContentRecord):
+    with pytest.raises(pool_store.RecordChanged):
         records.save(read)
     assert records.find(VOLUME) is None
 
 
-def test_of_many_writers_that_read_the_same_revision_one_writes(records: ContentRecords) -> None:
+def test_of_many_writers_that_read_the_same_revision_one_writes(
+    records: Records[ContentRecord],
+) -> None:
     read, ready = records.save(NEW), threading.Barrier(8, timeout=30)
     outcomes: list[type[Exception] | None] = []
 
@@ -76,13 +79,13 @@ def test_of_many_writers_that_read_the_same_revision_one_writes(records: Content
     for thread in threads:
         thread.join()
     assert outcomes.count(None) == 1
-    assert outcomes.count(content_records.StaleContentRecord) == 7
+    assert outcomes.count(pool_store.RecordChanged) == 7
     assert records.load(VOLUME).revision == 2
 
 
-def test_missing_content_record_is_doubt_and_never_new(records: ContentRecords) -> None:
+def test_missing_content_record_is_doubt_and_never_new(records: Records[ContentRecord]) -> None:
     assert records.find(VOLUME) is None
-    with pytest.raises(content_records.ContentRecordMissing, match=VOLUME):
+    with pytest.raises(models.RecordMissing, match=VOLUME):
         records.load(VOLUME)
     assert records.find(volumes.VolumeId("../records/x")) is None
 
@@ -90,15 +93,18 @@ def test_missing_content_record_is_doubt_and_never_new(records: ContentRecords) 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"schema": 2}, content_record.NewerContentRecord),
-        ({"schema": None}, content_record.UnreadableContentRecord),
-        ({"state": "odd"}, content_record.UnreadableContentRecord),
-        ({"revision": -1}, content_record.UnreadableContentRecord),
-        ({"volume_id": IDS.volume_id("other")}, content_record.UnreadableContentRecord),
+        ({"schema": 2}, models.RecordUnreadable),
+        ({"schema": None}, models.RecordUnreadable),
+        ({"state": "odd"}, models.RecordUnreadable),
+        ({"revision": -1}, models.RecordUnreadable),
+        ({"volume_id": IDS.volume_id("other")}, models.RecordUnreadable),
     ],
 )
 def test_content_record_that_is_not_understood_is_refused_and_kept(
-    records: ContentRecords, tmp_path: Path, change: dict[str, object], error: type[Exception]
+    records: Records[ContentRecord],
+    tmp_path: Path,
+    change: dict[str, object],
+    error: type[Exception],
 ) -> None:
     saved = records.save(NEW)
     path = tmp_path / f"{VOLUME}.json"
@@ -106,13 +112,13 @@ def test_content_record_that_is_not_understood_is_refused_and_kept(
     path.write_text(text)
     with pytest.raises(error):
         records.load(VOLUME)
-    with pytest.raises(error):
+    with pytest.raises(pool_store.RecordChanged):
         records.save(saved)
     assert path.read_text() == text
 
 
 def test_content_record_field_of_a_later_version_is_kept(
-    records: ContentRecords, tmp_path: Path
+    records: Records[ContentRecord], tmp_path: Path
 ) -> None:
     records.save(NEW)
     path = tmp_path / f"{VOLUME}.json"
@@ -132,7 +138,8 @@ async def test_create_writes_the_content_record_before_it_answers_and_delete_rem
 ) -> None:
     provisioner, known = driver.controller_rules.provisioner, driver.stores.content_records
     made = await provisioner.create(driver_state.create())
-    assert known.load(made.volume_id) == ContentRecord(volume_id=made.volume_id, revision=1)
+    written = known.load(made.volume_id)
+    assert written.encode() == ContentRecord(volume_id=made.volume_id, revision=1).encode()
     again = await provisioner.create(driver_state.create())
     assert (again, known.load(made.volume_id).revision) == (made, 1)
     await provisioner.delete(made.volume_id)

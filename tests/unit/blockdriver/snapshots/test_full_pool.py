@@ -10,7 +10,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records.snapshot_record import SnapshotRecord
+from crust.blockdriver.records.models import SnapshotRecord
 from crust.blockdriver.snapshots import take_snapshot
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -96,11 +96,11 @@ def test_delete_member_whose_group_is_gone_deletes_it(tmp_path: Path) -> None:
     ids = two_volumes(driver)
     take_group(driver, ids)
     groups, taken = driver.snapshots.groups, driver.snapshots.volume_snapshots
-    group = groups.ready()[0]
+    group = next(groups.ready())
     member = group.members[0][1]
     with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
         taken.delete(member)
-    groups.remove(group)
+    groups.remove(group.id)
     taken.delete(member)
     assert taken.snapshot_records.find(member) is None
 
@@ -113,7 +113,7 @@ def test_collect_discards_incomplete_snapshots_and_groups(tmp_path: Path, phase:
     take_group(driver, ids)
     take_one(driver, ids)
     groups, snapshots = driver.snapshots.groups, driver.snapshots.volume_snapshots.snapshot_records
-    groups.save(groups.ready()[0].model_copy(update={"phase": phase}))
+    groups.save(next(groups.ready()).model_copy(update={"phase": phase}))
     single = next(each for each in snapshots.ready() if not each.group_id)
     snapshots.save(single.model_copy(update={"phase": phase}))
     asyncio.run(driver.collect_garbage())

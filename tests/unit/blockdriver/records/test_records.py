@@ -1,15 +1,17 @@
-"""Volume records on disk: what is read back, and what is refused."""
+"""Records on disk: what is read back, what is refused, and what is remembered of a store that does not answer."""
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from crust import volumes
+from crust import errors, volumes
 from crust.blockdriver.engines import pool_store
-from crust.blockdriver.records import volume_record, volume_records
-from crust.blockdriver.records.volume_record import VolumeRecord
-from crust.blockdriver.records.volume_records import VolumeRecords
+from crust.blockdriver.engines.pool_store import RecordStore
+from crust.blockdriver.records import models
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
 from crust.host.files import durable
 from crust.pool_ids import PoolIds
 from tests.support.records.stored_records import file_records
@@ -19,8 +21,8 @@ VOLUME = IDS.volume_id("pvc")
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> VolumeRecords:
-    made = VolumeRecords(file_records(tmp_path), IDS.is_volume_id)
+def records(tmp_path: Path) -> Records[VolumeRecord]:
+    made = Records(file_records(tmp_path), VolumeRecord, IDS.is_volume_id)
     made.open()
     return made
 
@@ -32,8 +34,8 @@ def volume(**changes: object) -> VolumeRecord:
     return plain.but(**changes)
 
 
-def test_volume_record_loads_as_saved(records: VolumeRecords) -> None:
-    usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
+def test_volume_record_loads_as_saved(records: Records[VolumeRecord]) -> None:
+    usage = models.Usage(kind="mount", fs_type="ext4", mode=1)
     saved = records.save(volume(usages=(usage,), parameters={"a": "b"}))
     assert records.load(VOLUME) == saved
     assert list(records.ids()) == [VOLUME]
@@ -43,10 +45,10 @@ def test_volume_record_loads_as_saved(records: VolumeRecords) -> None:
 
 @pytest.mark.parametrize("phase", ["creating", "deleting"])
 def test_volume_record_in_a_transient_phase_is_not_found(
-    records: VolumeRecords, phase: str
+    records: Records[VolumeRecord], phase: str
 ) -> None:
     records.save(volume(phase=phase))
-    with pytest.raises(volume_records.VolumeNotFound):
+    with pytest.raises(models.VolumeNotFound):
         records.load(VOLUME)
     assert records.find(VOLUME) is not None
 
@@ -55,7 +57,7 @@ def test_volume_record_in_a_transient_phase_is_not_found(
     "volume_id", ["", "../records/x", "vol-1", VOLUME + "0", VOLUME + "\n", IDS.snapshot_id("pvc")]
 )
 def test_load_of_an_invalid_id_never_becomes_a_path(
-    records: VolumeRecords, volume_id: str, monkeypatch: pytest.MonkeyPatch
+    records: Records[VolumeRecord], volume_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
     monkeypatch.setattr(durable, "read", lambda path, **_: read.append(path))
@@ -63,12 +65,12 @@ def test_load_of_an_invalid_id_never_becomes_a_path(
     assert read == []
 
 
-def test_load_of_a_newer_schema_is_refused(records: VolumeRecords, tmp_path: Path) -> None:
+def test_load_of_a_newer_schema_is_refused(records: Records[VolumeRecord], tmp_path: Path) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
     path.write_text(json.dumps(newer))
-    with pytest.raises(volume_record.NewerVolumeRecord, match="schema 2"):
+    with pytest.raises(models.RecordUnreadable, match="schema 2"):
         records.load(VOLUME)
 
 
@@ -82,41 +84,43 @@ def test_load_of_a_newer_schema_is_refused(records: VolumeRecords, tmp_path: Pat
     ],
 )
 def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
-    records: VolumeRecords, tmp_path: Path, change: dict[str, object]
+    records: Records[VolumeRecord], tmp_path: Path, change: dict[str, object]
 ) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     text = json.dumps(json.loads(path.read_text()) | change)
     path.write_text(text)
-    with pytest.raises(volume_record.UnreadableVolumeRecord):
+    with pytest.raises(models.RecordUnreadable):
         records.load(VOLUME)
     assert path.read_text() == text
 
 
 def test_load_of_a_record_without_a_schema_number_is_refused(
-    records: VolumeRecords, tmp_path: Path
+    records: Records[VolumeRecord], tmp_path: Path
 ) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     plain = json.loads(path.read_text())
     del plain["schema"]
     path.write_text(json.dumps(plain))
-    with pytest.raises(volume_record.UnreadableVolumeRecord, match="schema number"):
+    with pytest.raises(models.RecordUnreadable, match="schema number"):
         records.load(VOLUME)
 
 
 def test_load_of_a_newer_schema_that_fits_no_field_is_refused_as_newer(
-    records: VolumeRecords, tmp_path: Path
+    records: Records[VolumeRecord], tmp_path: Path
 ) -> None:
     records.save(volume())
     path = tmp_path / f"{VOLUME}.json"
     path.write_text(json.dumps({"schema": 2}))
-    with pytest.raises(volume_record.NewerVolumeRecord, match="schema 2"):
+    with pytest.raises(models.RecordUnreadable, match="schema 2"):
         records.load(VOLUME)
 
 
-def test_save_keeps_a_field_of_a_later_version(records: VolumeRecords, tmp_path: Path) -> None:
-    usage = volume_record.Usage(kind="mount", fs_type="ext4", mode=1)
+def test_save_keeps_a_field_of_a_later_version(
+    records: Records[VolumeRecord], tmp_path: Path
+) -> None:
+    usage = models.Usage(kind="mount", fs_type="ext4", mode=1)
     records.save(volume(usages=(usage,)))
     path = tmp_path / f"{VOLUME}.json"
     later = json.loads(path.read_text()) | {"shiny": [1], "limits": {"burst_iops": 7}}
@@ -131,17 +135,17 @@ def test_save_keeps_a_field_of_a_later_version(records: VolumeRecords, tmp_path:
 
 
 def test_load_of_a_record_under_another_name_is_refused(
-    records: VolumeRecords, tmp_path: Path
+    records: Records[VolumeRecord], tmp_path: Path
 ) -> None:
     records.save(volume())
     other = IDS.volume_id("other")
     (tmp_path / f"{VOLUME}.json").rename(tmp_path / f"{other}.json")
-    with pytest.raises(volume_record.UnreadableVolumeRecord, match="describes"):
+    with pytest.raises(models.RecordUnreadable, match="describes"):
         records.load(other)
 
 
 def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
-    records: VolumeRecords,
+    records: Records[VolumeRecord],
 ) -> None:
     first = records.save(volume())
     stale = records.load(VOLUME)
@@ -152,3 +156,38 @@ def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
         records.save(volume(capacity_bytes=4))
     assert records.load(VOLUME) == newer
     assert records.index.capacity_bytes(VOLUME) == 2
+
+
+class _Outage:
+    """A store that does not answer for a while."""
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+        self.is_on = False
+
+    def __getattr__(self, name: str) -> object:
+        if self.is_on and name in ("load", "save", "remove"):
+            raise errors.PeerUnavailable("the cluster does not answer")
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_record_written_in_an_outage_is_read_after_it_and_not_damaged(
+    tmp_path: Path, *, is_there: bool
+) -> None:
+    """What a write in an outage has left is unknown then, and asked for after it: absent, or what was there."""
+    outage = _Outage(file_records(tmp_path))
+    records = Records(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
+    records.open()
+    present = records.save(volume()) if is_there else volume()
+    outage.is_on = True
+    with pytest.raises(errors.PeerUnavailable):
+        records.save(present.but(capacity_bytes=2))
+    with pytest.raises(errors.PeerUnavailable):
+        records.find(VOLUME)
+    outage.is_on = False
+    assert (records.find(VOLUME) is not None) == is_there
+    assert (records.unreadable(), len(records.index)) == ([], int(is_there))
+    saved = records.save(present.but(capacity_bytes=2))
+    assert records.load(VOLUME) == saved
+    assert records.index.reserved_bytes() == 2

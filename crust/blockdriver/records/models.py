@@ -1,0 +1,379 @@
+"""The four kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
+
+A record of a later schema is refused. Within a schema fields are only added: fields that this version does not know
+are kept and written back, so that a return to an earlier version loses nothing.
+
+*Volume record*: only the controller part writes it. *Content record*: the controller part writes it once, before it
+answers CreateVolume: "new" for zeros, or the state of the content source. From the first stage on, only the node part
+that has the volume staged writes it. Its `state` only moves forward: a volume is formatted by this driver while it is
+"new" and at no other time.
+
+    new ──stage for a filesystem──> formatting ──mkfs ended──> formatted
+     └────────────stage as a raw device────────────────────────> raw <──┘
+
+"formatting" means that mkfs was started with the UUID of the record, and that no user had the device when that was
+written. A record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as
+formatted, and is kept (`format_decision`).
+
+*Snapshot record* and *group record*: a snapshot is independent of its volume, and keeps the state of the content, so
+that it can be restored after the volume was changed or deleted.
+
+`phase` is the intent: "creating" is written before the image is made or copied and "deleting" before it is removed.
+So a crash between leaves something that the same request finishes, or the next start discards.
+"""
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, Self
+
+import pydantic
+
+from crust import errors, volumes
+
+SCHEMA = 1
+PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
+"""The configuration of a record's parts."""
+
+Phase = Literal["creating", "ready", "deleting"]
+ContentState = Literal["new", "formatting", "formatted", "raw"]
+
+
+class VolumeNotFound(errors.NotFound):
+    """No volume of this id exists."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(f"there is no volume {volume_id!r}")
+        self.volume_id = volume_id
+
+
+class SnapshotNotFound(errors.NotFound):
+    """No snapshot of this id exists."""
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"there is no snapshot {snapshot_id!r}")
+        self.snapshot_id = snapshot_id
+
+
+class GroupNotFound(errors.NotFound):
+    """No group snapshot of this id exists."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"there is no group snapshot {group_id!r}")
+        self.group_id = group_id
+
+
+class RecordMissing(errors.Corrupt):
+    """A volume has no content record."""
+
+    def __init__(self, volume_id: str, path: str) -> None:
+        super().__init__(
+            f"the content of {volume_id} is unknown",
+            why=f"its content record {path} does not exist, and the driver did not remove it",
+            hint="restore the record from a backup; nothing is formatted, copied or mounted on doubt",
+        )
+        self.volume_id = volume_id
+
+
+class RecordUnreadable(errors.Corrupt):
+    """The record of a volume, a content, a snapshot or a group cannot be read: damaged, or of a later version."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the record {path} cannot be read",
+            why=why,
+            hint="restore it from a backup, or run the version that wrote it; nothing was changed",
+        )
+        self.path = path
+
+
+def new_attempt() -> str:
+    """The `attempt` of records that are about to be written."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is kept in memory of a record, for sums, pages and "is it known"."""
+
+    is_ready: bool = True
+    capacity_bytes: int = 0
+    nodes: tuple[str, ...] = ()
+    source_volume_id: str = ""
+
+
+class StoredRecord(pydantic.BaseModel):
+    """The common part of all records. `stored` are the bytes that this one was read from or written as: a write in
+    place of something else is refused. None if nothing was stored yet. A copy keeps them; they are no part of the
+    record.
+    """
+
+    model_config = PART
+
+    version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
+    _stored: bytes | None = pydantic.PrivateAttr(default=None)
+
+    @property
+    def id(self) -> str:
+        """The id, which names the record."""
+        raise NotImplementedError
+
+    @property
+    def summary(self) -> Summary:
+        """What is kept of it in memory."""
+        return Summary()
+
+    @classmethod
+    def missing(cls, record_id: str, path: str) -> errors.CrustError:
+        """The error for a record that is not there, or not ready."""
+        raise NotImplementedError
+
+    @property
+    def stored(self) -> bytes | None:
+        """What is stored now, as far as this record knows."""
+        return self._stored
+
+    def note_stored(self, data: bytes | None) -> Self:
+        """Remember what is stored now; returns the record."""
+        self._stored = data
+        return self
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Self:
+        """Decode a record; raises `RecordUnreadable`."""
+        try:
+            made = cls.model_validate_json(data)
+        except pydantic.ValidationError as err:
+            _check_schema(data, path)
+            first = err.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RecordUnreadable(path, f"{where}: {first['msg']}") from err
+        if "version" not in made.model_fields_set or made.version > SCHEMA:
+            _check_schema(data, path)
+        return made.note_stored(data)
+
+    def encode(self) -> bytes:
+        """The record as one line of JSON."""
+        return self.model_dump_json(by_alias=True).encode() + b"\n"
+
+    def but(self, **changes: object) -> Self:
+        """A checked copy with `changes`, which name fields of this version."""
+        assert changes.keys() <= type(self).model_fields.keys()
+        made = type(self).model_validate({**self.model_dump(by_alias=True), **changes})
+        return made.note_stored(self._stored)
+
+    def as_written(self) -> Self:
+        """The record that a write of this one stores."""
+        return self
+
+
+class _Head(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", strict=True)
+
+    version: Annotated[int, pydantic.Field(alias="schema")]
+
+
+def _check_schema(data: bytes, path: str) -> None:
+    try:
+        found = _Head.model_validate_json(data).version
+    except pydantic.ValidationError as err:
+        raise RecordUnreadable(path, "it is not JSON with a schema number") from err
+    if found > SCHEMA:
+        why = f"it has schema {found}, and this version of the driver knows schemas up to {SCHEMA}"
+        raise RecordUnreadable(path, why)
+
+
+class Usage(pydantic.BaseModel):
+    """One capability that the volume was created for; mount flags are not kept, they may be sensitive."""
+
+    model_config = PART
+
+    kind: Literal["mount", "block"]
+    fs_type: str
+    mode: int
+
+
+class Attached(pydantic.BaseModel):
+    """A node that a CO published the volume to (ControllerPublishVolume), with the arguments."""
+
+    model_config = PART
+
+    node_id: str
+    usage: Usage
+    readonly: bool
+
+
+class ContentSource(pydantic.BaseModel):
+    """The content source of a volume (CSI volume_content_source), as it was then; `fs_type` if it was formatted."""
+
+    model_config = PART
+
+    kind: Literal["snapshot", "volume"]
+    id: str
+    size_bytes: int
+    fs_type: str
+
+
+class Limits(pydantic.BaseModel):
+    """I/O limits per second; 0 is none."""
+
+    model_config = PART
+
+    read_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    write_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    read_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+    write_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+
+    @classmethod
+    def of(cls, value: volumes.IoLimits) -> Self:
+        """The record's form of `value`."""
+        return cls(**asdict(value))
+
+    @property
+    def value(self) -> volumes.IoLimits:
+        """The limits as a value."""
+        return volumes.IoLimits(
+            self.read_iops,
+            self.write_iops,
+            self.read_bytes_per_second,
+            self.write_bytes_per_second,
+        )
+
+
+class VolumeRecord(StoredRecord):
+    """A volume as the CO requested it. Sizes are bytes."""
+
+    volume_id: str
+    name: str
+    phase: Phase
+    capacity_bytes: Annotated[int, pydantic.Field(gt=0)]
+    parameters: dict[str, str]
+    usages: tuple[Usage, ...]
+    content_source: ContentSource | None = None
+    """The content source; None for zeros."""
+    nodes: tuple[Attached, ...] = ()
+    """The nodes of ControllerPublishVolume, one entry per node."""
+    limits: Limits = Limits()
+    """Its I/O limits. They belong to the volume, not to its content: a copy has its own."""
+    limits_before: Limits | None = None
+    """The previous limits, until a change of `limits` is enforced everywhere."""
+    attempt: str = ""
+    """Who makes or deletes it, drawn at random: two who do are never equal."""
+
+    @property
+    def id(self) -> str:
+        """The volume's id."""
+        return self.volume_id
+
+    @property
+    def summary(self) -> Summary:
+        """Its size and nodes."""
+        nodes = tuple(each.node_id for each in self.nodes)
+        return Summary(self.phase == "ready", self.capacity_bytes, nodes)
+
+    @classmethod
+    def missing(cls, record_id: str, path: str) -> errors.CrustError:
+        """There is no such volume."""
+        return VolumeNotFound(record_id)
+
+    @property
+    def io_limits(self) -> volumes.IoLimits:
+        """`limits` as a value."""
+        return self.limits.value
+
+
+class ContentRecord(StoredRecord):
+    """The content of a volume. Sizes are bytes."""
+
+    volume_id: str
+    revision: Annotated[int, pydantic.Field(ge=0)] = 0
+    """How often it was written: once by CreateVolume, and then by nodes."""
+    state: ContentState = "new"
+    fs_type: str = ""
+    """The filesystem that was made, or is being made; empty otherwise."""
+    planned_uuid: str = ""
+    """The UUID of the filesystem that is being made; empty otherwise."""
+    filled_bytes: int = 0
+    """The device size that the filesystem was last made or grown for; growth is due if the device is larger."""
+    growth_refused: str = ""
+    """Why the filesystem is smaller than its device, as a sentence; empty if it is not, or a guest is to grow it."""
+    generation: int = 0
+    """+1 whenever the content is replaced other than by its users' writes."""
+    in_guest: bool = False
+    """Whether a guest could ever write the content, which then needs consent to be mounted on this host."""
+
+    @property
+    def id(self) -> str:
+        """The volume's id."""
+        return self.volume_id
+
+    @classmethod
+    def missing(cls, record_id: str, path: str) -> errors.CrustError:
+        """Without a content record a volume is in doubt, not "new": nothing is formatted for a missing file."""
+        return RecordMissing(record_id, path)
+
+    def as_written(self) -> Self:
+        """With the next revision."""
+        return self.but(revision=self.revision + 1)
+
+
+class SnapshotRecord(StoredRecord):
+    """A snapshot. Sizes are bytes, times nanoseconds since 1970."""
+
+    snapshot_id: str
+    name: str
+    phase: Phase
+    source_volume_id: str
+    size_bytes: Annotated[int, pydantic.Field(gt=0)]
+    created_ns: int
+    state: ContentState
+    """The state of the volume's content."""
+    fs_type: str
+    planned_uuid: str = ""
+    filled_bytes: int
+    in_guest: bool = False
+    group_id: str = ""
+    """The group snapshot that it is a member of."""
+    attempt: str = ""
+    """Which attempt wrote it, drawn at random: two of one name are never equal."""
+
+    @property
+    def id(self) -> str:
+        """The snapshot's id."""
+        return self.snapshot_id
+
+    @property
+    def summary(self) -> Summary:
+        """The volume that it is of."""
+        return Summary(self.phase == "ready", source_volume_id=self.source_volume_id)
+
+    @classmethod
+    def missing(cls, record_id: str, path: str) -> errors.CrustError:
+        """There is no such snapshot."""
+        return SnapshotNotFound(record_id)
+
+
+class GroupRecord(StoredRecord):
+    """A group snapshot; `members` are (volume id, snapshot id), by volume id."""
+
+    group_id: str
+    name: str
+    phase: Phase
+    created_ns: int
+    members: tuple[tuple[str, str], ...]
+    attempt: str = ""
+    """As of a snapshot."""
+
+    @property
+    def id(self) -> str:
+        """The group's id."""
+        return self.group_id
+
+    @property
+    def summary(self) -> Summary:
+        """Whether it is ready."""
+        return Summary(self.phase == "ready")
+
+    @classmethod
+    def missing(cls, record_id: str, path: str) -> errors.CrustError:
+        """There is no such group."""
+        return GroupNotFound(record_id)

@@ -1,0 +1,284 @@
+"""The records of one kind, by id, in the store that the engine has for them: read when they are needed, never cached.
+
+There is one comparison: a write names the bytes that the record was made of, and is refused if something else is
+stored by now (`RecordChanged`). A caller with old knowledge, a second writer or a late process, must read and decide
+again; so no write can undo "formatted" because it did not know of it.
+
+An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_ids`). No error is
+remembered: a store that does not answer says nothing about a record. Kept in memory is a small summary of each
+record: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20 records and 2,000.
+"""
+
+import bisect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from crust import errors, volumes
+from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
+from crust.blockdriver.records.models import RecordUnreadable, StoredRecord, Summary
+
+UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
+"""Errors of one record or image only: damaged, owned by another user, a bad sector."""
+
+M = TypeVar("M", bound=StoredRecord)
+
+
+class Index:
+    """The ids of all records of a kind, in order, and a summary of each. Safe from any thread.
+
+    The id of a snapshot or group is typed as that of a volume.
+
+    A record has no summary if it could not be read, or if a write has failed and may be there all the same.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._ids: list[volumes.VolumeId] = []
+        self._summaries: dict[str, Summary | None] = {}
+        self._reserved_bytes = 0
+        self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        with self._guard:
+            self._ids.clear()
+            self._summaries.clear()
+            self._on_node.clear()
+            self._reserved_bytes = 0
+
+    def put(self, record_id: str, summary: Summary | None) -> None:
+        """Set a record's summary; None for one that cannot be read."""
+        with self._guard:
+            self._put(record_id, summary)
+
+    def drop(self, record_id: str) -> None:
+        """Remove a record; absent is a success."""
+        with self._guard:
+            self._drop(record_id)
+
+    def learn(self, record_id: str, record: StoredRecord | None) -> None:
+        """What a read has found, of a record that had no summary: a newer write of another one is kept."""
+        with self._guard:
+            if self._summaries.get(record_id, _OTHER) is None:
+                if record is None:
+                    self._drop(record_id)
+                else:
+                    self._put(record_id, record.summary)
+
+    def page(self, after: str = "") -> tuple[volumes.VolumeId, ...]:
+        """The ids greater than `after`, in order."""
+        with self._guard:
+            return tuple(self._ids[bisect.bisect_right(self._ids, volumes.VolumeId(after)) :])
+
+    def __len__(self) -> int:
+        with self._guard:
+            return len(self._ids)
+
+    def has(self, record_id: str) -> bool:
+        """Whether there is a record, in whatever phase, readable or not."""
+        with self._guard:
+            return record_id in self._summaries
+
+    def get(self, record_id: str) -> Summary | None:
+        """The summary of a readable record."""
+        with self._guard:
+            return self._summaries.get(record_id)
+
+    def is_ready(self, record_id: str) -> bool:
+        """Whether it exists, by a readable record: it is not being made or deleted."""
+        found = self.get(record_id)
+        return found is not None and found.is_ready
+
+    def capacity_bytes(self, record_id: str) -> int:
+        """The size on record; 0 for a volume without a readable one."""
+        found = self.get(record_id)
+        return found.capacity_bytes if found else 0
+
+    def unfinished(self) -> tuple[volumes.VolumeId, ...]:
+        """What is being made or deleted, interrupted work included."""
+        with self._guard:
+            found = ((each, self._summaries[each]) for each in self._ids)
+            return tuple(each for each, summary in found if summary and not summary.is_ready)
+
+    def unreadable(self) -> tuple[volumes.VolumeId, ...]:
+        """The records without a summary."""
+        with self._guard:
+            return tuple(each for each in self._ids if self._summaries[each] is None)
+
+    def reserved_bytes(self) -> int:
+        """The sum of all sizes that are known."""
+        with self._guard:
+            return self._reserved_bytes
+
+    def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
+        """The volumes that are published to a node."""
+        with self._guard:
+            return frozenset(self._on_node.get(node_id, ()))
+
+    def _put(self, record_id: str, summary: Summary | None) -> None:
+        if record_id in self._summaries:
+            self._subtract(record_id)
+        else:
+            bisect.insort(self._ids, volumes.VolumeId(record_id))
+        self._summaries[record_id] = summary
+        if summary is not None:
+            self._reserved_bytes += summary.capacity_bytes
+            for node_id in summary.nodes:
+                self._on_node[node_id].add(volumes.VolumeId(record_id))
+
+    def _drop(self, record_id: str) -> None:
+        if record_id in self._summaries:
+            self._subtract(record_id)
+            del self._summaries[record_id]
+            del self._ids[bisect.bisect_left(self._ids, volumes.VolumeId(record_id))]
+
+    def _subtract(self, record_id: str) -> None:
+        summary = self._summaries[record_id]
+        if summary is not None:
+            self._reserved_bytes -= summary.capacity_bytes
+            for node_id in summary.nodes:
+                self._on_node[node_id].discard(volumes.VolumeId(record_id))
+
+
+_OTHER = Summary()
+
+
+class Records(Generic[M]):
+    """The records of the kind `model`. Safe from any thread; every method may block but those of `index`."""
+
+    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
+        """`is_id`: whether a text is the id of such a record in this pool."""
+        self._store = store
+        self._model = model
+        self.is_id = is_id
+        self.index = Index()
+
+    def open(self) -> None:
+        """Read every record once. One that cannot be read does not affect the others."""
+        self._store.open()
+        self.index.clear()
+        for key in sorted(self._store.ids()):
+            if self.is_id(key):
+                self.index.put(key, self._readable(key))
+
+    def refresh(self) -> None:
+        """Read what other processes have written, and only then replace what is known of it."""
+        for key in self._store.changed():
+            if self.is_id(key):
+                if self._store.load(key) is None:
+                    self.index.drop(key)
+                else:
+                    self.index.put(key, self._readable(key))
+
+    def _readable(self, key: str) -> Summary | None:
+        try:
+            record = self._read(key)
+        except UNREADABLE:
+            return None
+        return record.summary if record else None
+
+    def _read(self, key: str) -> M | None:
+        data = self._store.load(key)
+        if data is None:
+            return None
+        shown = self._store.shown(key)
+        record = self._model.parse(data, shown)
+        if record.id != key:
+            raise RecordUnreadable(shown, f"it describes {record.id}")
+        return record
+
+    def find(self, key: str) -> M | None:
+        """The record in whatever phase, or None. Raises `RecordUnreadable`, and what the store raises."""
+        if not self.is_id(key):
+            return None
+        record = self._read(key)
+        self.index.learn(key, record)
+        return record
+
+    def load(self, key: str) -> M:
+        """The record of what exists; raises the kind's `missing` besides what `find` raises."""
+        record = self.find(key)
+        if record is None or not record.summary.is_ready:
+            raise self._model.missing(key, self._store.shown(key))
+        return record
+
+    def ids(self) -> tuple[volumes.VolumeId, ...]:
+        """The ids of all records, readable or not, sorted."""
+        return self.index.page()
+
+    def ready(self, source_volume_id: str = "", after: str = "") -> Iterator[M]:
+        """The readable records of what exists, by id, each read when it is asked for; of snapshots of one volume."""
+        for key in self.index.page(after):
+            summary = self.index.get(key)
+            if summary is not None and source_volume_id not in ("", summary.source_volume_id):
+                continue
+            try:
+                record = self.find(key)
+            except UNREADABLE:
+                continue
+            if record is not None and record.summary.is_ready:
+                yield record
+
+    def unfinished(self) -> list[M]:
+        """The readable records of what is being made or deleted, interrupted work included."""
+        found = (self.find(key) for key in self.index.unfinished())
+        return [each for each in found if each is not None and not each.summary.is_ready]
+
+    def unreadable(self) -> list[errors.CrustError]:
+        """Why records cannot be read; they are kept."""
+        found: list[errors.CrustError] = []
+        for key in self.index.unreadable():
+            try:
+                self.find(key)
+            except UNREADABLE as err:
+                found.append(err)
+        return found
+
+    def check_known(self, key: str) -> None:
+        """Raise the kind's `missing` unless there is a record, in whatever phase. Does not block."""
+        if not self.index.has(key):
+            raise self._model.missing(key, self._store.shown(key))
+
+    def check_stored(self, record: M) -> None:
+        """Raise `RecordChanged` unless `record` is what is stored."""
+        if self._store.load(record.id) != record.stored:
+            raise RecordChanged(self._store.shown(record.id))
+
+    def save(self, record: M) -> M:
+        """Write `record`, durably, in place of the one that it was made of; returns it as written. An existing one is
+        written on a full disk too. Raises `RecordChanged`.
+        """
+        written = record.as_written()
+        data = written.encode()
+        try:
+            self._store.save(record.id, data, previous=record.stored)
+        except errors.CrustError:
+            self._look_again(record.id)
+            raise
+        self.index.put(record.id, written.summary)
+        return written.note_stored(data)
+
+    def _look_again(self, key: str) -> None:
+        """After a failed change, which may have been made, if only its last step failed."""
+        try:
+            record = self._read(key)
+        except errors.CrustError:
+            self.index.put(key, None)
+            return
+        if record is not None:
+            self.index.put(key, record.summary)
+
+    def remove(self, key: str, *, previous: bytes | None = None) -> None:
+        """Remove a record, durably; absent is a success. With `previous` only that one (`RecordChanged`)."""
+        try:
+            self._store.remove(key, previous=previous)
+        except errors.CrustError:
+            self._look_again(key)
+            raise
+        self.index.drop(key)
+
+    def age_s(self, key: str) -> float:
+        """The seconds since the last write of a record; 0 if there is none."""
+        return self._store.age_s(key)
