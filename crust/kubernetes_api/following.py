@@ -10,13 +10,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from crust import errors
-from crust.kubernetes_api.api import Kind, KubernetesApi, VersionExpiredError
+from crust.kubernetes_api.api import (
+    Kind,
+    KubernetesApi,
+    KubernetesApiUnavailable,
+    VersionExpiredError,
+)
 from crust.supervised import Reports, supervised
 
 _log = logging.getLogger(__name__)
 
 _RELIST_S = 600.0
+_WAIT_S = 5.0
+"""external-attacher gives a detach 15 s."""
 _PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before the next list, by how many watches have ended since a change was seen."""
 
@@ -42,8 +48,9 @@ class Followed(Generic[Kind, Kept]):
         self._fields = fields
         self._known: dict[str, Kept] = {}
         self._failures = 0
-        self.is_current = False
-        """Whether a list was read and its watch has not ended."""
+        self._current = asyncio.Event()
+        self.failure = ""
+        """Why the objects are not known; empty: they are, or no answer has come yet."""
 
     @property
     def title(self) -> str:
@@ -55,12 +62,21 @@ class Followed(Generic[Kind, Kept]):
         """The objects, as the last list and the changes since have them."""
         return self._known
 
+    async def is_known(self) -> bool:
+        """Whether list and watch have not failed. Where they have, the next list is waited for, for a while."""
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._current.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def learn(self, key: str, kept: Kept) -> None:
         """Add what was asked for directly; the next list decides again."""
         self._known[key] = kept
 
     async def follow(self) -> None:
-        """Keep the objects known, until cancelled. A failure is logged and repeated, whatever it is."""
+        """Keep the objects known, until cancelled. An API server that is away is logged and waited for."""
         while True:
             try:
                 async with asyncio.timeout(_RELIST_S):
@@ -71,15 +87,20 @@ class Followed(Generic[Kind, Kept]):
                 continue
             except VersionExpiredError:
                 pass
-            except Exception as error:
-                self.is_current = False
-                is_foreseen = isinstance(error, errors.CrustError)
+            except KubernetesApiUnavailable as error:
+                self._lost(error)
                 extra = {"error": error, "again_in_s": self._pause_s()}
-                message = f"{self._kind.__name__} objects are not followed"
-                _log.warning(message, extra=extra, exc_info=not is_foreseen)
+                _log.warning(f"{self._kind.__name__} objects are not followed", extra=extra)
+            except Exception as error:
+                self._lost(error)
+                raise
             pause_s = self._pause_s()
             self._failures += 1
             await asyncio.sleep(pause_s)
+
+    def _lost(self, error: Exception) -> None:
+        self._current.clear()
+        self.failure = str(error) or type(error).__name__
 
     def _pause_s(self) -> float:
         return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
@@ -87,7 +108,8 @@ class Followed(Generic[Kind, Kept]):
     async def _list(self) -> str:
         listing = await self._api.listing(self._kind, fields=self._fields)
         self._known = {self._key(found): self._keep(found) for found in listing.objects}
-        self.is_current = True
+        self.failure = ""
+        self._current.set()
         return listing.version
 
     async def _watch(self, version: str) -> None:

@@ -1,67 +1,238 @@
-"""Whether a deferred volume is still in use on the node that it is to be detached from.
+"""Whether a deferred volume may be detached: only where every node that may have it is known not to use it.
 
 Kubernetes detaches by force when an unmount takes more than six minutes: "not safe to detach" then means nothing any
 more. A guest that outlives its pod keeps the volume for that long. On the node nobody is asked, and the driver's
-controller knows of no guest. But the kubelet reports in Node.status.volumesInUse what it has not unmounted yet.
+controller knows of no guest. But the kubelet reports in Node.status.volumesInUse what it has not unmounted yet, and
+writes it there before it mounts.
 
-A node that is gone, or that a person has declared dead (taint node.kubernetes.io/out-of-service), uses nothing.
+Which nodes may have it: CSINode translates the driver's node id, as long as the driver is registered there. It is not
+exactly when a detach by force comes, because an orderly stop of crust ends the registration. Then every node counts
+that a VolumeAttachment of the volume names, and that has no id of the driver. These objects are followed by watches:
+their age can only hide a node, and a node that is not known is refused. What a node uses is always asked afresh, by
+one request each, for at most three nodes.
+
+A node is gone, and uses nothing, if it is out of service (`out_of_service`), or if its Node object was absent each
+time that it was looked for, for `absent_s`. Everything else that is not known is refused: no answer, an object that
+is not there and a kubelet that never reported are not "nobody".
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 
-from crust import deferral_keys
+from crust import deferral_keys, errors
 from crust.deferral_keys import Defer
-from crust.kubernetes_api import out_of_service
-from crust.kubernetes_api.api import KubernetesApi
-from crust.kubernetes_api.objects import CSINode, Node, PersistentVolume
+from crust.kubernetes_api import following, out_of_service
+from crust.kubernetes_api.api import KubernetesApi, KubernetesApiUnavailable
+from crust.kubernetes_api.following import Followed
+from crust.kubernetes_api.objects import CSINode, Node, PersistentVolume, VolumeAttachment
+from crust.supervised import Reports
+
+ABSENT_S = 300.0
+_MOST_NODES = 3
+"""Requests of one detach. Only a call without a node id can need more: the CO then names each node."""
+_DEFERRING = (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
+_IF_DEAD = f"if the node is dead, taint it {out_of_service.TAINT}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """A volume as its driver names it, and its crust.dev/defer."""
+
+    driver: str
+    volume_id: str
+    defer: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Attachment:
+    """Where a volume is attached, or is to be: the volume's object, or its source where the pod had it inline."""
+
+    driver: str
+    node: str
+    volume_name: str
+    inline: _Handle | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """A node's ids, by driver. `uid` is that of the object, which goes with the Node object."""
+
+    uid: str
+    ids: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Absence:
+    """Since when a Node object is not there, and which CSINode object was left of it then."""
+
+    since: float
+    uid: str
+
+
+@dataclass(slots=True)
 class VolumesInUse:
-    """Asks the Kubernetes API about the volumes of one cluster.
+    """Asks the Kubernetes API of one cluster.
 
-    `default` decides about a volume that says nothing, as it does on the nodes.
+    `default` decides about a volume that says nothing, as it does on the nodes. `absent_s`: after how long a node
+    without its object is gone.
     """
 
-    def __init__(self, client: KubernetesApi, default: Defer) -> None:
-        self._client = client
-        self._default = default
+    api: KubernetesApi
+    default: Defer
+    absent_s: float = ABSENT_S
+    now: Callable[[], float] = time.monotonic
+    _absent: dict[str, _Absence] = field(default_factory=dict)
+    _attachments: Followed[VolumeAttachment, _Attachment] = field(init=False)
+    _volumes: Followed[PersistentVolume, _Handle | None] = field(init=False)
+    _registered: Followed[CSINode, _Registered] = field(init=False)
 
-    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
-        """The node that reports the deferred volume in use; empty if none does, or the volume is not deferred.
+    def __post_init__(self) -> None:
+        self._attachments = Followed(self.api, VolumeAttachment, _attachment)
+        self._volumes = Followed(self.api, PersistentVolume, _handle)
+        self._registered = Followed(self.api, CSINode, _registered)
 
-        `node_id` is the driver's id of the node. Raises `KubernetesApiUnavailable`.
+    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
+        """Keep attachments, volumes and the nodes' ids known while the block runs."""
+        return following.following(health, self._attachments, self._volumes, self._registered)
+
+    async def check_detach(self, driver: str, volume_id: str, node_id: str) -> None:
+        """Return if the volume may be detached from the node with the driver's id `node_id`; empty: from all.
+
+        Raises `UsedOnNode`, `VolumeUseUnknown`, `KubernetesApiUnavailable`.
         """
-        name = await self._name_of(driver, node_id)
-        if not name or not await self._reports(name, driver, volume_id):
-            return ""
-        return name if await self._is_deferred(driver, volume_id) else ""
+        await self._known(volume_id)
+        handles = self._handles(driver, volume_id)
+        if handles and not any(map(self._may_defer, handles)):
+            return
+        nodes = self._nodes(driver, volume_id, node_id)
+        if not handles and self._is_migrated(driver, nodes) and self.default is Defer.NEVER:
+            return
+        for node in nodes:
+            await self._check_node(node, driver, volume_id)
 
-    async def _name_of(self, driver: str, node_id: str) -> str:
-        listing = await self._client.listing(CSINode)
-        for each in listing.objects:
-            if any((it.name, it.node_id) == (driver, node_id) for it in each.spec.drivers):
-                return each.name
-        return ""
+    async def _known(self, volume_id: str) -> None:
+        """Wait for the first lists after a start, or after an outage."""
+        for followed in (self._attachments, self._volumes, self._registered):
+            if not await followed.is_known():
+                raise KubernetesApiUnavailable(
+                    f"the use of volume {volume_id[:128]}", followed.failure or "no answer yet"
+                )
 
-    async def _reports(self, node_name: str, driver: str, volume_id: str) -> bool:
-        node = await self._client.get(Node, node_name)
-        if node is None or out_of_service.is_out_of_service(node):
-            return False
-        return f"kubernetes.io/csi/{driver}^{volume_id}" in node.status.volumes_in_use
-
-    async def _is_deferred(self, driver: str, volume_id: str) -> bool:
-        """By any of its objects: several that people made may name one volume, and the node may use each."""
-        listing = await self._client.listing(PersistentVolume)
-        found = [
-            each.spec.csi
-            for each in listing.objects
-            if each.spec.csi is not None
-            and (each.spec.csi.driver, each.spec.csi.volume_handle) == (driver, volume_id)
+    def _handles(self, driver: str, volume_id: str) -> list[_Handle]:
+        """The volume as its objects have it: several that people made may name one, and a node may use each."""
+        inline = (attachment.inline for attachment in self._attachments.known.values())
+        return [
+            handle
+            for handle in (*self._volumes.known.values(), *inline)
+            if handle is not None and (handle.driver, handle.volume_id) == (driver, volume_id)
         ]
-        # without an object: migrated from an in-tree plugin, or its object is gone
-        attributes = [csi.volume_attributes for csi in found] or [{}]
-        return any(map(self._may_defer, attributes))
 
-    def _may_defer(self, attributes: Mapping[str, str]) -> bool:
-        wanted = attributes.get(deferral_keys.DEFER, self._default.value)
-        return wanted in (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
+    def _may_defer(self, handle: _Handle) -> bool:
+        return (handle.defer or self.default.value) in _DEFERRING
+
+    def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
+        """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""
+        ids = {
+            name: registered.ids[driver]
+            for name, registered in self._registered.known.items()
+            if driver in registered.ids
+        }
+        nodes = {name for name, known_id in ids.items() if node_id and known_id == node_id}
+        if not nodes:
+            attached = self._attached(driver, volume_id)
+            nodes = {name for name in attached if not node_id or name not in ids}
+        if not nodes:
+            where = f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
+            why = f"{where}: no CSINode and no VolumeAttachment object tells which node may have it"
+            raise _unknown(volume_id, why, "detach it by hand, once nothing uses it")
+        if len(nodes) > _MOST_NODES:
+            why = f"{len(nodes)} nodes may have it, and the call does not say which"
+            raise _unknown(volume_id, why, "call with the node_id of each")
+        return sorted(nodes)
+
+    def _attached(self, driver: str, volume_id: str) -> set[str]:
+        """Where attachments of the volume are; else where those are of which it is not known what they attach."""
+        own, unknown = set(), set()
+        for attachment in self._attachments.known.values():
+            if attachment.driver != driver:
+                continue
+            handle = attachment.inline or self._volumes.known.get(attachment.volume_name)
+            if handle is None:
+                unknown.add(attachment.node)
+            elif handle.volume_id == volume_id:
+                own.add(attachment.node)
+        return own or unknown
+
+    def _is_migrated(self, driver: str, nodes: Collection[str]) -> bool:
+        """Whether a volume without a handle may be one that Kubernetes migrated from an in-tree plugin.
+
+        Those have no attributes, and it takes the driver's name for them only in the attachment.
+        """
+        return any(
+            attachment.volume_name in self._volumes.known
+            and self._volumes.known[attachment.volume_name] is None
+            for attachment in self._attachments.known.values()
+            if attachment.driver == driver and attachment.node in nodes
+        )
+
+    async def _check_node(self, name: str, driver: str, volume_id: str) -> None:
+        node = await self.api.get(Node, name)
+        if node is None:
+            self._check_gone(name, volume_id)
+            return
+        self._absent.pop(name, None)
+        if out_of_service.is_out_of_service(node):
+            return
+        if f"kubernetes.io/csi/{driver}^{volume_id}" in node.status.volumes_in_use:
+            raise errors.NotReady.named(
+                "UsedOnNode",
+                f"volume {volume_id[:128]} is not detached from node {name}",
+                why="the node reports it in use: a guest may write to it, whatever became of its pod",
+                hint=f"stop the guest on that node; {_IF_DEAD}",
+            )
+        if not any(condition.type == "Ready" for condition in node.status.conditions):
+            why = f"the kubelet of node {name} has not reported since its Node object was made"
+            raise _unknown(volume_id, why, f"wait until it reports; {_IF_DEAD}")
+
+    def _check_gone(self, name: str, volume_id: str) -> None:
+        """Raise unless the Node object has been absent for long enough.
+
+        A CSINode object that is there and was not before means that the node came back meanwhile.
+        """
+        registered = self._registered.known.get(name)
+        uid = registered.uid if registered is not None else ""
+        absence = self._absent.get(name)
+        if absence is None or uid not in ("", absence.uid):
+            absence = self._absent[name] = _Absence(self.now(), uid)
+        absent_s = self.now() - absence.since
+        if absent_s < self.absent_s:
+            why = f"node {name} has no Node object since {absent_s:.0f} s, and is gone after {self.absent_s:g} s"
+            raise _unknown(volume_id, why, "the caller will retry until then")
+
+
+def _unknown(volume_id: str, why: str, hint: str) -> errors.NotReady:
+    what = f"volume {volume_id[:128]} is not detached: whether a guest uses it is not known"
+    return errors.NotReady.named("VolumeUseUnknown", what, why=why, hint=hint)
+
+
+def _handle(volume: PersistentVolume) -> _Handle | None:
+    csi = volume.spec.csi
+    if csi is None:
+        return None
+    return _Handle(
+        csi.driver, csi.volume_handle, csi.volume_attributes.get(deferral_keys.DEFER, "")
+    )
+
+
+def _attachment(attachment: VolumeAttachment) -> _Attachment:
+    spec = attachment.spec
+    inline = spec.source.inline_volume_spec
+    handle = _handle(PersistentVolume(spec=inline)) if inline is not None else None
+    return _Attachment(spec.attacher, spec.node_name, spec.source.persistent_volume_name, handle)
+
+
+def _registered(csi_node: CSINode) -> _Registered:
+    ids = {registered.name: registered.node_id for registered in csi_node.spec.drivers}
+    return _Registered(csi_node.metadata.uid, ids)

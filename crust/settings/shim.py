@@ -1,11 +1,19 @@
 """The settings of `crust shim`."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
+from pydantic import Field
 
 from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
 from crust.settings.program import KubernetesAccess, ProgramSettings
+
+
+class DetachAccess(KubernetesAccess):
+    """Access to the Kubernetes API, for what uses a volume that is to be detached."""
+
+    node_absent_s: Annotated[float, Field(ge=60, le=86400)] = 300.0
+    """A node whose Node object is absent for as long is gone: what it had attached may be detached."""
 
 
 class ShimSettings(ProgramSettings):
@@ -41,8 +49,13 @@ class ShimSettings(ProgramSettings):
     controller: bool = False
     """Whether it runs beside the driver's controller, and is called by the CSI sidecars."""
 
-    kubernetes: KubernetesAccess | None = None
-    """With `controller`: access to the Kubernetes API, a table of its own. Without it every detach passes."""
+    check_detach: bool = True
+    """With `controller`: refuse to detach a deferred volume unless Kubernetes knows that no node uses it. False: for
+    a CO that is not Kubernetes, and detaches nothing that a guest uses."""
+
+    kubernetes: DetachAccess | None = None
+    """With `controller` and `check_detach`: access to the Kubernetes API, a table of its own. Without the table it is
+    reached by the service account of the pod."""
 
     @pydantic.model_validator(mode="after")
     def _controller_wraps(self) -> Self:

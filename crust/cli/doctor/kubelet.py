@@ -80,7 +80,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
         "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
         "check that it runs with --disable-force-detach-on-timeout=true: "
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
-        "or run crust shim --controller with a table [kubernetes]. With attachRequired: false nothing is detached so",
+        "or run crust shim --controller beside its controller. With attachRequired: false nothing is detached so",
     )
 
 

@@ -113,6 +113,11 @@ def proxy(**flags: Any) -> None:
 )
 @_PROPAGATION
 @click.option(
+    "--check-detach/--no-check-detach",
+    default=None,
+    help="With --controller: detach nothing that a guest may use. Default: yes, by the Kubernetes API.",
+)
+@click.option(
     "--controller/--no-controller",
     default=None,
     help="Wrap the driver's controller, for its sidecars, and not its node part. Default: no.",

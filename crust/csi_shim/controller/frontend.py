@@ -8,17 +8,18 @@ if the volume is deferred nobody on this side can know that it has: so `node_exp
 For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing: the
 node's shim answers for a driver that has no NodeExpandVolume.
 
-With access to the Kubernetes API it refuses ControllerUnpublishVolume of a deferred volume that the node reports in
-use: a detach by force would take the device from a guest that writes to it.
+It refuses ControllerUnpublishVolume of a deferred volume unless it knows that no node uses it: a detach by force
+would take the device from a guest that writes to it.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
-from crust import deferral_keys, errors
+from crust import deferral_keys
 from crust.csi_shim.controller.created_volume import (
     DeferralRequest,
     as_block,
@@ -30,6 +31,7 @@ from crust.deferral_keys import Defer
 from crust.rpc import passthrough
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import requests
+from crust.supervised import Reports
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _CONTROLLER = "/csi.v1.Controller/"
@@ -37,21 +39,13 @@ Request = TypeVar("Request", bound=Message)
 
 
 class Users(Protocol):
-    """Knows which node uses a volume."""
+    """Knows which nodes use a volume."""
 
-    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
-        """The node that reports the deferred volume in use; empty if none does."""
+    async def check_detach(self, driver: str, volume_id: str, node_id: str) -> None:
+        """Raise what stands against detaching the volume from the node; an empty `node_id` means from all nodes."""
 
-
-class UsedOnNode(errors.NotReady):
-    """A deferred volume is to be detached from a node that uses it."""
-
-    def __init__(self, volume_id: str, node: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]} is not detached from node {node}",
-            why="the node reports it in use: a guest may write to it, whatever became of its pod",
-            hint="stop the guest on that node; if the node is dead, taint it node.kubernetes.io/out-of-service",
-        )
+    def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
+        """Keep known what the checks need while the block runs."""
 
 
 class ControllerShim:
@@ -143,7 +137,7 @@ class ControllerShim:
             return None
         remove_keys(request.parameters)
         if wish.is_block:
-            as_block(each for each in request.volume_capabilities if each.HasField("mount"))
+            as_block(request.volume_capabilities)
         return await self._stub.GetCapacity(
             request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
         )
@@ -164,11 +158,9 @@ class ControllerShim:
     async def _unpublish(
         self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: passthrough.Context
     ) -> Message | None:
-        if self._users is not None and request.node_id:
+        if self._users is not None:
             driver = await self._name(context)
-            node = await self._users.user_of(driver, request.volume_id, request.node_id)
-            if node:
-                raise UsedOnNode(request.volume_id, node)
+            await self._users.check_detach(driver, request.volume_id, request.node_id)
         return None
 
     async def _name(self, context: passthrough.Context) -> str:

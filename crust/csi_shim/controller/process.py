@@ -3,8 +3,9 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
+from crust import errors
 from crust.csi_shim.controller.frontend import ControllerShim, Users
 from crust.deferral_keys import Defer
 from crust.host.process import oserrors, workers
@@ -12,8 +13,7 @@ from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
-from crust.settings.loading import InvalidSettings
-from crust.settings.shim import ShimSettings
+from crust.settings.shim import DetachAccess, ShimSettings
 
 
 @asynccontextmanager
@@ -43,14 +43,15 @@ async def serving(
             daemon=daemon,
             driver=facts.known_name,
         )
-        async with serves, daemon.serves():
+        followed = users.following(daemon.health) if users is not None else nullcontext()
+        async with followed, serves, daemon.serves():
             yield daemon
 
 
 async def run(settings: ShimSettings) -> None:
-    """Serve until cancelled; raises as `serving` does, and `UnusableKubeconfig`."""
+    """Serve until cancelled; raises as `serving` does, and `DetachNotChecked`."""
     async with (
-        _users(settings) as users,
+        users_of(settings) as users,
         serving(
             socket_path=settings.socket,
             driver_socket=settings.driver_socket,
@@ -63,18 +64,32 @@ async def run(settings: ShimSettings) -> None:
 
 
 @asynccontextmanager
-async def _users(settings: ShimSettings) -> AsyncIterator[Users | None]:
-    if settings.kubernetes is None:
+async def users_of(settings: ShimSettings) -> AsyncIterator[Users | None]:
+    """Knows who uses a volume; None if detaches are not to be checked. Raises `DetachNotChecked`."""
+    if not settings.check_detach:
         yield None
         return
+    access = settings.kubernetes or DetachAccess()
     try:
         from crust.kubernetes_api import api, volumes_in_use
     except ImportError as error:
-        raise InvalidSettings(
-            "shim", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
-        ) from error
-    client = await workers.run(api.client, settings.kubernetes.kubeconfig)
+        raise _cannot_check("its client is missing: install crust-csi[kubernetes]") from error
     try:
-        yield volumes_in_use.VolumesInUse(client, Defer(settings.defer))
+        client = await workers.run(api.client, access.kubeconfig)
+    except api.UnusableKubeconfig as error:
+        raise _cannot_check(error.why) from error
+    users = volumes_in_use.VolumesInUse(client, Defer(settings.defer), access.node_absent_s)
+    try:
+        yield users
     finally:
         await client.close()
+
+
+def _cannot_check(why: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest.named(
+        "DetachNotChecked",
+        "crust shim --controller cannot start: it would not know whether a guest uses what is detached",
+        why=f"the Kubernetes API cannot be used: {why}",
+        hint="run it in a pod with a service account, or set kubernetes.kubeconfig; where the CO is not Kubernetes "
+        "and detaches nothing that is in use, set check_detach = false",
+    )

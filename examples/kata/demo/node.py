@@ -196,6 +196,7 @@ class Node:
                 "crust",
                 "shim",
                 "--controller",
+                "--no-check-detach",  # nobody detaches by force here
                 f"--socket={at.controller_socket}",
                 f"--driver-socket={at.driver_socket}",
             ],

@@ -8,6 +8,7 @@ its name. `faults` decides how it fails.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class ServerFaults:
     hangs: threading.Event | None = None
     """No request is answered before it is set."""
     lagging: bool = False
-    """Gets answer from an old state: what was created since is not there."""
+    """Gets of pods answer from an old state: what was created since is not there."""
 
 
 @dataclasses.dataclass
@@ -49,6 +50,8 @@ class FakeKubernetes:
     def __init__(self) -> None:
         self.faults = ServerFaults()
         self.requests: list[str] = []
+        self.verbs: set[tuple[str, str, str]] = set()
+        """What a role must allow: group, resource and verb of each request."""
         self.watches = threading.Semaphore(0)
         """Released once for each watch of pods that begins."""
         self.arrivals = threading.Semaphore(0)
@@ -63,9 +66,13 @@ class FakeKubernetes:
         self._closed = False
         self._generation = 0
 
-    def note(self, path: str) -> None:
+    def note(self, path: str, query: dict[str, list[str]]) -> None:
         """A request has arrived."""
         self.requests.append(path)
+        collection, _, name = _parsed(path)
+        parts = path.strip("/").split("/")
+        verb = "get" if name else "watch" if "watch" in query else "list"
+        self.verbs.add(("" if parts[0] == "api" else parts[1], collection, verb))
         self.arrivals.release()
 
     def add_class(self, name: str, handler: str) -> None:
@@ -86,7 +93,7 @@ class FakeKubernetes:
     def add(self, found: dict[str, Any], collection: str) -> None:
         """Create or replace an object; it gets the next version."""
         with self._changed:
-            if not self.faults.lagging:
+            if not self.faults.lagging and collection == "pods":
                 self._old = {kind: dict(objects) for kind, objects in self._objects.items()}
             self._version += 1
             metadata = {**found["metadata"], "resourceVersion": str(self._version)}
@@ -130,7 +137,8 @@ class FakeKubernetes:
         collection, namespace, name = _parsed(path)
         with self._changed:
             if name:
-                objects = self._old if self.faults.lagging else self._objects
+                lags = self.faults.lagging and collection == "pods"
+                objects = self._old if lags else self._objects
                 key = _key({"name": name, "namespace": namespace})
                 return _found(objects.get(collection, {}).get(key), collection, name)
             selector = query.get("fieldSelector", [""])[0]
@@ -183,8 +191,13 @@ class FakeKubernetes:
 
 def recorded(name: str) -> dict[str, Any]:
     """An object as Go's types write it, from tests/data/kubernetes."""
-    found: dict[str, Any] = json.loads((_RECORDED / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads(_text(name))
     return found
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_RECORDED / f"{name}.json").read_text()
 
 
 def _pod_metadata(name: str, uid: str) -> dict[str, str]:
@@ -241,14 +254,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlparse(self.path)
         faults = self.api.faults
-        self.api.note(url.path)
+        query = parse_qs(url.query)
+        self.api.note(url.path, query)
         if faults.hangs is not None:
             faults.hangs.wait()
         if faults.status or self.headers["Authorization"] != f"Bearer {TOKEN}":
             code = faults.status or 401
             self._send(code, _refusal(code, "", "not now", {}))
             return
-        query = parse_qs(url.query)
         if "watch" in query:
             self._stream(url.path, int(query["resourceVersion"][0]))
         else:

@@ -1,8 +1,10 @@
 """The shim beside a controller: what the driver is asked, and what the sidecars get."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,12 +12,17 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from crust import errors
 from crust.csi_shim.controller import process as controller_process
 from crust.csi_shim.controller.frontend import Users
 from crust.deferral_keys import Defer
 from crust.rpc import channel
+from crust.settings.shim import DetachAccess, ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
+from tests.support.raised import raised
 
 Code = grpc.StatusCode
 MODE = csi_pb2.VolumeCapability.AccessMode
@@ -87,13 +94,6 @@ class Served:
     stub: Any
 
 
-class OneUser:
-    """Node "node-a", whose id is "n", uses volume "vol-1"."""
-
-    async def user_of(self, driver: str, volume_id: str, node_id: str) -> str:
-        return "node-a" if (volume_id, node_id) == ("vol-1", "n") else ""
-
-
 async def serve(default: Defer, users: Users | None = None) -> AsyncIterator[Served]:
     driver = Controller()  # type: ignore[abstract]
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
@@ -125,10 +125,37 @@ async def always() -> AsyncIterator[Served]:
         yield served
 
 
+@pytest.fixture
+def api() -> FakeKubernetes:
+    """A cluster in which node "worker-1" uses volume "vol-1", and no driver is registered there any more."""
+    made = FakeKubernetes()
+    volume = recorded("pv-csi")
+    volume["spec"]["csi"]["driver"] = "csi.example.com"
+    made.add(volume, "persistentvolumes")
+    attachment = recorded("volumeattachment-attached")
+    attachment["spec"]["attacher"] = "csi.example.com"
+    made.add(attachment, "volumeattachments")
+    node = recorded("node-in-use-not-ready")
+    node["status"]["volumesInUse"] = ["kubernetes.io/csi/csi.example.com^vol-1"]
+    made.add(node, "nodes")
+    return made
+
+
 @pytest_asyncio.fixture
-async def with_api() -> AsyncIterator[Served]:
-    async for served in serve(Defer.NEVER, OneUser()):
-        yield served
+async def with_api(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Served]:
+    """The shim with access to that cluster."""
+    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
+        settings = ShimSettings(
+            socket="/none/csi.sock",
+            driver_socket="/none/driver.sock",
+            controller=True,
+            kubernetes=DetachAccess(kubeconfig=kubeconfig),
+        )
+        async with controller_process.users_of(settings) as users:
+            async for served in serve(Defer.NEVER, users):
+                for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
+                    await asyncio.to_thread(api.wait_for_watch, collection)
+                yield served
 
 
 def capability(
@@ -330,22 +357,72 @@ def detach(volume_id: str = "vol-1", node_id: str = "n") -> Any:
     return csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id=node_id)
 
 
+async def detach_error(stub: Any, node_id: str = "n") -> str:
+    """What external-attacher writes to VolumeAttachment.status.detachError, where an operator looks."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.ControllerUnpublishVolume(detach(node_id=node_id))
+    code = caught.value.code().name.title().replace("_", "")
+    return f"rpc error: code = {code} desc = {caught.value.details()}"
+
+
+@pytest.mark.parametrize("node_id", ["n", ""])
 async def test_detach_from_a_node_that_uses_the_volume_is_refused_with_the_remedy(
-    with_api: Served,
+    with_api: Served, node_id: str
 ) -> None:
-    call = with_api.stub.ControllerUnpublishVolume(detach())
-    await refused(call, Code.FAILED_PRECONDITION, "node-a", "node.kubernetes.io/out-of-service")
+    said = await detach_error(with_api.stub, node_id)
+    assert said.startswith(
+        "rpc error: code = FailedPrecondition desc = [UsedOnNode] volume vol-1 is not detached from node worker-1: "
+        "the node reports it in use: a guest may write to it, whatever became of its pod; stop the guest on that node"
+    )
+    assert "node.kubernetes.io/out-of-service" in said
     assert with_api.driver.requests == []
 
 
-@pytest.mark.parametrize(("volume_id", "node_id"), [("vol-2", "n"), ("vol-1", "m"), ("vol-1", "")])
-async def test_other_detach_passes(with_api: Served, volume_id: str, node_id: str) -> None:
-    request = detach(volume_id, node_id)
-    await with_api.stub.ControllerUnpublishVolume(request)
-    assert with_api.driver.last == request
+async def test_detach_from_a_node_that_is_not_known_is_refused_with_the_reason(
+    with_api: Served, api: FakeKubernetes
+) -> None:
+    api.remove_object("nodes", "worker-1")
+    said = await detach_error(with_api.stub)
+    assert said.startswith(
+        "rpc error: code = FailedPrecondition desc = [VolumeUseUnknown] volume vol-1 is not detached: whether a "
+        "guest uses it is not known: node worker-1 has no Node object since 0 s, and is gone after 300 s"
+    )
+    assert with_api.driver.requests == []
 
 
-async def test_without_the_kubernetes_api_every_detach_passes(shim: Served) -> None:
+async def test_detach_while_the_api_is_away_is_refused_and_repeated(
+    with_api: Served, api: FakeKubernetes
+) -> None:
+    api.faults.status = 503
+    said = await detach_error(with_api.stub)
+    assert "code = Unavailable desc = [KubernetesApiUnavailable] Node worker-1 cannot be" in said
+    assert with_api.driver.requests == []
+
+
+async def test_detach_of_what_the_node_does_not_use_passes_byte_for_byte(
+    with_api: Served, api: FakeKubernetes
+) -> None:
+    api.add(recorded("node-out-of-service"), "nodes")
+    await with_api.stub.ControllerUnpublishVolume(detach())
+    assert with_api.driver.last == detach()
+
+
+async def test_controller_without_the_kubernetes_api_starts_only_if_it_need_not_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    settings = ShimSettings(
+        socket="/none/csi.sock", driver_socket="/none/driver.sock", controller=True
+    )
+    with raised("DetachNotChecked", errors.InvalidRequest, match="check_detach = false"):
+        async with controller_process.users_of(settings):
+            pass
+    unchecked = settings.model_copy(update={"check_detach": False})
+    async with controller_process.users_of(unchecked) as users:
+        assert users is None
+
+
+async def test_without_check_of_detaches_every_detach_passes(shim: Served) -> None:
     await shim.stub.ControllerUnpublishVolume(detach())
     assert shim.driver.last == detach()
 

@@ -1,5 +1,6 @@
 """deploy/kubernetes: what `kubectl kustomize` renders is accepted by the published schemas, and by crust itself."""
 
+import asyncio
 import functools
 import re
 import tomllib
@@ -11,9 +12,16 @@ import pytest
 import yaml
 
 import crust
+from crust.deferral_keys import Defer
+from crust.kubernetes_api import api as kubernetes_api
+from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.node.settings import NodeSettings
+from crust.rpc.serving.health import Health
 from crust.settings import loading
 from crust.settings.shim import ShimSettings
+from tests.support.nodes import fake_kubernetes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
+from tests.support.raised import raised
 from tests.support.third_party import kustomize
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
@@ -121,9 +129,10 @@ def test_wrapped_driver_has_no_pool_and_no_object_of_our_driver() -> None:
 
 def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema() -> None:
     text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
-    found = yaml.safe_load(text)
+    found, role, binding = yaml.safe_load_all(text)
     found["spec"]["selector"] = {"matchLabels": {"app": "x"}}  # the vendor's Deployment has one
-    kubernetes_validate.validate(found, VERSIONS[-1], strict=True)
+    for each in (found, role, binding):
+        kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
     (shim,) = found["spec"]["template"]["spec"]["containers"]
     flags = {each.partition("=")[0]: each.partition("=")[2] for each in shim["args"]}
     given = {
@@ -133,6 +142,33 @@ def test_container_for_a_vendors_controller_is_accepted_by_the_published_schema(
     }
     loaded = loading.load(ShimSettings, "shim", environ={}, flags=given)
     assert loaded.controller
+    assert loaded.check_detach
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+async def test_vendors_controller_may_ask_exactly_what_a_detach_needs(tmp_path: Path) -> None:
+    text = (KUBERNETES / "overlays/wrapped-driver/controller.yaml").read_text(encoding="utf-8")
+    _, role, _ = yaml.safe_load_all(text)
+    allowed = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    api = FakeKubernetes()
+    api.add(recorded("volumeattachment-attached"), "volumeattachments")
+    api.add(recorded("pv-csi"), "persistentvolumes")
+    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
+        client = kubernetes_api.client(kubeconfig)
+        users = VolumesInUse(client, Defer.NEVER)
+        async with users.following(Health()):
+            for collection in ("volumeattachments", "persistentvolumes", "csinodes"):
+                await asyncio.to_thread(api.wait_for_watch, collection)
+            with raised("VolumeUseUnknown"):
+                await users.check_detach("block.csi.crust.dev", "vol-1", "worker-1")
+        await client.close()
+    assert api.verbs == allowed
 
 
 @pytest.mark.parametrize("overlay", CONTROLLERS)

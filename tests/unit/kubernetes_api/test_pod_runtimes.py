@@ -34,8 +34,9 @@ async def runtimes(kubeconfig: str) -> AsyncIterator[PodRuntimes]:
 
 
 async def watched(api: FakeKubernetes) -> None:
-    """Wait until a watch has begun."""
+    """Wait until a watch of pods has begun, and one of classes is there."""
     await asyncio.to_thread(api.watches.acquire)
+    await asyncio.to_thread(api.wait_for_watch, "runtimeclasses")
 
 
 async def test_handler_is_that_of_the_pods_runtime_class(

@@ -25,6 +25,7 @@ from crust.kubernetes_api.pod_runtimes import PodRuntimes
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
+from tests.support.raised import raised
 
 DRIVER, UID = "block.csi.crust.dev", "8f3c0a2e-0000-4000-8000-000000000001"
 DATA = Path(__file__).parents[2] / "data" / "kubernetes"
@@ -221,7 +222,9 @@ async def client(kubeconfig: str) -> AsyncIterator[KubernetesApi]:
 async def test_volume_is_in_use_beside_a_node_without_a_csi_driver(client: KubernetesApi) -> None:
     """A control plane, a fresh node and a node whose driver is stopped have null for a list of drivers."""
     users = VolumesInUse(client, Defer.NEVER)
-    assert await users.user_of(DRIVER, "vol-1", "worker-1") == "worker-1"
+    async with users.following(Health()):
+        with raised("UsedOnNode", match="worker-1"):
+            await users.check_detach(DRIVER, "vol-1", "worker-1")
 
 
 async def test_lost_node_is_found_beside_a_node_without_a_csi_driver(

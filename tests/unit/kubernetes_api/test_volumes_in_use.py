@@ -1,146 +1,401 @@
-"""A deferred volume that a node reports in use is not detached from it, by force either."""
+"""A deferred volume is detached only where no node is left that may use it, by force either."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from crust import errors
 from crust.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
+from crust.kubernetes_api import following
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
-from tests.support.nodes.fake_kubernetes import FakeKubernetes
+from crust.rpc.serving.health import Health
+from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
+from tests.support.raised import raised
 
-DRIVER, VOLUME = "csi.example.com", "vol-1"
-ALWAYS = {"crust.dev/defer": "always"}
-
-
-def report(api: FakeKubernetes, *volumes: str, taint: str = "") -> None:
-    """What the node reports in use."""
-    status = {"volumesInUse": [f"kubernetes.io/csi/{DRIVER}^{each}" for each in volumes]}
-    taints = [{"key": taint, "effect": "NoExecute"}] if taint else []
-    api.add_object("nodes", "node-a", spec={"taints": taints}, status=status)
+DRIVER, VOLUME, NODE = "block.csi.crust.dev", "vol-1", "worker-1"
+ALWAYS, NEVER = {"crust.dev/defer": "always"}, {"crust.dev/defer": "never"}
+FOLLOWED = ("persistentvolumes", "volumeattachments", "csinodes")
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
-def volume(api: FakeKubernetes, attributes: dict[str, str], name: str = "pv-1") -> None:
-    csi = {"driver": DRIVER, "volumeHandle": VOLUME, "volumeAttributes": attributes}
-    api.add_object("persistentvolumes", name, spec={"csi": csi})
+class Cluster:
+    """Real objects of a cluster in which node worker-1 has the volume attached, and in use."""
+
+    def __init__(self) -> None:
+        self.api = FakeKubernetes()
+        self.api.add(recorded("csinode-no-driver"), "csinodes")
+        self.api.add(recorded("pv-nfs"), "persistentvolumes")
+        self.attached(NODE)
+        self.volume(ALWAYS)
+        self.node(NODE, VOLUME)
+        self.registered(NODE)
+
+    def node(self, name: str, *in_use: str, taint: str = "", ready: str = "Unknown") -> None:
+        """A Node object, and the volumes that its kubelet reports."""
+        node = recorded("node-in-use-not-ready")
+        node["metadata"] = {**node["metadata"], "name": name}
+        node["status"]["conditions"] = [{"type": "Ready", "status": ready}] if ready else []
+        node["status"]["volumesInUse"] = [f"kubernetes.io/csi/{DRIVER}^{each}" for each in in_use]
+        node["spec"] = {"taints": [{"key": taint, "effect": "NoExecute"}]} if taint else {}
+        self.api.add(node, "nodes")
+
+    def registered(self, name: str, node_id: str = NODE, uid: str = "uid-1") -> None:
+        """Its CSINode object. Without an id no driver is registered, as after an orderly stop of crust."""
+        drivers = [{"name": DRIVER, "nodeID": node_id, "topologyKeys": None}] if node_id else None
+        metadata = {"name": name, "uid": uid}
+        self.api.add({"metadata": metadata, "spec": {"drivers": drivers}}, "csinodes")
+
+    def volume(self, attributes: dict[str, str] | None, name: str = "pv-1") -> None:
+        volume = recorded("pv-csi")
+        volume["metadata"] = {**volume["metadata"], "name": name}
+        volume["spec"]["csi"]["volumeAttributes"] = attributes
+        self.api.add(volume, "persistentvolumes")
+
+    def attached(self, node: str, volume: str = "pv-1") -> None:
+        attachment = recorded("volumeattachment-detach-error")
+        attachment["metadata"] = {**attachment["metadata"], "name": f"csi-{node}-{volume}"}
+        attachment["spec"]["nodeName"] = node
+        attachment["spec"]["source"] = {"persistentVolumeName": volume}
+        self.api.add(attachment, "volumeattachments")
 
 
 @pytest.fixture
-def api() -> FakeKubernetes:
-    api = FakeKubernetes()
-    drivers = [{"name": DRIVER, "nodeID": "id-of-a"}, {"name": "other", "nodeID": "id-of-b"}]
-    api.add_object("csinodes", "node-a", spec={"drivers": drivers})
-    report(api, VOLUME)
-    volume(api, ALWAYS)
-    return api
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> FakeKubernetes:
+    return cluster.api
+
+
+class Controllers:
+    """Controllers of the cluster: what a test arranges before `detach` is what it has listed."""
+
+    def __init__(self, client: kubernetes_api.KubernetesApi, api: FakeKubernetes) -> None:
+        self.client = client
+        self.api = api
+        self.now = 0.0
+        self.requests: list[str] = []
+
+    async def detach(self, node_id: str = NODE, default: Defer = Defer.NEVER) -> None:
+        users = VolumesInUse(self.client, default, now=lambda: self.now)
+        async with users.following(Health()):
+            await self.listed()
+            await self.ask(users, node_id)
+
+    async def listed(self) -> None:
+        """Wait for the lists of the start, which are no part of a detach."""
+        for collection in FOLLOWED:
+            await asyncio.to_thread(self.api.wait_for_watch, collection)
+
+    async def ask(self, users: VolumesInUse, node_id: str = NODE) -> None:
+        """Also notes which requests the question itself needed."""
+        before = len(self.asked())
+        try:
+            await users.check_detach(DRIVER, VOLUME, node_id)
+        finally:
+            self.requests = self.asked()[before:]
+
+    def asked(self) -> list[str]:
+        return [path for path in self.api.requests if not path.endswith(FOLLOWED)]
 
 
 @pytest_asyncio.fixture
-async def users(kubeconfig: str) -> AsyncIterator[VolumesInUse]:
+async def controller(kubeconfig: str, api: FakeKubernetes) -> AsyncIterator[Controllers]:
     client = kubernetes_api.client(kubeconfig)
-    yield VolumesInUse(client, Defer.NEVER)
+    yield Controllers(client, api)
     await client.close()
 
 
-@pytest_asyncio.fixture
-async def deferring(kubeconfig: str) -> AsyncIterator[VolumesInUse]:
-    """On whose nodes a volume that says nothing is deferred."""
-    client = kubernetes_api.client(kubeconfig)
-    yield VolumesInUse(client, Defer.RUNTIME_CLASS)
-    await client.close()
+def used() -> Any:
+    return raised("UsedOnNode", errors.NotReady, match=f"from node {NODE}: the node reports it")
 
 
-async def user(users: VolumesInUse, node_id: str = "id-of-a") -> str:
-    return await users.user_of(DRIVER, VOLUME, node_id)
+def unknown(why: str) -> Any:
+    return raised("VolumeUseUnknown", errors.NotReady, match=why)
 
 
 @pytest.mark.parametrize("wanted", ["always", "runtime-class"])
 async def test_deferred_volume_that_the_node_reports_is_in_use(
-    api: FakeKubernetes, users: VolumesInUse, wanted: str
+    cluster: Cluster, controller: Controllers, wanted: str
 ) -> None:
-    volume(api, {"crust.dev/defer": wanted})
-    assert await user(users) == "node-a"
+    cluster.volume({"crust.dev/defer": wanted})
+    with used():
+        await controller.detach()
 
 
-@pytest.mark.parametrize("attributes", [{}, {"crust.dev/defer": "never"}])
+async def test_volume_that_the_node_has_unmounted_is_detached(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    cluster.node(NODE, "vol-2")
+    await controller.detach()
+    assert controller.requests == [f"/api/v1/nodes/{NODE}"]
+
+
+# Which nodes: whatever objects are there.
+
+
+async def test_node_whose_driver_is_not_registered_any_more_keeps_what_it_uses(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    """An orderly stop of crust removes the driver from CSINode: the guest lives on, and nobody can unmount."""
+    cluster.registered(NODE, node_id="")
+    with used():
+        await controller.detach("an-id-that-is-not-the-name")
+    cluster.api.remove_object("csinodes", NODE)
+    with used():
+        await controller.detach("an-id-that-is-not-the-name")
+    cluster.node(NODE)
+    await controller.detach("an-id-that-is-not-the-name")
+
+
+@pytest.mark.parametrize("collection", ["volumeattachments", "persistentvolumes", "csinodes"])
+async def test_any_one_object_may_be_absent(
+    cluster: Cluster, controller: Controllers, collection: str
+) -> None:
+    names = {"volumeattachments": f"csi-{NODE}-pv-1", "persistentvolumes": "pv-1", "csinodes": NODE}
+    cluster.api.remove_object(collection, names[collection])
+    with used():
+        await controller.detach()
+
+
+async def test_node_that_no_object_names_is_refused(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    with unknown("the node id 'elsewhere' is not known"):
+        await controller.detach("elsewhere")
+    cluster.api.remove_object("volumeattachments", f"csi-{NODE}-pv-1")
+    with unknown("no node is named"):
+        await controller.detach("")
+
+
+async def test_other_node_than_that_of_the_call_may_use_the_volume(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    cluster.node("worker-2")
+    cluster.registered("worker-2", "id-2")
+    cluster.attached("worker-2")
+    await controller.detach("id-2")
+    assert controller.requests == ["/api/v1/nodes/worker-2"]
+
+
+async def test_detach_from_all_nodes_asks_each_that_an_attachment_names(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    cluster.node("worker-0")
+    cluster.attached("worker-0")
+    cluster.attached("worker-9", "pv-of-another-volume")
+    with used():
+        await controller.detach("")
+    assert controller.requests == ["/api/v1/nodes/worker-0", f"/api/v1/nodes/{NODE}"]
+    cluster.node(NODE)
+    await controller.detach("")
+    for number in range(2, 4):
+        cluster.attached(f"worker-{number}")
+    with unknown("4 nodes may have it"):
+        await controller.detach("")
+    assert controller.requests == []
+
+
+async def test_inline_volume_is_found_by_its_handle(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    """Of a pod with an in-tree source that Kubernetes migrated: there is no PersistentVolume, and no attribute."""
+    for collection, name in (
+        ("volumeattachments", f"csi-{NODE}-pv-1"),
+        ("persistentvolumes", "pv-1"),
+    ):
+        cluster.api.remove_object(collection, name)
+    cluster.registered(NODE, node_id="")
+    attachment = recorded("volumeattachment-inline")
+    attachment["spec"]["source"]["inlineVolumeSpec"]["csi"]["volumeHandle"] = VOLUME
+    cluster.api.add(attachment, "volumeattachments")
+    await controller.detach()
+    with used():
+        await controller.detach(default=Defer.ALWAYS)
+
+
+@pytest.mark.parametrize("others", [2, 5000])
+async def test_detach_takes_one_request_however_many_nodes_there_are(
+    cluster: Cluster, controller: Controllers, others: int
+) -> None:
+    for number in range(others):
+        name = f"node-{number:04}"
+        cluster.registered(name, f"id-{number}" if number % 2 else "")
+        cluster.attached(name, f"pv-{number + 100}")
+        cluster.node(name)
+    users = VolumesInUse(controller.client, Defer.NEVER)
+    async with users.following(Health()):
+        await controller.listed()
+        for node_id in (NODE, ""):
+            with used():
+                await controller.ask(users, node_id)
+            assert controller.requests == [f"/api/v1/nodes/{NODE}"]
+
+
+# Which volumes.
+
+
+@pytest.mark.parametrize("attributes", [None, {}, NEVER])
 async def test_volume_that_is_not_deferred_is_kubernetes_business(
-    api: FakeKubernetes, users: VolumesInUse, attributes: dict[str, str]
+    cluster: Cluster, controller: Controllers, attributes: dict[str, str] | None
 ) -> None:
-    volume(api, attributes)
-    assert await user(users) == ""
+    cluster.volume(attributes)
+    await controller.detach()
+    await controller.detach("elsewhere")
+    assert controller.requests == []
 
 
 async def test_volume_that_says_nothing_is_in_use_where_the_default_defers(
-    api: FakeKubernetes, deferring: VolumesInUse
+    cluster: Cluster, controller: Controllers
 ) -> None:
     """A PersistentVolume that was made by hand, or before crust was there."""
-    volume(api, {})
-    assert await user(deferring) == "node-a"
-    volume(api, {"crust.dev/defer": "never"})
-    assert await user(deferring) == ""
+    cluster.volume(None)
+    with used():
+        await controller.detach(default=Defer.RUNTIME_CLASS)
+    cluster.volume(NEVER)
+    await controller.detach(default=Defer.RUNTIME_CLASS)
 
 
 @pytest.mark.parametrize("deferred", ["pv-0", "pv-2"])
 async def test_volume_with_two_objects_of_which_one_defers_is_in_use(
-    api: FakeKubernetes, users: VolumesInUse, deferred: str
+    cluster: Cluster, controller: Controllers, deferred: str
 ) -> None:
     """People make such objects for one volume; which of them the pod used is not known here."""
-    volume(api, {})
-    volume(api, ALWAYS, deferred)
-    assert await user(users) == "node-a"
+    cluster.volume({})
+    cluster.volume(ALWAYS, deferred)
+    with used():
+        await controller.detach()
 
 
-async def test_volume_that_no_csi_source_names_is_judged_by_the_default(
-    api: FakeKubernetes, users: VolumesInUse, deferring: VolumesInUse
+async def test_migrated_volume_is_judged_by_the_default(
+    cluster: Cluster, controller: Controllers
 ) -> None:
-    """One that Kubernetes has migrated from an in-tree plugin has no volume attributes."""
-    api.remove_object("persistentvolumes", "pv-1")
-    assert await user(users) == ""
-    assert await user(deferring) == "node-a"
+    """Its object has the source of the in-tree plugin, and no attributes."""
+    cluster.api.remove_object("persistentvolumes", "pv-1")
+    cluster.attached(NODE, "pv-nfs")
+    await controller.detach()
+    with used():
+        await controller.detach(default=Defer.ALWAYS)
 
 
-async def test_volume_that_the_node_has_unmounted_is_free(
-    api: FakeKubernetes, users: VolumesInUse
-) -> None:
-    report(api, "vol-2")
-    assert await user(users) == ""
+# Which nodes are gone.
 
 
 async def test_node_that_a_person_declared_dead_uses_nothing(
-    api: FakeKubernetes, users: VolumesInUse
+    cluster: Cluster, controller: Controllers
 ) -> None:
-    report(api, VOLUME, taint="node.kubernetes.io/not-ready")
-    assert await user(users) == "node-a"
-    report(api, VOLUME, taint="node.kubernetes.io/out-of-service")
-    assert await user(users) == ""
+    cluster.node(NODE, VOLUME, taint="node.kubernetes.io/unreachable")
+    with used():
+        await controller.detach()
+    cluster.api.add(recorded("node-out-of-service"), "nodes")
+    await controller.detach()
 
 
-async def test_node_that_is_gone_uses_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
-    api.remove_object("nodes", "node-a")
-    assert await user(users) == ""
-
-
-async def test_id_of_another_node_or_driver_is_not_that_node(
-    api: FakeKubernetes, users: VolumesInUse
+async def test_tainted_node_whose_kubelet_reports_is_alive(
+    cluster: Cluster, controller: Controllers
 ) -> None:
-    assert await user(users, "id-of-b") == ""
+    cluster.node(NODE, VOLUME, taint=OUT_OF_SERVICE, ready="True")
+    with used():
+        await controller.detach()
 
 
-async def test_api_that_is_away_decides_nothing(api: FakeKubernetes, users: VolumesInUse) -> None:
+@pytest_asyncio.fixture
+async def users(controller: Controllers) -> AsyncIterator[VolumesInUse]:
+    """Of one controller that lives through the test."""
+    made = VolumesInUse(controller.client, Defer.NEVER, now=lambda: controller.now)
+    async with made.following(Health()):
+        await controller.listed()
+        yield made
+
+
+async def test_node_without_its_object_is_gone_after_five_minutes(
+    cluster: Cluster, controller: Controllers, users: VolumesInUse
+) -> None:
+    cluster.api.remove_object("nodes", NODE)
+    for controller.now in (0.0, 100.0, 299.0):
+        with unknown(f"no Node object since {controller.now:.0f} s, and is gone after 300 s"):
+            await controller.ask(users)
+    controller.now = 300.0
+    await controller.ask(users)
+
+
+async def test_node_that_was_seen_in_between_was_not_absent(
+    cluster: Cluster, controller: Controllers, users: VolumesInUse
+) -> None:
+    cluster.api.remove_object("nodes", NODE)
+    with unknown("since 0 s"):
+        await controller.ask(users)
+    cluster.node(NODE, VOLUME)
+    with used():
+        await controller.ask(users)
+    cluster.api.remove_object("nodes", NODE)
+    controller.now = 300.0
+    with unknown("since 0 s"):
+        await controller.ask(users)
+
+
+async def test_node_that_registered_in_between_was_not_absent(
+    cluster: Cluster, controller: Controllers, users: VolumesInUse
+) -> None:
+    """Nobody looked while it was there, but its CSINode object is another one."""
+    cluster.api.remove_object("nodes", NODE)
+    with unknown("since 0 s"):
+        await controller.ask(users)
+    cluster.registered(NODE, uid="uid-2")
+    while users._registered.known[NODE].uid != "uid-2":  # noqa: ASYNC110 - nothing else tells
+        await asyncio.sleep(0)
+    controller.now = 300.0
+    with unknown("since 0 s"):
+        await controller.ask(users)
+
+
+async def test_kubelet_that_never_reported_is_no_answer(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    """A Node object that was deleted and made again has an empty status until the kubelet fills it."""
+    fresh = recorded("node-fresh")
+    fresh["metadata"]["name"] = NODE
+    cluster.api.add(fresh, "nodes")
+    with unknown("has not reported since its Node object was made"):
+        await controller.detach()
+
+
+# The API server itself.
+
+
+async def test_api_that_is_away_decides_nothing(
+    api: FakeKubernetes,
+    controller: Controllers,
+    users: VolumesInUse,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api.faults.status = 503
-    with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="not now"):
-        await user(users)
+    with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="Node worker-1"):
+        await controller.ask(users)
+    monkeypatch.setattr(following, "_WAIT_S", 0.2)
+    without_lists = VolumesInUse(controller.client, Defer.NEVER)
+    async with without_lists.following(Health()):
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match=r"vol-1.*not now"):
+            await controller.ask(without_lists)
 
 
 async def test_slow_api_decides_nothing(
-    api: FakeKubernetes, users: VolumesInUse, monkeypatch: pytest.MonkeyPatch
+    api: FakeKubernetes,
+    controller: Controllers,
+    users: VolumesInUse,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
     api.faults.hangs = held = threading.Event()
     try:
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer within"):
-            await user(users)
+            await controller.ask(users)
     finally:
         held.set()
