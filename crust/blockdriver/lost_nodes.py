@@ -39,19 +39,22 @@ class LostNodes:
     period_s: float = PERIOD_S
 
     async def keep_fencing(self) -> None:
-        """Fence what nodes that are gone have claimed, until cancelled; a failure does not end it."""
-        try:
-            while True:
-                try:
-                    waiting = await self._fence()
-                except errors.CrustError as err:
-                    metrics.fencing_failures.inc()
-                    _log.warning("nodes that are gone are not fenced", extra={"error": err})
-                else:
-                    metrics.nodes_waiting_for_fencing.set(len(waiting))
-                await asyncio.sleep(self.period_s)
-        finally:  # a process that was taken over is still asked for its metrics
-            metrics.nodes_waiting_for_fencing.set(0)
+        """Fence what nodes that are gone have claimed, until cancelled; `supervised` begins it again.
+
+        Nodes that wait go on waiting in the metric, whatever a pass fails with.
+        """
+        while True:
+            try:
+                waiting = await self._fence()
+            except errors.CrustError as err:
+                metrics.fencing_failures.inc()
+                _log.warning("nodes that are gone are not fenced", extra={"error": err})
+            except Exception:
+                metrics.fencing_failures.inc()
+                raise
+            else:
+                metrics.nodes_waiting_for_fencing.set(len(waiting))
+            await asyncio.sleep(self.period_s)
 
     async def _fence(self) -> frozenset[str]:
         """One pass; the nodes that wait for the next. Raises what `declared` and the engine raise."""

@@ -1,7 +1,6 @@
 """Nodes that are declared gone are fenced again and again, and what an operator is told of it."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -11,6 +10,8 @@ from crust import metrics, volumes
 from crust.blockdriver.lost_nodes import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.kubernetes_api.api import KubernetesApiUnavailable
+from crust.rpc.serving.health import Health
+from crust.supervised import supervised
 
 VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
 
@@ -23,10 +24,14 @@ class Cluster:
     connected: set[str] = field(default_factory=set)
     api_is_away: bool = False
     storage_is_away: bool = False
+    has_a_bug: bool = False
+    health: Health = field(default_factory=Health)
     asked: list[tuple[tuple[volumes.VolumeId, ...], frozenset[str]]] = field(default_factory=list)
 
     async def ids(self) -> frozenset[str]:
         """See `NodesGone`."""
+        if self.has_a_bug:
+            raise RuntimeError("nobody foresaw this")
         if self.api_is_away:
             raise KubernetesApiUnavailable("the nodes", "it is away")
         return frozenset(self.gone)
@@ -64,13 +69,10 @@ async def eventually(check: Callable[[], bool]) -> None:
 async def cluster() -> AsyncIterator[Cluster]:
     """One whose lost nodes are fenced all the time."""
     made = Cluster()
-    work = LostNodes(made, made, lambda: VOLUMES, period_s=0.001).keep_fencing()
-    task = asyncio.create_task(work)
-    yield made
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    assert waiting() == 0
+    lost = LostNodes(made, made, lambda: VOLUMES, period_s=0.001)
+    metrics.nodes_waiting_for_fencing.set(0)
+    async with supervised("fencing of lost nodes", lost.keep_fencing, made.health):
+        yield made
 
 
 async def test_node_that_is_connected_waits_until_it_is_cut_off(cluster: Cluster) -> None:
@@ -100,5 +102,20 @@ async def test_look_that_fails_is_counted_and_repeated_and_who_waits_stays_known
     await eventually(lambda: value("crust_fencing_failures_total") >= before + 2)
     assert waiting() == 1
     setattr(cluster, who, False)
+    cluster.connected = set()
+    await eventually(lambda: waiting() == 0)
+
+
+async def test_loop_goes_on_after_an_error_that_nobody_foresaw_and_shows_it(
+    cluster: Cluster,
+) -> None:
+    cluster.connected = cluster.gone = {"n1"}
+    await eventually(lambda: waiting() == 1)
+    before = value("crust_fencing_failures_total")
+    cluster.has_a_bug = True
+    await eventually(lambda: value("crust_fencing_failures_total") > before)
+    await eventually(lambda: bool(cluster.health.problems))
+    assert waiting() == 1
+    cluster.has_a_bug = False
     cluster.connected = set()
     await eventually(lambda: waiting() == 0)
