@@ -124,9 +124,10 @@ def context_of(
 
 
 def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:
-    """Change the kind of each; the access mode stays."""
-    for each in capabilities:
-        each.block.SetInParent()
+    """Change the kind of each that is a mount, and no more. What names no kind is the driver's to refuse."""
+    for capability in capabilities:
+        if capability.HasField("mount"):
+            capability.block.SetInParent()
 
 
 def remove_keys(context: MutableMapping[str, str]) -> None:

@@ -311,6 +311,27 @@ async def test_attach_of_a_deferred_volume_is_of_the_kind_that_it_was_created_wi
     assert shim.driver.last.volume_capability == capability()
 
 
+@pytest.mark.parametrize(
+    "given", [None, csi_pb2.VolumeCapability(access_mode=MODE(mode=MODE.SINGLE_NODE_WRITER))]
+)
+async def test_capability_that_is_missing_stays_missing_for_the_driver(
+    shim: Served, given: csi_pb2.VolumeCapability | None
+) -> None:
+    """The driver refuses it, as it does without crust; nothing that the CO did not send makes it valid."""
+    request = attach(ALWAYS)
+    request.ClearField("volume_capability")
+    if given is not None:
+        request.volume_capability.CopyFrom(given)
+    await shim.stub.ControllerPublishVolume(request)
+    assert shim.driver.last.HasField("volume_capability") is (given is not None)
+    assert shim.driver.last.volume_capability.WhichOneof("access_type") is None
+    validation = csi_pb2.ValidateVolumeCapabilitiesRequest(
+        volume_id="vol-1", volume_context=ALWAYS, volume_capabilities=[given] if given else []
+    )
+    await shim.stub.ValidateVolumeCapabilities(validation)
+    assert shim.driver.last.volume_capabilities == validation.volume_capabilities
+
+
 async def test_attach_of_another_volume_passes_byte_for_byte(shim: Served) -> None:
     request = attach({"vendor": "kept"})
     await shim.stub.ControllerPublishVolume(request)
