@@ -2,33 +2,43 @@
 
 A driver may put its mount options into an error, a library its arguments into an exception. This is a guess by name
 (`password=`, `--token`, a login in a URL, a JSON web token); where the request is known,
-`crust.rpc.messages.redaction` hides the values of its secrets as well. Every pattern is bounded, because the text may
-be hostile.
+`crust.rpc.messages.redaction` hides the values of its secrets as well.
+
+The text may be hostile, and is looked at on the event loop. So it is cut first (`shown`), and every pattern takes
+time in proportion to its length: a name is tried where it begins and nowhere inside, no quantifier gives back what it
+took (`++`, `*+`), and a quote that is not closed ends with the text instead of failing.
 """
 
 import re
 
 HIDDEN = "***"
 
+SHOWN_MAX_CHARS = 4096
+"""Of another program's text in a log line, an event or an answer."""
+
 _WORDS = "pass|secret|token|cred|key"
-_QUOTED = r"""\\{1,3}"[^"]{0,4096}"|"(?:[^"\\]|\\.){0,4096}"|'(?:[^'\\]|\\.){0,4096}'"""
-_VALUE = rf"""({_QUOTED}|[^\s,;&()\[\]{{}}"']+)"""
+_QUOTED = r"""\\{1,3}"[^"]*+"?|"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?"""
+_VALUE = rf"""({_QUOTED}|[^\s,;&()\[\]{{}}"']++)"""
+_FLAGS = re.IGNORECASE | re.DOTALL
 _PATTERNS = (
-    re.compile(rf"""((?:{_WORDS})[\w./-]{{0,64}}["']?\s{{0,3}}=\s{{0,3}}){_VALUE}""", re.I),
+    re.compile(
+        rf"""((?<![\w./-])(?=[\w./-]*?(?:{_WORDS}))[\w./-]++["']?\s{{0,3}}=\s{{0,3}}){_VALUE}""",
+        _FLAGS,
+    ),
     re.compile(
         r"""((?:password|passwd|passphrase|secret|token|credential|api[_-]?key)s?\\{0,3}["']?\s{0,3}:\s{0,3})"""
         + _VALUE,
-        re.I,
+        _FLAGS,
     ),
     # A key of JSON or of a dictionary, also of one that is quoted in another: {"userKey": "…"}.
     re.compile(
-        rf"""(["'][^"'\\]{{0,64}}(?:{_WORDS})[^"'\\]{{0,64}}\\{{0,3}}["']\s{{0,3}}:\s{{0,3}})({_QUOTED})""",
-        re.I,
+        rf"""(["'](?=[^"'\\]*?(?:{_WORDS}))[^"'\\]*+\\{{0,3}}["']\s{{0,3}}:\s{{0,3}})({_QUOTED})""",
+        _FLAGS,
     ),
-    re.compile(rf"""(--?[\w-]{{0,64}}(?:{_WORDS})[\w-]{{0,64}}\s{{1,3}}){_VALUE}""", re.I),
-    re.compile(r"(bearer\s{1,3})([\w.~+/=-]{8,})", re.I),
-    re.compile(r"()(\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]+)?)"),
-    re.compile(r"(://)([^/\s@]{1,256}(?=@))"),
+    re.compile(rf"""((?<![\w-])--?(?=[\w-]*?(?:{_WORDS}))[\w-]++\s{{1,3}}){_VALUE}""", _FLAGS),
+    re.compile(r"(bearer\s{1,3})([\w.~+/=-]{8,}+)", _FLAGS),
+    re.compile(r"()((?<![\w-])eyJ[\w-]{8,}+\.[\w-]++(?:\.[\w-]++)?)"),
+    re.compile(r"(://)([^/\s@]{1,256}+(?=@))"),
 )
 _HINTS = (*_WORDS.split("|"), "bearer", "eyj", "://")
 """Looked for first, without a pattern: every text of every log line passes here, and hardly one has any of them."""
@@ -42,3 +52,11 @@ def hidden(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
+
+
+def shown(text: str) -> str:
+    """The beginning of another program's text, as it is logged and shown: without what looks like a credential."""
+    if len(text) <= SHOWN_MAX_CHARS:
+        return hidden(text)
+    # More than is shown, so that what is cut off in the middle of a credential is not shown.
+    return f"{hidden(text[: 2 * SHOWN_MAX_CHARS])[: SHOWN_MAX_CHARS - 1]}…"

@@ -197,6 +197,6 @@ def _number(context: Mapping[str, str], key: str) -> int | None:
     value = context.get(key)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal()):
+    if not volumes.is_number(value):
         raise InvalidDeferKey(key, value, "a decimal number")
     return int(value)

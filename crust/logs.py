@@ -38,6 +38,7 @@ QUEUE_BYTES = 4 << 20
 """The lines that may wait for their reader."""
 
 _BATCH_BYTES = 64 << 10
+_TRACEBACK_MAX_CHARS = 64 << 10
 _FLUSH_S = 2.0
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -55,7 +56,7 @@ def extra_of(record: logging.LogRecord) -> dict[str, Any]:
 
 def _safe(value: object) -> object:
     """Text without credentials; the text of an error may come from any program."""
-    return credentials.hidden(str(value)) if isinstance(value, str | BaseException) else value
+    return credentials.shown(str(value)) if isinstance(value, str | BaseException) else value
 
 
 class JsonFormatter(logging.Formatter):
@@ -67,11 +68,13 @@ class JsonFormatter(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": credentials.hidden(record.getMessage()),
+            "message": credentials.shown(record.getMessage()),
             **extra_of(record),
         }
         if record.exc_info:
-            line["traceback"] = credentials.hidden(self.formatException(record.exc_info))
+            line["traceback"] = credentials.hidden(
+                self.formatException(record.exc_info)[-_TRACEBACK_MAX_CHARS:]
+            )
         return json.dumps(line, default=str)
 
 
@@ -81,11 +84,11 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without a newline."""
         fields = " ".join(f"{key}={_plain(value)}" for key, value in extra_of(record).items())
-        message = credentials.hidden(record.getMessage())
+        message = credentials.shown(record.getMessage())
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname[:4]:4} {message}"
         line = f"{head}  {fields}" if fields else head
         if record.exc_info:
-            line += f"\n{credentials.hidden(self.formatException(record.exc_info))}"
+            line += f"\n{credentials.hidden(self.formatException(record.exc_info)[-_TRACEBACK_MAX_CHARS:])}"
         return line
 
 

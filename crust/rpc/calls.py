@@ -1,8 +1,11 @@
-"""What every call of crust to a peer has: request id and trace in its metadata, and our words if the peer is away.
+"""What every call of crust to a peer has: request id and trace in its metadata, bounds, our words for an absent peer.
 
 gRPC's own text names its internals, a status code that is not the call's, and nothing to do. It is replaced here, at
 the one place where all calls begin, and keeps its code: whoever gets the status, passes it on or logs it, has our
 sentence and its name. Only what gRPC itself reports is replaced: a peer that answers is connected.
+
+A peer may be hostile: a guest speaks through its runtime handler. Its answer has a limit, which is the channel's, and
+the text of its status is cut here, before anything looks at it.
 
 This is not an interceptor of gRPC: each of those costs a task per call.
 """
@@ -16,11 +19,19 @@ import grpc.aio
 from crust import errors, logs, traces
 from crust.rpc.messages import call_fields
 
+_ENDED = "the connection has ended"
+_TOO_LARGE = "larger than max"
+"""In gRPC's text about a message that is larger than the channel allows."""
+
 _REASONS = (
     ("No such file or directory", "there is no such socket"),
     ("Connection refused", "no process listens there any more"),
     ("Permission denied", "this user may not connect to it"),
 )
+
+
+STATUS_MAX_BYTES = 64 << 10
+"""Of a peer's status text: as much as passes on unchanged (D-24)."""
 
 
 class PeerNotReachable(errors.PeerUnavailable):
@@ -34,10 +45,10 @@ class PeerNotReachable(errors.PeerUnavailable):
         )
 
 
-class PeerAway(grpc.aio.AioRpcError):
-    """A status that gRPC itself made, because the peer is away, in our words."""
+class StatusOfGrpc(grpc.aio.AioRpcError):
+    """A status that gRPC itself made, because the peer is away or answers too much, in our words."""
 
-    def __init__(self, status: grpc.aio.AioRpcError, error: PeerNotReachable) -> None:
+    def __init__(self, status: grpc.aio.AioRpcError, error: errors.CrustError) -> None:
         super().__init__(
             status.code(),
             status.initial_metadata(),
@@ -124,10 +135,31 @@ class _Call:
             raise self._worded(error) from None
 
     def _worded(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or error.trailing_metadata():
+        text, code = _cut(error.details() or ""), error.code()
+        if not error.trailing_metadata():
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+                return StatusOfGrpc(error, _answer_too_large(self._socket_path))
+            is_connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+            if code is grpc.StatusCode.UNAVAILABLE and not is_connected:
+                why = next((why for words, why in _REASONS if words in text), _ENDED)
+                return StatusOfGrpc(error, PeerNotReachable(self._socket_path, why))
+        if text == (error.details() or ""):
             return error
-        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
-            return error
-        text = error.details() or ""
-        why = next((why for words, why in _REASONS if words in text), "the connection has ended")
-        return PeerAway(error, PeerNotReachable(self._socket_path, why))
+        return grpc.aio.AioRpcError(
+            code, error.initial_metadata(), error.trailing_metadata(), text, ""
+        )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= STATUS_MAX_BYTES // 4:  # as many bytes at most
+        return text
+    return text.encode()[:STATUS_MAX_BYTES].decode("utf-8", "ignore")
+
+
+def _answer_too_large(socket_path: str) -> errors.Exhausted:
+    return errors.Exhausted.named(
+        "AnswerTooLarge",
+        f"an answer of the process that serves {socket_path} was not read",
+        why="it is larger than any answer of this kind of process may be",
+        hint="look at that process and its log",
+    )

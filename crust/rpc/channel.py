@@ -14,8 +14,14 @@ from crust.rpc import calls
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
 
+MESSAGE_MAX_BYTES = 64 << 20
+"""Of a request, and of an answer: a list of a hundred thousand volumes."""
+
+HANDLER_ANSWER_MAX_BYTES = 256 << 10
+"""Of a runtime handler, through which a guest speaks: statistics, a condition."""
+
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
     ("grpc.max_send_message_length", -1),
     # A status travels as metadata, of which gRPC takes 8 KiB: a driver's longer error text, the output of mkfs, would
     # become RESOURCE_EXHAUSTED. 64 KiB of it take three times as much, escaped, and as much again in the details.
@@ -55,11 +61,16 @@ def target_of(socket_path: str) -> str:
     return f"unix:{socket_path}"
 
 
-def connect(socket_path: str) -> grpc.aio.Channel:
+def connect(socket_path: str, *, answer_max_bytes: int = MESSAGE_MAX_BYTES) -> grpc.aio.Channel:
     """A channel to the server on `socket_path`; it connects at the first call. The caller closes it.
 
-    Raises `SocketPathTooLong`, and `InvalidRequest` for a path that is not absolute.
+    A message of more than `answer_max_bytes` is refused with RESOURCE_EXHAUSTED. Raises `SocketPathTooLong`, and
+    `InvalidRequest` for a path that is not absolute.
     """
-    options = [*OPTIONS, ("grpc.default_authority", "localhost")]
-    channel = grpc.aio.insecure_channel(target_of(socket_path), options=options)
+    options = {
+        **dict(OPTIONS),
+        "grpc.max_receive_message_length": answer_max_bytes,
+        "grpc.default_authority": "localhost",
+    }
+    channel = grpc.aio.insecure_channel(target_of(socket_path), options=list(options.items()))
     return calls.through(channel, socket_path)

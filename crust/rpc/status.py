@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
-from crust import errors, logs
+from crust import credentials, errors, logs
 from crust.rpc import calls
 from crust.rpc.messages import extensions
 
@@ -128,10 +128,10 @@ def _name_of(details: bytes) -> str:
 
 def to_error(error: grpc.aio.AioRpcError) -> errors.CrustError:
     """The error for a peer's status: the branch of its code, its sentence, and its name if it is one of crust's."""
-    if isinstance(error, calls.PeerAway):
+    if isinstance(error, calls.StatusOfGrpc):
         return error.error
     code = error.code()
-    message = error.details() or code.name
+    message = (error.details() or code.name)[: credentials.SHOWN_MAX_CHARS]
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.PeerUnavailable(
             "the other process did not answer in time",

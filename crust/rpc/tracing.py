@@ -164,7 +164,7 @@ def _end(span: "Span | None", context: Any, code: grpc.StatusCode) -> None:
     fields: Mapping[str, str] = call_fields.current() or {}
     for field, attribute in _ATTRIBUTES.items():
         if field in fields:
-            span.set_attribute(attribute, credentials.hidden(fields[field]))
+            span.set_attribute(attribute, credentials.shown(fields[field]))
     span.set_attribute("rpc.grpc.status_code", code.value[0])
     if code is not grpc.StatusCode.OK:
         name = status.name_in(context.trailing_metadata())

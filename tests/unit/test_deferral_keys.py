@@ -34,6 +34,7 @@ def test_volume_is_formatted_only_if_it_was_created_empty() -> None:
     ("key", "value"),
     [
         ("crust.dev/created-empty", "True"),
+        ("crust.dev/ext4-bytes-per-inode", "1" * 5000),
         ("crust.dev/ext4-bytes-per-inode", "12"),
         ("crust.dev/ext4-bytes-per-inode", "0x4000"),
         ("crust.dev/ext4-reserved-percent", "51"),
@@ -90,3 +91,9 @@ def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
     with pytest.raises(deferral_keys.FilesystemOfGuest):
         deferral_keys.check_host_publish("vol-1", guest, is_block=False)
     deferral_keys.check_host_publish("vol-1", guest, is_block=True)
+
+
+@pytest.mark.parametrize("gid", ["1" * 5000, "4294967295", "0", "-1", "٣"])
+def test_group_that_is_no_number_of_a_group_is_an_invalid_request(gid: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="decimal number from 1"):
+        volumes.GroupChange.parse(gid)

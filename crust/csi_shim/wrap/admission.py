@@ -120,7 +120,7 @@ def _partition(context: Mapping[str, str]) -> int | None:
     text = context.get(vendors.PARTITION, "")
     if text in ("", "0"):
         return None
-    if not (text.isascii() and text.isdecimal()):
+    if not volumes.is_number(text):
         raise deferral_keys.InvalidDeferKey(vendors.PARTITION, text, "a decimal number")
     return int(text)
 

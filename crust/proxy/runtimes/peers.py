@@ -156,7 +156,9 @@ class HandlerPeers:
     def _stub(self, handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
         key = (handler.name, handler.endpoint)
         if key not in self._channels:
-            self._channels[key] = channel.connect(handler.endpoint)
+            self._channels[key] = channel.connect(
+                handler.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES
+            )
         return handlers_pb2_grpc.RuntimeHandlerStub(self._channels[key])
 
 
@@ -184,7 +186,7 @@ def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
         return HandlerNotResponding(handler.name, error.why or error.what)
     if err.code() is grpc.StatusCode.NOT_FOUND:
         # passed on unchanged, it would mean that the volume is not deferred or does not exist
-        return VolumeUnknownToHandler(handler.name, err.details() or "")
+        return VolumeUnknownToHandler(handler.name, status.to_error(err).what)
     return status.to_error(err)
 
 

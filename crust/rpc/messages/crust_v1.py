@@ -4,22 +4,26 @@ Decoded values come from another process, and statistics finally from a guest, w
 here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from crust import errors, volumes
+from crust import credentials, errors, volumes
 from crust.wire.v1 import types_pb2
 
 LONGEST_FREEZE_S = 60
 
 
+USAGES_MAX = 8
+"""Of one volume. There are two units, bytes and inodes."""
+
+
 class ImplausibleStats(errors.RuntimeFailed):
     """A runtime reported statistics that are impossible."""
 
-    def __init__(self, usage: types_pb2.VolumeUsage) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(
             "the runtime's volume statistics are impossible",
-            why=f"total {usage.total}, used {usage.used}, available {usage.available}, unit {usage.unit}",
+            why=why,
             hint="read the handler's log; the guest may be broken or hostile",
         )
 
@@ -31,7 +35,8 @@ def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
     """
     numbers = (pb.total, pb.used, pb.available)
     if pb.unit not in (1, 2) or min(numbers) < 0 or max(pb.used, pb.available) > pb.total:
-        raise ImplausibleStats(pb)
+        shown = f"total {pb.total}, used {pb.used}, available {pb.available}, unit {pb.unit}"
+        raise ImplausibleStats(shown)
     return volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers)
 
 
@@ -46,9 +51,11 @@ def usage_to_wire(value: volumes.VolumeUsage) -> types_pb2.VolumeUsage:
 
 
 def stats(
-    usages: Iterable[types_pb2.VolumeUsage], reported: types_pb2.VolumeCondition | None
+    usages: Sequence[types_pb2.VolumeUsage], reported: types_pb2.VolumeCondition | None
 ) -> volumes.VolumeStats:
     """Decode a statistics answer; raises `ImplausibleStats`."""
+    if len(usages) > USAGES_MAX:
+        raise ImplausibleStats(f"{len(usages)} lines of usage, and {USAGES_MAX} is the most")
     return volumes.VolumeStats(
         tuple(usage(each) for each in usages),
         None if reported is None else condition(reported),
@@ -61,8 +68,8 @@ def usages_to_wire(value: volumes.VolumeStats) -> Sequence[types_pb2.VolumeUsage
 
 
 def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
-    """Decode a condition."""
-    return volumes.VolumeCondition(pb.abnormal, pb.message)
+    """Decode a condition, whose text is cut."""
+    return volumes.VolumeCondition(pb.abnormal, pb.message[: credentials.SHOWN_MAX_CHARS])
 
 
 def condition_to_wire(value: volumes.VolumeCondition) -> types_pb2.VolumeCondition:

@@ -74,11 +74,14 @@ def _entry(key: object, value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    return credentials.hidden(value) if isinstance(value, str) else value
+    return credentials.shown(value) if isinstance(value, str) else value
 
 
 def without_secrets(text: str, method: str, request: object) -> str:
-    """`text`, an error of `method` (`/csi.v1.Node/…`), without the secrets of its request, a message or its bytes."""
+    """`text`, an error of `method` (`/csi.v1.Node/…`), cut, without the secrets of its request, a
+    message or its bytes.
+    """
+    text = text[: 2 * credentials.SHOWN_MAX_CHARS]
     message = call_fields.decoded(method, request) if isinstance(request, bytes) else request
     if isinstance(message, Message):
         for value in sorted(_secrets(message), key=len, reverse=True):
@@ -86,7 +89,7 @@ def without_secrets(text: str, method: str, request: object) -> str:
                 re.escape(value) if len(value) > _SHORT else rf"(?<!\w){re.escape(value)}(?!\w)"
             )
             text = re.sub(pattern, credentials.HIDDEN, text)
-    return credentials.hidden(text)
+    return credentials.shown(text)
 
 
 _SHORT = 3

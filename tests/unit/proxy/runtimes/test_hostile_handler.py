@@ -1,0 +1,126 @@
+"""A handler speaks for a guest: what it answers is bounded before anything looks at it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from crust import credentials, errors, volumes
+from crust.proxy.runtimes.handlers import Handler
+from crust.proxy.runtimes.peers import HandlerPeers
+from crust.rpc import calls, channel
+from crust.rpc.messages import crust_v1
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from tests.support.faults.refusals import refused
+from tests.support.nodes.node import Node, Places
+
+TARGET = volumes.TargetPath("/a")
+UNBOUNDED = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1 << 22),
+    ("grpc.absolute_max_metadata_size", 1 << 22),
+]
+
+
+class Hostile(handlers_pb2_grpc.RuntimeHandlerServicer):
+    """Answers with so many lines of usage, or with a text."""
+
+    def __init__(self, *, lines: int = 0, text: str = "", condition: str = "") -> None:
+        self._lines = lines
+        self._text = text
+        self._condition = condition
+
+    async def GetVolumeStats(self, request: Any, context: Any) -> Any:
+        """As the test says."""
+        if self._text:
+            await context.abort(grpc.StatusCode.INTERNAL, self._text)
+        line = types_pb2.VolumeUsage(unit=types_pb2.VolumeUsage.BYTES, total=1, used=1)
+        one = handlers_pb2.GetVolumeStatsResponse(usage=[line]).SerializeToString()
+        answer = handlers_pb2.GetVolumeStatsResponse.FromString(one * self._lines)
+        if self._condition:
+            answer.volume_condition.message = self._condition
+        return answer
+
+
+@asynccontextmanager
+async def serving(path: str, hostile: Hostile) -> AsyncIterator[None]:
+    server = grpc.aio.server(options=UNBOUNDED)
+    handlers_pb2_grpc.add_RuntimeHandlerServicer_to_server(hostile, server)
+    server.add_insecure_port(f"unix:{path}.bound")
+    await server.start()
+    os.rename(f"{path}.bound", path)
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def asked(
+    places: Places, hostile: Hostile
+) -> AsyncIterator["asyncio.Task[volumes.VolumeStats]"]:
+    path, peers = f"{places.root}/h.sock", HandlerPeers()
+    handler = Handler(
+        volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset(), max_volumes=0
+    )
+    async with serving(path, hostile):
+        yield asyncio.create_task(peers.stats(handler, TARGET, 60))
+        await peers.close()
+
+
+async def test_answer_of_a_megabyte_is_refused_unread(places: Places) -> None:
+    async with asked(places, Hostile(lines=200_000)) as stats:  # type: ignore[abstract]
+        with pytest.raises(errors.Exhausted, match="larger than any answer") as caught:
+            await stats
+    assert caught.value.error_name == "AnswerTooLarge"
+
+
+async def test_statistics_of_many_lines_are_implausible(places: Places) -> None:
+    async with asked(places, Hostile(lines=crust_v1.USAGES_MAX + 1)) as stats:  # type: ignore[abstract]
+        with pytest.raises(crust_v1.ImplausibleStats, match="9 lines of usage"):
+            await stats
+    async with asked(places, Hostile(lines=crust_v1.USAGES_MAX)) as stats:  # type: ignore[abstract]
+        assert len((await stats).usage) == crust_v1.USAGES_MAX
+
+
+async def test_text_of_a_handlers_status_is_cut(places: Places) -> None:
+    async with asked(places, Hostile(text="--key-" * 50_000)) as stats:  # type: ignore[abstract]
+        with pytest.raises(errors.RuntimeFailed) as caught:
+            await stats
+    assert len(str(caught.value)) <= credentials.SHOWN_MAX_CHARS
+
+
+async def test_text_of_a_volumes_condition_is_cut(places: Places) -> None:
+    async with asked(places, Hostile(lines=1, condition="x" * 100_000)) as stats:  # type: ignore[abstract]
+        condition = (await stats).condition
+    assert condition is not None
+    assert len(condition.message) == credentials.SHOWN_MAX_CHARS
+
+
+async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) -> None:
+    path = f"{places.root}/h.sock"
+    async with serving(path, Hostile(text="ä" * 100_000)), channel.connect(path) as connected:  # type: ignore[abstract]
+        stub = handlers_pb2_grpc.RuntimeHandlerStub(connected)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetVolumeStats(handlers_pb2.GetVolumeStatsRequest(), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert (caught.value.details() or "").encode() == "ä".encode() * (calls.STATUS_MAX_BYTES // 2)
+
+
+async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = node.places.target("one")
+    async with node.handler():
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target, name="box-1"):
+            async with serving(node.places.handler, Hostile(text="--key-" * 50_000)):  # type: ignore[abstract]
+                await refused(node.co.stats("vol-1", target), grpc.StatusCode.INTERNAL, "--key-")
+    logged = [vars(each)["error"] for each in caplog.records if "error" in vars(each)]
+    assert any("--key-" in str(each) for each in logged)
+    assert max(len(str(each)) for each in logged) <= credentials.SHOWN_MAX_CHARS
