@@ -34,17 +34,6 @@ STATUS_MAX_BYTES = 64 << 10
 """Of a peer's status text: as much as passes on unchanged (D-24)."""
 
 
-class PeerNotReachable(errors.PeerUnavailable):
-    """The process at the other end of a socket does not run, or it ended during the call."""
-
-    def __init__(self, socket_path: str, why: str) -> None:
-        super().__init__(
-            f"the process that serves {socket_path} cannot be reached",
-            why=why,
-            hint="start it, and look at its log; as root, if this user may not connect",
-        )
-
-
 class StatusOfGrpc(grpc.aio.AioRpcError):
     """A status that gRPC itself made, because the peer is away or answers too much, in our words."""
 
@@ -142,7 +131,15 @@ class _Call:
             is_connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
             if code is grpc.StatusCode.UNAVAILABLE and not is_connected:
                 why = next((why for words, why in _REASONS if words in text), _ENDED)
-                return StatusOfGrpc(error, PeerNotReachable(self._socket_path, why))
+                return StatusOfGrpc(
+                    error,
+                    errors.PeerUnavailable.named(
+                        "PeerNotReachable",
+                        f"the process that serves {self._socket_path} cannot be reached",
+                        why=why,
+                        hint="start it, and look at its log; as root, if this user may not connect",
+                    ),
+                )
         if text == (error.details() or ""):
             return error
         return grpc.aio.AioRpcError(

@@ -37,17 +37,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-class SocketPathTooLong(errors.InvalidRequest):
-    """The path of a unix socket is longer than the 107 bytes that unix(7) allows."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the socket path {path!r} cannot be used",
-            why=f"it has {len(path.encode())} bytes, the system allows {SOCKET_PATH_MAX_BYTES}",
-            hint="choose a shorter directory",
-        )
-
-
 def target_of(socket_path: str) -> str:
     """gRPC's name for a unix socket; raises `SocketPathTooLong`, `InvalidRequest`."""
     if not socket_path.startswith("/"):
@@ -57,7 +46,15 @@ def target_of(socket_path: str) -> str:
             hint="give the full path of the socket, without 'unix://'",
         )
     if len(socket_path.encode()) > SOCKET_PATH_MAX_BYTES:
-        raise SocketPathTooLong(socket_path)
+        raise errors.InvalidRequest.named(
+            "SocketPathTooLong",
+            f"the socket path {socket_path!r} cannot be used",
+            why=(
+                f"it has {len(socket_path.encode())} bytes, the system allows "
+                f"{SOCKET_PATH_MAX_BYTES}"
+            ),
+            hint="choose a shorter directory",
+        )
     return f"unix:{socket_path}"
 
 

@@ -36,17 +36,6 @@ class DeferralUnsupported(errors.Unsupported):
         )
 
 
-class DriverNameMismatch(errors.NotReady):
-    """The driver behind a socket has another name than the settings say."""
-
-    def __init__(self, configured: str, reported: str) -> None:
-        super().__init__(
-            f"volumes of driver {configured!r} cannot be deferred",
-            why=f"the driver behind that socket calls itself {reported[:63]!r}",
-            hint="correct name or backend in the proxy's settings: one volume must not have two names",
-        )
-
-
 class PerConnection(Generic[Fact]):
     """An answer, kept for as long as the connection that it came by; a "no" is not kept."""
 
@@ -206,7 +195,15 @@ class DriverFacts:
         """Raise `DriverNameMismatch`, or `grpc.aio.AioRpcError`, unless the driver has the name."""
         reported = await self._name.get(timeout_s)
         if reported != configured:
-            raise DriverNameMismatch(configured, reported)
+            raise errors.NotReady.named(
+                "DriverNameMismatch",
+                f"volumes of driver {configured!r} cannot be deferred",
+                why=f"the driver behind that socket calls itself {reported[:63]!r}",
+                hint=(
+                    "correct name or backend in the proxy's settings: one volume must not have "
+                    "two names"
+                ),
+            )
 
     async def aclose(self) -> None:
         """Watch the connection no more; before the channel is closed."""

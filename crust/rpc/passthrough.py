@@ -75,17 +75,6 @@ class Passthrough(grpc.GenericRpcHandler):
         return handler
 
 
-class PeerNotResponding(errors.PeerUnavailable):
-    """A call was passed on, and was not answered in time."""
-
-    def __init__(self, rpc: str, timeout_s: float) -> None:
-        super().__init__(
-            f"{rpc} was not answered",
-            why=f"the driver or shim that it was passed on to has not answered for {timeout_s:.1f} s",
-            hint="look at that process, its log, and the storage behind it; the caller may retry",
-        )
-
-
 def parsed(kind: type[Request], answer: Answer[Request]) -> UnaryBehaviour:
     """A behaviour that parses its request, and relays the status of a peer that it calls."""
 
@@ -131,7 +120,18 @@ def call(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
         except grpc.aio.AioRpcError as error:
             elapsed_s = time.monotonic() - began_s
             if timeout_s is not None and _ran_out(error, elapsed_s, timeout_s):
-                raise PeerNotResponding(method.rpartition("/")[2], elapsed_s) from error
+                raise errors.PeerUnavailable.named(
+                    "PeerNotResponding",
+                    f"{method.rpartition('/')[2]} was not answered",
+                    why=(
+                        "the driver or shim that it was passed on to has not answered for "
+                        f"{elapsed_s:.1f} s"
+                    ),
+                    hint=(
+                        "look at that process, its log, and the storage behind it; the caller may "
+                        "retry"
+                    ),
+                ) from error
             raise
         finally:
             # awaiting initial metadata does not cancel the call by itself when our caller goes away

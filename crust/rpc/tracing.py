@@ -46,17 +46,6 @@ _ATTRIBUTES = {
 """Field of a log line to attribute of a span."""
 
 
-class TracesNotInstalled(errors.NotReady):
-    """The setting `traces` needs the extra `otel`."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "traces cannot be sent",
-            why="OpenTelemetry is not installed",
-            hint="pip install 'crust-csi[otel]', or set traces = false",
-        )
-
-
 class TracesNotConfigured(errors.InvalidRequest):
     """The environment asks OpenTelemetry for what crust does not have."""
 
@@ -97,7 +86,12 @@ def _provider(program: str) -> "TracerProvider":
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
-        raise TracesNotInstalled() from err
+        raise errors.NotReady.named(
+            "TracesNotInstalled",
+            "traces cannot be sent",
+            why="OpenTelemetry is not installed",
+            hint="pip install 'crust-csi[otel]', or set traces = false",
+        ) from err
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if exporter != "otlp":
         raise TracesNotConfigured(f"OTEL_TRACES_EXPORTER is {exporter!r}")

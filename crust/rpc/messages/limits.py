@@ -50,14 +50,6 @@ class FieldTooLong(errors.InvalidRequest):
         self.limit_bytes = limit_bytes
 
 
-class InvalidCharacters(errors.InvalidRequest):
-    """A field holds a control character."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f"{field} is invalid", why="it holds a control character")
-        self.field = field
-
-
 class InvalidStartingToken(errors.OperationPending):
     """An invalid starting_token (CSI ListVolumes: ABORTED, and the CO starts over)."""
 
@@ -92,7 +84,9 @@ def optional(value: str, field: str, *, limit_bytes: int = volumes.ID_MAX_BYTES)
     if size_bytes > limit_bytes:
         raise FieldTooLong(field, size_bytes, limit_bytes)
     if _CONTROL.search(value):
-        raise InvalidCharacters(field)
+        raise errors.InvalidRequest.named(
+            "InvalidCharacters", f"{field} is invalid", why="it holds a control character"
+        )
     return value
 
 

@@ -10,23 +10,17 @@ Request = TypeVar("Request", bound=message.Message)
 DecodeError = message.DecodeError
 
 
-class MalformedMessage(errors.InvalidRequest):
-    """The bytes of a request are not a message of its method."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(
-            f"the request cannot be parsed as {kind}",
-            why="its bytes are not a valid protobuf message",
-            hint="check the caller's CSI version, and any proxy between it and crust",
-        )
-
-
 def parse(kind: type[Request], data: bytes) -> Request:
     """Parse a message; unknown fields are kept. Raises `MalformedMessage`."""
     try:
         return kind.FromString(data)
     except DecodeError as err:
-        raise MalformedMessage(kind.DESCRIPTOR.full_name) from err
+        raise errors.InvalidRequest.named(
+            "MalformedMessage",
+            f"the request cannot be parsed as {kind.DESCRIPTOR.full_name}",
+            why="its bytes are not a valid protobuf message",
+            hint="check the caller's CSI version, and any proxy between it and crust",
+        ) from err
 
 
 def needs_state(method: str) -> bool:

@@ -31,14 +31,6 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs o
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class RpcNotServed(errors.Unsupported):
-    """This server does not serve the call, although the service defines it."""
-
-    def __init__(self, rpc: str) -> None:
-        super().__init__(f"{rpc} is not served here", why="its capability is not advertised")
-        self.rpc = rpc
-
-
 class UnexpectedError(errors.RuntimeFailed):
     """A bug: an exception that crust does not know. The log of the process has its traceback under the request id.
 
@@ -216,7 +208,16 @@ class _Call:
         self, context: Context, request: Any, started_s: float, error: Exception
     ) -> NoReturn:
         if isinstance(error, NotImplementedError):  # the generated base of a servicer
-            await self._answer(context, request, started_s, RpcNotServed(self.name))
+            await self._answer(
+                context,
+                request,
+                started_s,
+                errors.Unsupported.named(
+                    "RpcNotServed",
+                    f"{self.name} is not served here",
+                    why="its capability is not advertised",
+                ),
+            )
         if isinstance(error, grpc.aio.AbortError):  # the behaviour has answered already
             self._record.now(request, started_s, status.of_context(context), _peer_error(context))
             raise error

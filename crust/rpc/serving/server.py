@@ -28,18 +28,6 @@ AddServicer = Callable[[Any], None]
 """Adds a servicer to a server, on a socket or local, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
 
 
-class SocketBindFailed(errors.RuntimeFailed):
-    """gRPC cannot bind the socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the socket {path} cannot be served",
-            why="it cannot be bound",
-            hint="check that its directory exists and is writable; standard error has gRPC's reason",
-        )
-        self.path = path
-
-
 @contextlib.asynccontextmanager
 async def serving(  # noqa: PLR0913 - one per part of a server
     socket_path: str,
@@ -114,7 +102,14 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
     try:
         server.add_insecure_port(channel.target_of(bound))
     except RuntimeError as err:  # gRPC raises nothing else, for any reason
-        raise SocketBindFailed(socket_path) from err
+        raise errors.RuntimeFailed.named(
+            "SocketBindFailed",
+            f"the socket {socket_path} cannot be served",
+            why="it cannot be bound",
+            hint=(
+                "check that its directory exists and is writable; standard error has gRPC's reason"
+            ),
+        ) from err
     await server.start()
     try:
         return await workers.run(sockets.OwnSocket.place, bound, socket_path)

@@ -37,17 +37,6 @@ class SocketInUse(errors.NotReady):
         self.pid = pid
 
 
-class NotASocket(errors.NotReady):
-    """The socket's path names a file that is not a socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the socket {path} cannot be served",
-            why="the path names a file that is not a socket",
-            hint="find out what it is, and move it away",
-        )
-
-
 class SocketLost(errors.NotReady):
     """The socket that this process serves is not at its path any more."""
 
@@ -138,7 +127,12 @@ def check_free(path: str) -> None:
         except FileNotFoundError:
             return
     if not stat.S_ISSOCK(mode):
-        raise NotASocket(path)
+        raise errors.NotReady.named(
+            "NotASocket",
+            f"the socket {path} cannot be served",
+            why="the path names a file that is not a socket",
+            hint="find out what it is, and move it away",
+        )
     pid = _listener(path)
     if pid is not None:
         raise SocketInUse(path, pid)

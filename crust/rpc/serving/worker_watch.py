@@ -12,24 +12,13 @@ from contextlib import asynccontextmanager
 
 from crust import errors
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.operations import KeyedOperations, OperationInProgress, OperationOverdue
+from crust.operations import KeyedOperations, OperationInProgress
 from crust.rpc.serving.health import Health
 from crust.supervised import supervised
 
 CHECK_S = 5.0
 """Between two checks of a part, in seconds."""
 _SHOWN = 3
-
-
-class OperationsHang(errors.PeerUnavailable):
-    """Operations of a part of the process take longer than they may."""
-
-    def __init__(self, part: str, overdue: Sequence[OperationOverdue]) -> None:
-        super().__init__(
-            f"{len(overdue)} operations of {part} do not end",
-            why=_shown([f"{each.name} of {each.key}" for each in overdue]),
-            hint="check the disks and mounts of these volumes, and the kernel log for calls that hang",
-        )
 
 
 class WorkerWatch:
@@ -70,7 +59,19 @@ class WorkerWatch:
         problem = await self._no_thread(running)
         self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
         hang = [overdue for each in running for overdue in each.overdue()]
-        problem_of_operations = OperationsHang(part, hang) if hang else None
+        problem_of_operations = (
+            errors.PeerUnavailable.named(
+                "OperationsHang",
+                f"{len(hang)} operations of {part} do not end",
+                why=_shown([f"{each.name} of {each.key}" for each in hang]),
+                hint=(
+                    "check the disks and mounts of these volumes, and the kernel log for calls "
+                    "that hang"
+                ),
+            )
+            if hang
+            else None
+        )
         self._health.report(f"operations of {part}", problem_of_operations, is_fatal=False)
         if problem is None:
             self._ping()

@@ -19,6 +19,7 @@ from crust.rpc import channel
 from crust.rpc.serving import server, sockets
 from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.health import Health
+from tests.support.raised import raised
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -183,7 +184,7 @@ async def test_file_at_the_socket_path_is_kept(short: str) -> None:
     path = f"{short}/a.sock"
     with open(path, "w", encoding="ascii") as file:
         file.write("mine")
-    with pytest.raises(sockets.NotASocket, match="not a socket"):
+    with raised("NotASocket", match="not a socket"):
         async with server.serving(path, name="t"):
             raise AssertionError("served")
     with open(path, encoding="ascii") as file:
@@ -202,7 +203,7 @@ async def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
 
 async def test_too_long_path_is_refused_before_anything_is_created(short: str) -> None:
     path = f"{short}/{'d' * 90}/a.sock"
-    with pytest.raises(channel.SocketPathTooLong, match="107"):
+    with raised("SocketPathTooLong", match="107"):
         async with server.serving(path, name="t"):
             raise AssertionError("served")
     assert os.listdir(short) == []

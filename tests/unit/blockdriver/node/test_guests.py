@@ -9,7 +9,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.node import guests
-from crust.rpc import channel
+from tests.support.raised import raised
 from tests.support.runtimes import fake_guests
 from tests.support.runtimes.fake_guests import FakeGuests
 
@@ -131,5 +131,5 @@ async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
 
 
 def test_guests_with_an_invalid_socket_path_fail_at_start() -> None:
-    with pytest.raises(channel.SocketPathTooLong):
+    with raised("SocketPathTooLong"):
         guests.runtime_guests("/" + "x" * 107)
