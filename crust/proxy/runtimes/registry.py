@@ -21,6 +21,9 @@ from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+FILESYSTEMS_MAX = 64
+"""Of one handler."""
+
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _FEATURES = {feature.value: feature for feature in Feature}
 
@@ -93,6 +96,10 @@ def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
         raise InvalidRegistration(str(err)) from err
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
         raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
+    if len(request.filesystems) > FILESYSTEMS_MAX:
+        raise InvalidRegistration(
+            f"it has {len(request.filesystems)} filesystems, and {FILESYSTEMS_MAX} is the most"
+        )
     bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
     if bad or not request.filesystems:
         raise InvalidRegistration(

@@ -49,6 +49,7 @@ async def _register(node: Node, **changes: Any) -> None:
         ({"endpoint": "/" + "e" * 107}, "107"),
         ({"volume_types": []}, "BLOCK"),
         ({"filesystems": []}, "filesystems is empty"),
+        ({"filesystems": ["ext4"] * 65}, "65 filesystems, and 64 is the most"),
         ({"filesystems": ["ext4", "../x"]}, "'../x'"),
     ],
 )
