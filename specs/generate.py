@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
+
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "specs" / "proto"
 SCHEMA = Path("specs/mountInfo.schema.json")
@@ -60,14 +62,31 @@ def man_pages(into: Path) -> list[Path]:
     from crust.cli import main as cli
 
     into.mkdir(parents=True, exist_ok=True)
+    _name_whole(cli.main)
     click_man.core.write_man_pages(
         "crust", cli.main, version=crust.__version__, target_dir=str(into), date="crust"
     )
     pages = sorted(into.glob("*.1"))
     for page in pages:  # click marks a paragraph that is not to be filled with a backspace
         text = page.read_text(encoding="utf-8")
-        page.write_text(text.replace("\b\n", ".br\n"), encoding="utf-8")
+        text = text.replace("\b\n", ".br\n").replace(
+            f'.TH "{_title(page)}"', f'.TH "{page.stem.upper()}"'
+        )
+        page.write_text(text, encoding="utf-8")
     return pages
+
+
+def _title(page: Path) -> str:
+    return page.stem.upper().replace("-", " ")
+
+
+def _name_whole(command: click.Command) -> None:
+    """The line NAME, which apropos searches, has the whole first sentence: click would cut it."""
+    command.short_help = (
+        (command.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
+    )
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _name_whole(below)
 
 
 def _into_own_pool(module: Path) -> None:

@@ -8,7 +8,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel
@@ -30,7 +30,11 @@ class InvalidSettings(errors.InvalidRequest):
     """A setting is missing, unknown or invalid."""
 
     def __init__(self, program: str, why: str) -> None:
-        super().__init__(f"crust {program} cannot start", why=why, hint="see docs/settings.md")
+        super().__init__(
+            f"crust {program} cannot start",
+            why=why,
+            hint="correct it; crust config check says whether a file is accepted",
+        )
 
 
 def load(
@@ -60,7 +64,7 @@ def load(
             merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
         return model.model_validate(merged)
     except pydantic.ValidationError as err:
-        raise InvalidSettings(program, reasons(err)) from err
+        raise InvalidSettings(program, _reasons(err, model, merged)) from err
     except ValueError as err:
         raise InvalidSettings(program, str(err)) from err
 
@@ -96,16 +100,43 @@ def _from_environment(
     return found
 
 
-def reasons(err: pydantic.ValidationError) -> str:
+def _reasons(err: pydantic.ValidationError, model: type[BaseModel], given: Any) -> str:
     """What is wrong with which setting, without its value."""
     lines = err.errors(include_url=False, include_input=False)
-    found = ((".".join(map(str, each["loc"])), _sentence(each)) for each in lines)
+    found = ((_place(line["loc"], given), _sentence(line, model)) for line in lines)
     return "; ".join(f"{place} {why}" if place else why for place, why in found)
+
+
+def _place(loc: tuple[int | str, ...], given: Any) -> str:
+    """The setting's name, without the index of the one table that is written as [table] and not as [[table]]."""
+    parts = []
+    for part in loc:
+        if isinstance(part, int) and isinstance(given, Mapping):
+            continue
+        parts.append(str(part))
+        given = given.get(part) if isinstance(given, Mapping) else None
+    return ".".join(parts)
+
+
+def _meant(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """The setting of the same table whose name is nearest to one that does not exist."""
+    *tables, name = loc
+    for table in tables:
+        if isinstance(table, str) and table in model.model_fields:
+            model = _model_in(model.model_fields[table].annotation) or model
+    near = difflib.get_close_matches(str(name), model.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model of a table, of tables in a list, or of a table that may be left out."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 _SENTENCES = {
     "missing": "is missing",
-    "extra_forbidden": "is no setting",
     "model_type": "must be a table",
     "dict_type": "must be a table",
     "tuple_type": "must be a list",
@@ -114,8 +145,10 @@ _SENTENCES = {
 """Why a value is refused, by pydantic's name for it."""
 
 
-def _sentence(line: Any) -> str:
+def _sentence(line: Any, model: type[BaseModel]) -> str:
     match line["type"]:
+        case "extra_forbidden":
+            return f"is no setting{_meant(line['loc'], model)}"
         case "string_pattern_mismatch":
             return f"must be {MEANT[line['ctx']['pattern']]}"
         case "string_too_long":

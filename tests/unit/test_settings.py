@@ -106,7 +106,7 @@ def test_invalid_setting_is_refused_by_its_name(
     with pytest.raises(loading.InvalidSettings, match="crust proxy cannot start") as caught:
         proxy(toml, **flags)
     assert words in str(caught.value)
-    assert "docs/settings.md" in caught.value.hint
+    assert "crust config check" in caught.value.hint
 
 
 def test_invalid_environment_variable_is_refused() -> None:

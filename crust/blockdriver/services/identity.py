@@ -11,12 +11,14 @@ from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.node_identity import CsiProfile
 from crust.blockdriver.services.roles import Role
 from crust.kubernetes_api.csi_driver import ATTACHES
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Capability = csi_pb2.PluginCapability
 
 _ALL = Role()
+_REASON_MAX_BYTES = 2048
 _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
@@ -94,9 +96,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         """
         response = csi_pb2.ProbeResponse()
         if not self._is_ready():
-            # CSI: not ready, and no error: sidecars wait, and do not exit
-            response.ready.value = False
-            return response
+            return await self._not_ready(context)
         try:
             await self._running.look(
                 "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
@@ -107,7 +107,20 @@ class Identity(csi_pb2_grpc.IdentityServicer):
             if self._is_ready():
                 raise
             # the pool went away between the two questions
-            response.ready.value = False
-            return response
+            return await self._not_ready(context)
         response.ready.value = True
+        return response
+
+    async def _not_ready(self, context: Context) -> csi_pb2.ProbeResponse:
+        """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands are told why."""
+        if extensions.error_info_requested(context):
+            try:
+                await self._running.look(
+                    "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
+                )
+            except errors.CrustError as error:
+                reason = error.shown().encode()[:_REASON_MAX_BYTES]
+                context.set_trailing_metadata(((extensions.NOT_READY, reason),))
+        response = csi_pb2.ProbeResponse()
+        response.ready.value = False
         return response

@@ -24,7 +24,11 @@ def accepted(node: Node) -> Iterator[Finding]:
         try:
             node.load(program)
         except errors.InvalidRequest as problem:
-            yield error(f"{path} is refused", problem.why, "correct it: docs/settings.md")
+            yield error(
+                f"{path} is refused",
+                problem.why,
+                "correct it; man crust-node has the settings' flags",
+            )
             continue
         if node.at(path).stat().st_mode & 0o022:
             why = "others than its owner can change what daemons run as root do"

@@ -20,6 +20,10 @@ def sockets(node: Node) -> Iterator[Finding]:
         paths += [each.socket for each in node.proxy.drivers]
     elif found := node.proxy_settings():
         paths += [each.socket for each in found.drivers]
+    run_dir = node.at(node.run_dir)
+    if run_dir.is_dir() and run_dir.stat().st_mode & 0o022:
+        why = "daemons do not start: a socket there could be another user's"
+        yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
     missing = [path for path in paths if not node.at(path).exists()]
     for path in (each for each in paths if each not in missing):
         try:
@@ -59,7 +63,8 @@ def drivers(node: Node) -> Iterator[Finding]:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
         else:
-            todo = "docs/operations.md, A daemon is unhealthy"
+            error_name = driver.message[1:].partition("]")[0]
+            todo = f"crust explain {error_name}"
             yield error(f"driver {driver.name} is not ready", driver.message, todo)
 
 
@@ -86,5 +91,5 @@ def handlers(node: Node) -> Iterator[Finding]:
         yield error(
             "no runtime handler is registered",
             "every publish that is to be deferred is refused",
-            "start the runtime's daemon: docs/operations.md, No handler is registered",
+            "start the runtime's daemon: crust explain HandlerNotRegistered",
         )

@@ -71,7 +71,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
     attached = sorted(_driver_names(node, served) - {OWN_DRIVER}) if served else []
     if served is not None and not attached:
         yield ok(
-            f"no controller detaches volumes of {OWN_DRIVER}: its CSIDriver has attachRequired: false"
+            f"no controller detaches volumes of {OWN_DRIVER}, if its CSIDriver is as shipped: attachRequired: false"
         )
         return
     concerned = ", ".join(attached) or "drivers that a controller attaches"

@@ -85,7 +85,7 @@ def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: st
 @_shows
 @click.argument("volume")
 def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
-    """One deferred volume: by its id, its target path or the name of its entry."""
+    """One deferred volume: by its id, its PersistentVolume, its target path or the name of its entry."""
     from crust.cli.inspecting import show, watching
 
     sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))

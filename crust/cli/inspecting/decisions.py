@@ -1,6 +1,9 @@
 """What `crust explain --volume`, `--target` and `crust policy explain` print: plain lines, one fact each."""
 
+import contextlib
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -37,10 +40,24 @@ async def volume(run_dir: str, *, volume: str, target: str) -> int:
         )
     if not found:
         unreadable = sum(each.state == "unreadable" for each in answer.volumes)
-        click.echo(f"{volume or target} is not deferred on this node", err=True)
+        click.echo(
+            f"{volume or target} is not deferred on this node{_how_to_ask(target)}", err=True
+        )
         if unreadable:
             click.echo(f"{unreadable} entries cannot be read: `crust volumes` names them", err=True)
     return 0 if found else 1
+
+
+def _how_to_ask(target: str) -> str:
+    """What decided is known of deferred volumes. For another one, the kubelet's own file names whom to ask for."""
+    driver, pv = "DRIVER", "PV"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads((Path(target).parent / "vol_data.json").read_text())
+        driver, pv = str(said["driverName"]), str(said["specVolID"])
+    return (
+        f"; what decides: crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
+        f"that kubectl get pv {pv} -o jsonpath='{{.spec.csi.volumeAttributes}}' prints"
+    )
 
 
 async def policy(

@@ -20,18 +20,10 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0
+_CAUSE_MAX = 1024
+"""Characters of a driver's reason that are shown."""
+
 _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
-
-
-class DriverStarting(errors.NotReady):
-    """A driver answers its Probe with `ready = false`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the driver {name} is not ready",
-            why="it says so itself: it has not finished its start",
-            hint="wait; if it stays so, read its log",
-        )
 
 
 class NotRegisteredYet(errors.NotReady):
@@ -79,11 +71,24 @@ async def _probe(name: str, socket: str) -> tuple[str, str]:
         identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
         call = identity.Probe(csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA)
         answered = await call
-        if answered.HasField("ready") and not answered.ready.value:
-            raise DriverStarting(name)
-        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
         said = dict(await call.trailing_metadata() or ())
+        if answered.HasField("ready") and not answered.ready.value:
+            raise _not_ready(name, said.get(extensions.NOT_READY, b""))
+        info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
     return info.vendor_version, str(said.get(extensions.SHIM_VERSION, ""))
+
+
+def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
+    """A driver of others gives no cause."""
+    text = cause.decode(errors="replace") if isinstance(cause, bytes) else cause
+    if text:
+        why, hint = text[:_CAUSE_MAX], ""
+    else:
+        why = "it answers Probe with ready = false, and no reason"
+        hint = "wait; if it stays so, its log says what it waits for"
+    return errors.NotReady.named(
+        "DriverNotReady", f"the driver {name} is not ready", why=why, hint=hint
+    )
 
 
 def _diagnosed(
@@ -108,8 +113,11 @@ def _diagnosed(
     why = (
         f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
         if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        else "nobody answers on its own socket"
+        else "nobody answers on the driver's own socket, which is the shim's driver_socket"
     )
-    return asking.DaemonNotResponding(
-        f"the driver {answer.name}", answer.socket, why, "start the driver, and read its log"
+    return errors.PeerUnavailable.named(
+        "DaemonNotResponding",
+        f"the driver {answer.name} does not answer its shim at {answer.backend}",
+        why=why,
+        hint="start the driver, and read its log",
     )

@@ -1,9 +1,12 @@
 """`crust status`, `volumes`, `handlers`, `drivers`, `describe`: what they ask, and whether all is as it should be."""
 
 import asyncio
+import contextlib
 import datetime
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.text import Text
 
@@ -17,13 +20,14 @@ TIMEOUT_S = 5.0
 
 
 class VolumeNotDeferred(errors.NotFound):
-    """No deferred volume of this node has that id, target path or entry."""
+    """No deferred volume of this node has that id, PersistentVolume, target path or entry."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} is not deferred on this node",
             why="the handoff directory has no entry for it",
-            hint="`crust volumes` lists what is deferred; give a volume id, a target path or an entry",
+            hint="`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, a target path or "
+            "an entry",
         )
 
 
@@ -99,7 +103,7 @@ def of_node(
             parts.append(_section("Problems", output.table(views.PROBLEMS, problems, wide=wide)))
         if warnings:
             parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
-        parts.append(_section("Drivers", output.table(views.DRIVERS, served, wide=wide)))
+        parts.append(_section("Drivers", output.table(views.DRIVERS_OF_STATUS, served, wide=wide)))
         parts.append(_section("Handlers", output.table(views.HANDLERS, registered, wide=wide)))
         parts.append(_section("Volumes", output.table(views.VOLUMES, entries, wide=wide)))
         return Text("\n\n").join(parts)
@@ -162,7 +166,7 @@ def describe(name: str, run_dir: str) -> Question:
         rows = tuple(
             each
             for each in await _volumes(stub)
-            if name in (each.volume_id, each.target_path, each.entry)
+            if name in (each.volume_id, each.target_path, each.entry, each.pv)
         )
         if not rows:
             raise VolumeNotDeferred(name)
@@ -203,7 +207,7 @@ def _found(
     if not registered:
         message = (
             "no runtime handler is registered: every deferred publish is refused; start the runtime's daemon, "
-            "docs/operations.md says what to check"
+            "`crust explain HandlerNotRegistered` says more"
         )
         yield views.Problem("handlers", "HandlerNotRegistered", message)
     for entry in entries:
@@ -221,7 +225,6 @@ def _problem(part: str, message: str) -> views.Problem:
 def described(row: views.Volume, run_dir: str) -> Text:
     """One volume, a fact per line."""
     now = views.now()
-    claimed = f"{row.sandbox_id} (process {row.claimed_by_pid})" if row.sandbox_id else ""
     return output.fields(
         (
             ("volume", row.volume_id),
@@ -229,7 +232,9 @@ def described(row: views.Volume, run_dir: str) -> Text:
             ("state", row.state),
             ("message", row.message),
             ("handler", row.handler),
-            ("sandbox", claimed),
+            ("sandbox", row.sandbox_id),
+            ("claimed by", f"process {row.claimed_by_pid}" if row.claimed_by_pid else ""),
+            ("held by", ", ".join(_holders(f"{run_dir}/volumes/{row.entry}/claim.lock"))),
             ("claimed", _since(row.claimed_at, now)),
             ("published", _since(row.published_at, now)),
             ("request id", row.request_id),
@@ -244,6 +249,25 @@ def described(row: views.Volume, run_dir: str) -> Text:
             ("entry", f"{run_dir}/volumes/{row.entry}"),
         )
     )
+
+
+def _holders(lock_path: str) -> list[str]:
+    """The processes that have a claim's lock open, as far as this one may look: the runtime's, and the hypervisor.
+
+    By the names of open files alone: a look at the files themselves may hang.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(_target(descriptor) == lock_path for descriptor in (process / "fd").iterdir()):
+                found.append(f"{(process / 'comm').read_text().strip()}[{process.name}]")
+    return found
+
+
+def _target(descriptor: Path) -> str:
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        return os.readlink(descriptor)
+    return ""
 
 
 def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:

@@ -151,6 +151,9 @@ DRIVERS = (
     Column[Driver]("message", lambda row: row.message),
 )
 
+DRIVERS_OF_STATUS = DRIVERS[:-1]
+"""What is wrong with one is among the problems above them."""
+
 HANDLERS = (
     Column[Handler]("name", lambda row: row.name),
     Column[Handler]("version", lambda row: row.version),

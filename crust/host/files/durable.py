@@ -36,7 +36,10 @@ class UntrustedFile(errors.Refused):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"{path} is not trusted", why=why, hint="find out who made it, then remove it"
+            f"{path} is not trusted",
+            why=why,
+            hint=f"if you made it: chown root {path}; chmod go-w {path}. It may hold what live guests use: do not "
+            "remove it",
         )
         self.path = path
 

@@ -15,6 +15,8 @@ ERROR_INFO = "error-info"
 VERSIONS = "versions"
 SHIM_VERSION = "crust-shim-version"
 """The trailing metadata of a Probe: the version that the shim's process runs."""
+NOT_READY = "crust-not-ready-bin"
+"""The trailing metadata of a Probe that is answered `ready = false`, for a caller that wants errors' names: why."""
 METADATA: tuple[tuple[str, str], ...] = ((KEY, DEFERRAL),)
 """The metadata of a caller that knows deferral."""
 NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)

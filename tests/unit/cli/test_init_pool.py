@@ -46,7 +46,7 @@ def test_init_pool_flags_are_stronger_than_the_driver_table(tmp_path: Path) -> N
     ("toml", "sentence"),
     [
         (OTHER, "0 drivers that have a pool of the node, and one is needed"),
-        ('[driver]\nstate_dri = "/x"\n', "driver.0.state_dri is no setting"),
+        ('[driver]\nstate_dri = "/x"\n', "driver.state_dri is no setting; did you mean state_dir?"),
         ('[proxy]\ndrivers = 3\n[driver]\nstate_dir = "/x"\n', "proxy.drivers must be a list"),
         ('driver = "own"\n', "driver must be a list"),
         ("[driver\n", "the settings file is not TOML"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import grpc
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
@@ -29,8 +30,11 @@ class StartingDriver(fake_driver.FakeDriver):
     """A driver whose Probe can say that it is not ready."""
 
     ready = True
+    is_away = False
 
     async def Probe(self, request: Any, context: Any) -> csi_pb2.ProbeResponse:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect")
         answer = csi_pb2.ProbeResponse()
         answer.ready.value = self.ready
         return answer
@@ -72,7 +76,9 @@ async def test_driver_that_is_starting_makes_status_exit_1(node: Node) -> None:
     assert (result.exit_code, result.output) == (1, f"driver {DRIVER}\n")
     table = await crust(node, "drivers")
     assert table.exit_code == 1
-    assert "[DriverStarting]" in table.output
+    assert "[DriverNotReady]" in table.output
+    whole = await crust(node, "status")
+    assert whole.output.count("answers Probe with ready = false") == 1, "a sentence is said once"
 
 
 async def test_no_handler_makes_status_exit_1_and_says_what_to_do(places: Places) -> None:
@@ -138,11 +144,13 @@ async def test_described_volume_has_sandbox_process_and_times(node: Node) -> Non
     target = await published(node)
     with node.sandbox(target):
         result = await crust(node, "describe", "vol-1", "-o", "json")
+        text = (await crust(node, "describe", target)).output
+    assert f"target        {target}" in text
     (found,) = json.loads(result.output)["volumes"]
     assert found["claimed_by_pid"] == os.getpid()
     assert found["published_at"]
-    text = (await crust(node, "describe", target)).output
-    assert f"target        {target}" in text
+    comm = Path("/proc/self/comm").read_text().strip()
+    assert f"held by       {comm}[{os.getpid()}]" in text
 
 
 async def test_volume_has_the_request_id_of_the_publish_in_its_record(node: Node) -> None:
@@ -180,6 +188,20 @@ async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_rea
     table = (await crust(node, "status")).output
     assert "runs 0.0.9, installed is" in table
     assert "crust is ready" in table
+
+
+async def test_volume_is_described_by_its_persistent_volume(node: Node) -> None:
+    target = f"{node.places.target('pod-1')[: -len('/mount')]}/volumes/kubernetes.io~csi/pv-1/mount"
+    os.makedirs(os.path.dirname(target))
+    await node.co.publish("vol-1", target)
+    assert target in (await crust(node, "describe", "pv-1")).output
+
+
+async def test_driver_that_is_stopped_is_not_looked_for_at_the_proxys_socket(node: Node) -> None:
+    node.driver.is_away = True  # type: ignore[attr-defined]
+    result = await crust(node, "drivers")
+    assert f"does not answer its shim at {node.places.shim}" in result.output
+    assert "failed to connect" not in result.output
 
 
 async def test_unknown_volume_exits_1(node: Node) -> None:

@@ -236,8 +236,8 @@ drivers = [
 @pytest.mark.parametrize(
     ("toml", "why"),
     [
-        ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri is no setting"),
-        ("[driver]\nsocket = 'x'\n", r"driver\.0\.socket must be an absolute path"),
+        ("[proxy]\nrun_dri = '/run/x'\n", r"proxy\.run_dri is no setting; did you mean run_dir\?"),
+        ("[driver]\nsocket = 'x'\n", r"driver\.socket must be an absolute path"),
         ("proxies = 1\n", "proxies is no setting"),
         ("shim = 3\n", "shim must be a list"),
         ("driver = 'ours'\n", "driver must be a list"),

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from crust.blockdriver.services.identity import Identity
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.operations import KeyedOperations
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -100,3 +102,19 @@ async def test_probe_of_a_pool_that_goes_away_meanwhile_is_not_ready_and_no_erro
             await probe(served)
     else:
         assert not await probe(served)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_probe_of_an_absent_pool_gives_the_reason_to_a_caller_that_asks(
+    *, asks: bool
+) -> None:
+    def absent() -> None:
+        raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
+
+    served = Identity("driver", Checked(absent), "1.12", running(), is_ready=lambda: False)
+    context = mock.Mock()
+    context.invocation_metadata.return_value = ((extensions.KEY, extensions.ERROR_INFO),) * asks
+    assert not (await served.Probe(csi_pb2.ProbeRequest(), context)).ready.value
+    given = [call.args[0] for call in context.set_trailing_metadata.mock_calls]
+    wanted = ((extensions.NOT_READY, b"[PoolAbsent] the disk is not mounted"),)
+    assert given == ([wanted] if asks else [])

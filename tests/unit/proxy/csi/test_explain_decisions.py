@@ -1,6 +1,7 @@
 """`crust explain --volume | --target` and `crust policy explain`, against a running proxy."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     result = await crust(node, "explain", "--volume", "vol-9")
     assert result.exit_code == 1
     assert "vol-9 is not deferred on this node" in result.output
+
+
+async def test_target_that_is_not_deferred_is_told_how_to_ask_what_decides(node: Node) -> None:
+    target = node.places.target("one")
+    said = {"driverName": "csi.example.com", "specVolID": "pv-1"}
+    Path(target).with_name("vol_data.json").write_text(json.dumps(said))
+    result = await crust(node, "explain", "--target", target)
+    assert result.exit_code == 1
+    assert "crust policy explain --driver csi.example.com --context" in result.output
+    assert "kubectl get pv pv-1" in result.output
 
 
 @pytest.mark.parametrize("words", [("--volume", "vol-9"), ("--target", "/nowhere")])
