@@ -3,7 +3,6 @@
 Packages are imported when their command runs: `crust status` should not pay for the driver.
 """
 
-import asyncio
 import sys
 from typing import Any
 
@@ -56,6 +55,8 @@ def explain(name: str | None, volume: str | None, target: str | None, run_dir: s
 
         explain.run(name)
         return
+    import asyncio
+
     from crust.cli.inspecting import decisions
 
     sys.exit(asyncio.run(decisions.volume(run_dir, volume=volume or "", target=target or "")))
@@ -80,6 +81,8 @@ def policy_explain(run_dir: str, **question: Any) -> None:
 
     Exit codes: 0 it was decided, 1 it is refused, 2 the command cannot be understood, 3 the proxy does not answer.
     """
+    import asyncio
+
     from crust.cli.inspecting import decisions
 
     sys.exit(asyncio.run(decisions.policy(run_dir, **question)))

@@ -1,16 +1,17 @@
 """`crust config check` and `crust conformance`, whose suites for drivers and for runtimes share a few flags."""
 
-import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from crust import errors
 from crust.cli.inspecting.commands import RUN_DIR
-from crust.cli.output import Format
+
+if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+    from crust.cli.output import Format
 
 
 @click.command("try")
@@ -39,6 +40,8 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
     pairs = [each.partition("=") for each in parameters]
     if bad := [key for key, separator, _ in pairs if not (key and separator)]:
         raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
+    import asyncio
+
     from crust.cli import asking
     from crust.cli.checking import trial
 
@@ -74,7 +77,7 @@ def config() -> None:
     default="table",
     show_default=True,
 )
-def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> None:
+def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -> None:
     """What the daemons would use as their settings, and from where; without PROGRAMS of all in /etc/crust.
 
     Nothing is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.

@@ -113,11 +113,9 @@ def _diagnosed(
     why = (
         f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
         if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        else "nobody answers on the driver's own socket, which is the shim's driver_socket"
+        else "nobody listens there"
     )
-    return errors.PeerUnavailable.named(
-        "DaemonNotResponding",
-        f"the driver {answer.name} does not answer its shim at {answer.backend}",
-        why=why,
-        hint="start the driver, and read its log",
+    where = f"its own socket, which the shim at {answer.backend} calls"
+    return asking.DaemonNotResponding(
+        f"the driver {answer.name}", where, why, "start the driver, and read its log"
     )

@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 
-from crust.cli.programs import daemons
-
 _CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -54,6 +52,8 @@ def _of_a_daemon(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--node-name", help="This node's name in the cluster. Default: the host's name.")
 def node(**flags: Any) -> None:
     """Proxy, shim and driver in one process: the usual way on a node."""
+    from crust.cli.programs import daemons
+
     with daemons.loading():
         from crust.node import process
         from crust.node.settings import NodeSettings
@@ -82,6 +82,8 @@ def node(**flags: Any) -> None:
 )
 def proxy(**flags: Any) -> None:
     """Serve the CO's CSI sockets of this node."""
+    from crust.cli.programs import daemons
+
     with daemons.loading():
         from crust.proxy import app
         from crust.settings.proxy import ProxySettings
@@ -124,6 +126,8 @@ def proxy(**flags: Any) -> None:
 )
 def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
+    from crust.cli.programs import daemons
+
     with daemons.loading():
         from crust.csi_shim import process
         from crust.settings.shim import ShimSettings
@@ -171,6 +175,8 @@ def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:
         return
+    from crust.cli.programs import daemons
+
     with daemons.loading():
         from crust.blockdriver import serve
         from crust.settings.driver import DriverSettings

@@ -200,7 +200,7 @@ async def test_volume_is_described_by_its_persistent_volume(node: Node) -> None:
 async def test_driver_that_is_stopped_is_not_looked_for_at_the_proxys_socket(node: Node) -> None:
     node.driver.is_away = True  # type: ignore[attr-defined]
     result = await crust(node, "drivers")
-    assert f"does not answer its shim at {node.places.shim}" in result.output
+    assert f"its own socket, which the shim at {node.places.shim} calls" in result.output
     assert "failed to connect" not in result.output
 
 
