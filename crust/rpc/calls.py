@@ -50,7 +50,7 @@ class StatusOfGrpc(grpc.aio.AioRpcError):
 
 def through(channel: grpc.aio.Channel, socket_path: str) -> grpc.aio.Channel:
     """The channel, whose calls are as above."""
-    for kind in ("unary_unary", "unary_stream", "stream_stream"):
+    for kind in ("unary_unary", "unary_stream"):
         setattr(channel, kind, _calls(channel, getattr(channel, kind), socket_path))
     return channel
 

@@ -2,19 +2,13 @@
 
 Nothing is parsed, so unknown fields, unknown methods and other services pass unchanged. So do metadata, the caller's
 deadline (less a second, so that the caller hears the reason), its cancellation, and status codes with their details.
-A method that the descriptors define as unary uses gRPC's faster unary path; any other travels as a stream, which is
-the same on the wire.
-
-A request stream of one message is sent together with its end. If the end were sent later, a peer that refuses the
-method by its name could answer in between: then gRPC reports INTERNAL instead of the peer's UNIMPLEMENTED. This
-remains so for a caller that continues a stream after its peer has ended it; no method of CSI has a stream of
-requests.
+A method that the descriptors define as unary uses gRPC's faster unary path; any other travels as one request with a
+stream of answers, which is the same on the wire for a call with one answer. No method of CSI has a stream of
+requests: of such a stream the first message passes (D-28).
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -33,9 +27,6 @@ Request = TypeVar("Request", bound=Message)
 Answer = Callable[[Request, bytes, Context], Awaitable[bytes]]
 """Takes a request, its bytes and the call's context."""
 
-_END_OF_STREAM_S = 0.05
-"""How long to wait for the end of a request stream after its first message. A call of one message has its end in the
-same frame, so the wait matters on a busy machine only; a call with more messages starts this much later."""
 _HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
 
 
@@ -69,7 +60,7 @@ class Passthrough(grpc.GenericRpcHandler):
         if handler is not None:
             return handler
         if method not in self._unary:  # not cached: callers choose the names, without a bound
-            return grpc.stream_stream_rpc_method_handler(_streaming(self._channel, method))
+            return grpc.unary_stream_rpc_method_handler(_streaming(self._channel, method))
         handler = grpc.unary_unary_rpc_method_handler(forward(self._channel, method))
         self._handlers[method] = handler
         return handler
@@ -141,18 +132,6 @@ def call(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
     return behave
 
 
-async def forward_stream(
-    channel: grpc.aio.Channel, method: str, request: bytes, context: Context
-) -> AsyncIterator[bytes]:
-    """Hand a call of one request and many answers on, unchanged."""
-
-    async def only() -> AsyncIterator[bytes]:
-        yield request
-
-    async for response in _streaming(channel, method)(only(), context):
-        yield response
-
-
 _RESERVE_S = 1.0
 """Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
 
@@ -181,11 +160,10 @@ async def relay_status(
 
 def _streaming(
     channel: grpc.aio.Channel, method: str
-) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-    async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        head = await _head(requests)
-        start = _start_single if head.is_single else _start_stream
-        call = start(channel, method, head, metadata_of(context), context.time_remaining())
+) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+    async def behave(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        peer: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        call = peer(request, metadata=metadata_of(context), timeout=context.time_remaining())
         try:
             initial = await call.initial_metadata()
             if len(initial):
@@ -197,78 +175,8 @@ def _streaming(
             await relay_status(context, error)
         finally:
             call.cancel()
-            await head.close()
 
     return behave
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The beginning of a request stream: its first message, and a task that awaits the second."""
-
-    first: bytes | None
-    second: asyncio.Task[bytes | None]
-    rest: AsyncIterator[bytes]
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the stream has exactly one message."""
-        return self.first is not None and self.second.done() and self.second.result() is None
-
-    async def messages(self) -> AsyncIterator[bytes]:
-        """The whole stream, from its beginning."""
-        if self.first is None:
-            return
-        yield self.first
-        second = await self.second
-        if second is None:
-            return
-        yield second
-        async for message in self.rest:
-            yield message
-
-    async def close(self) -> None:
-        """Stop waiting for the second message."""
-        self.second.cancel()
-        await asyncio.gather(self.second, return_exceptions=True)
-
-
-async def _head(requests: AsyncIterator[bytes]) -> _Head:
-    first = await anext(requests, None)
-    second = asyncio.ensure_future(_next(requests))
-    try:
-        await asyncio.wait({second}, timeout=_END_OF_STREAM_S)
-    except asyncio.CancelledError:
-        second.cancel()
-        raise
-    return _Head(first, second, requests)
-
-
-async def _next(requests: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(requests, None)
-
-
-def _start_single(
-    channel: grpc.aio.Channel,
-    method: str,
-    head: _Head,
-    metadata: Metadata,
-    timeout_s: float | None,
-) -> "grpc.aio.UnaryStreamCall[bytes, bytes]":
-    peer: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
-    assert head.first is not None
-    return peer(head.first, metadata=metadata, timeout=timeout_s)
-
-
-def _start_stream(
-    channel: grpc.aio.Channel,
-    method: str,
-    head: _Head,
-    metadata: Metadata,
-    timeout_s: float | None,
-) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
-    peer: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
-    return peer(head.messages(), metadata=metadata, timeout=timeout_s)
 
 
 def _pairs(metadata: Any) -> Metadata:

@@ -8,7 +8,7 @@ the metadata. A method that takes more than one request, or that nobody has, is 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -147,19 +147,11 @@ async def _handler(server: Server, method: str, context: Context) -> Handler:
 
 
 async def _answers(handler: Handler, data: bytes, context: Context) -> AsyncIterator[bytes]:
-    """The answers of a handler with a stream of them; its stream of requests, if it has one, is of one message."""
-    if handler.unary_stream is not None:
-        answers = handler.unary_stream(decoded(handler, data), context)
-    elif handler.stream_stream is not None:
-        answers = handler.stream_stream(_one(decoded(handler, data)), context)
-    else:
+    """The answers of a handler with a stream of them."""
+    if handler.unary_stream is None:
         raise context.failed(grpc.StatusCode.UNIMPLEMENTED, "the method has one answer")
-    async for each in answers:
+    async for each in handler.unary_stream(decoded(handler, data), context):
         yield encoded(handler, each)
-
-
-async def _one(request: Any) -> AsyncIterator[Any]:
-    yield request
 
 
 async def _only(answers: AsyncIterator[bytes], context: Context) -> bytes:

@@ -67,12 +67,6 @@ class Channel:
 
         return call
 
-    def stream_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., "_StreamCall"]:
-        def call(_requests: Any, **_: Any) -> _StreamCall:
-            return _StreamCall(self.server, "", b"", Context((), None), None)
-
-        return call
-
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
         if self._closed.is_set():
             return grpc.ChannelConnectivity.SHUTDOWN

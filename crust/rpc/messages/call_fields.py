@@ -124,6 +124,11 @@ def decoded(method: str, request: bytes) -> Message | None:
     return message
 
 
+def is_known(method: str) -> bool:
+    """Whether a method is one of CSI."""
+    return method in _kinds()
+
+
 def _kind(method: str) -> Any:
     return _kinds().get(method)
 

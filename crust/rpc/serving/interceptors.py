@@ -95,7 +95,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         # an unknown pass-through method: the caller chooses its name, and a metric would keep that name for good
-        counted_as = _UNKNOWN if handler.stream_stream is not None else ""
+        counted_as = "" if call_fields.is_known(method) else _UNKNOWN
         call = _Call(self._served, method, counted_as, self._admit, is_inner=self._is_inner)
         if handler.unary_unary is not None:
             is_probe = call.name == "Probe"
@@ -109,13 +109,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 handler.request_deserializer,
                 handler.response_serializer,
             )
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(
-                call.streaming(handler.stream_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        raise errors.Unsupported(f"{call.name} takes a stream of requests and one answer")
+        raise errors.Unsupported(f"{call.name} takes a stream of requests")
 
     def _healthy(self, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
         """Run the behaviour if the process is healthy; else FAILED_PRECONDITION with the problem (CSI Probe)."""

@@ -20,11 +20,15 @@ def encoded(handler: Handler, answer: Any) -> bytes:
     return data
 
 
+METHODS_MAX = 256
+"""More than all services of CSI and crust have."""
+
+
 class WrappedHandlers:
     """The handlers of an interceptor's methods, each wrapped once: that takes a part of a small call's time.
 
-    `wrap` gets the method and its handler. A method that only passes through (stream to stream) is wrapped each time:
-    its caller chooses the name, and nothing would bound what is kept.
+    `wrap` gets the method and its handler. The caller of a method that passes through chooses its name, so the number
+    that is kept has a limit.
     """
 
     def __init__(self, wrap: Callable[[str, Handler], Handler]) -> None:
@@ -39,6 +43,6 @@ class WrappedHandlers:
         if known is not None and known[0] is handler:
             return known[1]
         wrapped = self._wrap(method, handler)
-        if handler.stream_stream is None:
+        if len(self._known) < METHODS_MAX:
             self._known[method] = handler, wrapped
         return wrapped

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors, logs, metrics
 from crust.rpc import channel, status
-from crust.rpc.serving import interceptors, server
+from crust.rpc.serving import interceptors, method_handlers, server
 from crust.rpc.serving.call_record import Served
 from crust.rpc.serving.health import Health
 from tests.support.faults.refusals import refused
@@ -38,8 +38,7 @@ class Service(grpc.GenericRpcHandler):
         return {
             "/x/Unary": grpc.unary_unary_rpc_method_handler(self._unary),
             "/x/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
-            "/csi.v9.New/Both": grpc.stream_stream_rpc_method_handler(self._both),
-            "/x/Both": grpc.stream_stream_rpc_method_handler(self._both),
+            "/csi.v9.New/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
         }[method]
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
@@ -47,10 +46,6 @@ class Service(grpc.GenericRpcHandler):
         return b"ok"
 
     async def _stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield b"first"
-        await self.behave(context)
-
-    async def _both(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         yield b"first"
         await self.behave(context)
 
@@ -70,15 +65,12 @@ async def _call(caller: grpc.aio.Channel, shape: str) -> None:
     if shape == "Unary":
         unary: Any = caller.unary_unary("/x/Unary")
         await unary(b"", timeout=10)
-    elif shape == "Stream":
+    else:
         stream: Any = caller.unary_stream("/x/Stream")
         [each async for each in stream(b"", timeout=10)]
-    else:
-        both: Any = caller.stream_stream("/x/Both")
-        [each async for each in both(iter([b""]), timeout=10)]
 
 
-SHAPES = pytest.mark.parametrize("shape", ["Unary", "Stream", "Both"])
+SHAPES = pytest.mark.parametrize("shape", ["Unary", "Stream"])
 Fixture = tuple[Service, grpc.aio.Channel]
 
 
@@ -283,7 +275,7 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     built, channel_to = service
     built.behave = _nothing
     caller: Any = channel_to
-    streamed = caller.stream_stream("/csi.v9.New/Both")(iter([b"x"]), timeout=5)
+    streamed = caller.unary_stream("/csi.v9.New/Stream")(b"x", timeout=5)
     assert [each async for each in streamed]
     await caller.unary_unary("/csi.v1.Node/NodeGetInfo")(b"x", timeout=5)
     await caller.unary_unary("/x/Unary")(b"x", timeout=5)
@@ -348,8 +340,11 @@ class _Details(grpc.HandlerCallDetails):
         self.invocation_metadata = ()
 
 
-async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name() -> None:
-    """A server has the same handler for each call of a method. Methods that pass through unknown have no bound."""
+async def test_handler_is_wrapped_once_and_no_more_are_kept_than_a_server_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server has the same handler for each call of a method. Callers choose the names that pass through."""
+    monkeypatch.setattr(method_handlers, "METHODS_MAX", 1)
     interceptor = interceptors.CallInterceptor(Served("test"), Health())
 
     async def answer(request: bytes, _: object) -> bytes:
@@ -366,7 +361,6 @@ async def test_handler_is_wrapped_once_unless_the_caller_chose_its_name() -> Non
     made = await wrapped("/a/One", one)
     assert await wrapped("/a/One", one) is made
     assert await wrapped("/a/One", other) is not made
-    stream: Any = grpc.stream_stream_rpc_method_handler(answer)
     for number in range(3):
-        await wrapped(f"/unknown/{number}", stream)
-    assert "/unknown" not in repr(vars(interceptor))
+        await wrapped(f"/unknown/{number}", one)
+    assert "/unknown" not in repr(vars(interceptor._wrapped))

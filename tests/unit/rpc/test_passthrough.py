@@ -3,9 +3,7 @@
 import asyncio
 import os
 import re
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,7 +38,7 @@ class Backend(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         self.methods.append(handler_call_details.method)
         if handler_call_details.method.endswith("Stream"):
-            return grpc.stream_stream_rpc_method_handler(self._double)
+            return grpc.unary_stream_rpc_method_handler(self._double)
         return grpc.unary_unary_rpc_method_handler(self._serve)
 
     async def _serve(self, request: bytes, context: Context) -> bytes:
@@ -52,12 +50,9 @@ class Backend(grpc.GenericRpcHandler):
     async def _echo(self, request: bytes, context: Context) -> bytes:
         return request
 
-    async def _double(
-        self, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[bytes]:
-        async for request in requests:
-            yield request
-            yield request.upper()
+    async def _double(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield request
+        yield request.upper()
 
 
 class Chain:
@@ -214,76 +209,12 @@ async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> 
         await plain.stop(grace=None)
 
 
-class CapacityQuery:
-    """What `Passthrough` needs of a call's context."""
-
-    refused: grpc.StatusCode | None = None
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    def time_remaining(self) -> None:
-        return None
-
-    async def abort(self, code: grpc.StatusCode, details: str, trailing: object) -> None:
-        self.refused = code
-        raise grpc.aio.AbortError
-
-
-class Refusing(grpc.GenericRpcHandler):
-    """A peer that knows no method."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
-        self.asked.set()
-
-
-@pytest.mark.parametrize("steps", range(10))
-async def test_early_refusal_arrives_with_the_peers_own_status(
-    short: str, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The peer refuses by the method's name, while a stream of requests would be between its message and its end."""
-    peer = Refusing()
-    messages = passthrough._Head.messages
-
-    async def held(head: passthrough._Head) -> AsyncIterator[bytes]:
-        async for each in messages(head):
-            yield each
-        await asyncio.to_thread(peer.asked.wait, 20)
-
-    async def requests() -> AsyncIterator[bytes]:
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        yield b"request"
-
-    monkeypatch.setattr(passthrough._Head, "messages", held)
-    with ThreadPoolExecutor() as threads:
-        plain = grpc.server(threads, handlers=[peer])
-        plain.add_insecure_port(f"unix:{short}/b.sock")
-        plain.start()
-        try:
-            async with channel.connect(f"{short}/b.sock") as onwards:
-                await asyncio.wait_for(onwards.channel_ready(), 20)
-                behave = passthrough.Passthrough(onwards).service(_Details(UNKNOWN)).stream_stream
-                context = CapacityQuery()
-                with pytest.raises(grpc.aio.AbortError):
-                    await anext(behave(requests(), context))
-                assert context.refused is grpc.StatusCode.UNIMPLEMENTED
-        finally:
-            plain.stop(grace=None).wait()
-
-
-async def test_a_stream_in_both_directions_passes_message_by_message(chain: Chain) -> None:
-    stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-    stream = chain.caller.stream_stream("/csi.v9.Future/Stream")
-    call = stream()
-    for word in (b"one", b"two"):
-        await call.write(word)
-        assert await call.read() == word
-        assert await call.read() == word.upper()
-    await call.done_writing()
+async def test_stream_of_answers_passes_message_by_message(chain: Chain) -> None:
+    stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+    stream = chain.caller.unary_stream("/csi.v9.Future/Stream")
+    call = stream(b"one")
+    assert await call.read() == b"one"
+    assert await call.read() == b"ONE"
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
 
