@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.controller import topology
-from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.controller.modify_volume import InterruptedChanges
 from crust.blockdriver.driver import Driver
 from crust.host.files import flocks
 from crust.rpc import channel
@@ -295,11 +295,12 @@ async def test_background_task_that_fails_is_logged(
     """And the calls are served all the same."""
     driver = build(tmp_path)
 
-    def broken(_: object) -> None:
+    async def broken(_: object) -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(VolumeModifier, "interrupted", broken)
+    monkeypatch.setattr(InterruptedChanges, "finish", broken)
     async with (
+        asyncio.timeout(60),
         serve.running(
             driver,
             socket=f"{tmp_path}/csi.sock",
@@ -312,7 +313,7 @@ async def test_background_task_that_fails_is_logged(
             ended := [each for each in caplog.records if each.message == "background work failed"]
         ):
             assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
-    (record,) = ended
+    record = ended[0]
     assert record.exc_info is not None
     assert "a mistake of ours" in str(record.exc_info[1])
 
