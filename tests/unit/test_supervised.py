@@ -18,9 +18,11 @@ TASKS_THAT_ARE_AWAITED = {
     "host/process/commands.py",
     "operations.py",
     "proxy/deferrals/events.py",  # a stream, which waits for the first of two
+    "proxy/events.py",
     "rpc/driver_facts.py",  # a connection's state, and one question
     "rpc/in_process/local_channel.py",
     "rpc/passthrough.py",
+    "runtime_handler/conformance/subject.py",  # a command, which waits for the first of two
     "supervised.py",
 }
 """Files with tasks that are no loop: their makers wait for them, and get their errors."""

@@ -21,7 +21,7 @@ from typing import Any
 from crust import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
-from crust.host.process import commands
+from crust.host.process import commands, workers
 from crust.runtime_handler.conformance.case import BrokenDuty, expect
 from crust.runtime_handler.testing import FakeProxy, Runtime
 
@@ -107,7 +107,7 @@ class Subject:
             return
         await self.kill()
         await self.proxy.lost(self.name)
-        for path in await asyncio.to_thread(_dead_sockets, self.directory):
+        for path in await workers.run(_dead_sockets, self.directory):
             os.unlink(path)
         await self.serve()
 

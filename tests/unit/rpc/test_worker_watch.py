@@ -89,3 +89,18 @@ async def test_part_without_a_thread_is_unhealthy_by_its_name_and_says_what_hang
     await asyncio.gather(*calls)
     await watch.check()
     assert health.problems == {}
+
+
+async def test_watch_of_a_part_that_need_not_be_restarted_is_shown_and_fails_no_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver: dozens of unmounts that write to a slow disk take all threads, and end."""
+    pool, health, dead = Workers("the driver", limit=1), Health(), threading.Event()
+    hung = asyncio.create_task(pool.run(dead.wait))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    await WorkerWatch(pool, health, is_fatal=False).check()
+    assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
+    health.check()
+    dead.set()
+    await hung
