@@ -11,14 +11,14 @@ from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
+from crust.blockdriver.node.filesystems.filesystem_preparation import ToolLocks
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.health import HealthCheck, snapshot_findings
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
@@ -27,11 +27,9 @@ from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
-from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity
-from crust.blockdriver.services.roles import Role
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity, Role
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
-from crust.blockdriver.snapshots.health import snapshot_findings
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.host.cgroups import throttling

@@ -1,13 +1,15 @@
 """Composition of the controller part, and of the snapshots that it takes."""
 
 from crust import operations
+from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.controller.get_capacity import CapacityReport
-from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import InterruptedChanges, VolumeModifier
-from crust.blockdriver.controller.storage_limits import EnforcedByStorage
-from crust.blockdriver.controller.validate_capabilities import Validation
+from crust.blockdriver.controller.list_volumes import Validation, VolumeLister
+from crust.blockdriver.controller.modify_volume import (
+    EnforcedByStorage,
+    InterruptedChanges,
+    VolumeModifier,
+)
 from crust.blockdriver.driver import Stores
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.node import guests
@@ -18,7 +20,7 @@ from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import ControllerRules
-from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.blockdriver.services.roles import NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freeze_intents import Intents

@@ -8,16 +8,15 @@ from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_stats import NodeStats
-from crust.blockdriver.node.node_unpublish import NodeUnpublish
-from crust.blockdriver.node.node_unstage import NodeUnstage
+from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
-from crust.blockdriver.node.publish.publish_check import PublishCheck
+from crust.blockdriver.node.publish.publish_rules import PublishCheck
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services.node import NodeRules
-from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.blockdriver.services.roles import NodeIdentity
 
 
 def rules(  # noqa: PLR0913 - composition

@@ -8,7 +8,7 @@ from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
-from crust.blockdriver.node.filesystems.tool_lock import ToolLocks
+from crust.blockdriver.node.filesystems.filesystem_preparation import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities

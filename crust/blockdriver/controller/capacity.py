@@ -15,6 +15,16 @@ grow; all its blocks count, shared ones too, because its volume may overwrite al
 take is set aside until it is written.
 
 The engine is asked before any lock is taken.
+
+The size of a new volume: never less than required, never more than the limit, rounded up.
+
+Sizes are whole mebibytes if the limit allows, else whole 512-byte sectors, because a loop device shows only whole
+sectors.
+
+GetCapacity: the free capacity for volumes of a kind, and the largest and smallest size of one.
+
+For capabilities or a topology that this driver cannot serve the answer is 0, not an error. An unknown parameter is an
+error, as at CreateVolume.
 """
 
 import threading
@@ -23,9 +33,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.controller.volume_size import MIB
+from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
+from crust.blockdriver.records import capability_check
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.records import Index
+from crust.host.filesystems import mkfs
 
 
 class OutOfCapacity(errors.Exhausted):
@@ -127,3 +140,106 @@ class PoolCapacity:
         taken = reserved + begun + space.snapshot_bytes
         unreserved = int((space.size_bytes - spare) * self._overcommit) - taken
         return max(min(space.free_bytes - spare, unreserved) - aside, 0)
+
+
+MIB = 1024 * 1024
+SECTOR_BYTES = 512
+DEFAULT_BYTES = 1024 * MIB
+"""The size for a request without one, if its limit allows."""
+
+_RAW_MINIMUM_BYTES = MIB
+
+
+class VolumeSizeNotPossible(errors.OutOfRange):
+    """No size satisfies both the request and the pool."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "a volume of that size is not possible",
+            why=why,
+            hint="change the requested size or its limit",
+        )
+
+
+def minimum_bytes(fs_types: Iterable[str]) -> int:
+    """The smallest size for a volume that may carry any of `fs_types`; a raw one needs one mebibyte."""
+    return max((mkfs.minimum_bytes(each) for each in fs_types), default=_RAW_MINIMUM_BYTES)
+
+
+def choose(wanted: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
+    """The size in bytes for a new volume; raises `VolumeSizeNotPossible`."""
+    limit = wanted.limit_bytes or maximum
+    base = max(wanted.required_bytes or min(DEFAULT_BYTES, limit), minimum)
+    size = _round_up(base, MIB)
+    if size > limit:
+        size = _round_up(base, SECTOR_BYTES)
+    if size > limit:
+        raise VolumeSizeNotPossible(
+            f"at least {size} bytes are needed and at most {limit} are allowed"
+        )
+    if size > maximum:
+        raise VolumeSizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
+    return size
+
+
+def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
+    """Whether an existing volume of `size_bytes` satisfies `wanted`."""
+    if size_bytes < wanted.required_bytes:
+        return False
+    return not wanted.limit_bytes or size_bytes <= wanted.limit_bytes
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityQuery:
+    """A decoded GetCapacityRequest; `place` is empty for any topology."""
+
+    capabilities: tuple[volumes.VolumeCapability, ...]
+    parameters: tuple[tuple[str, str], ...]
+    place: topology.Segments
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableCapacity:
+    """Free bytes, and the limits for the size of one volume."""
+
+    available_bytes: int
+    maximum_bytes: int
+    minimum_bytes: int
+
+
+class CapacityReport:
+    """Answers from the same numbers that decide about new volumes."""
+
+    def __init__(
+        self,
+        pool_capacity: PoolCapacity,
+        provisioning: Provisioning,
+        supported: SupportedCapabilities,
+        segment: str,
+    ) -> None:
+        """`segment` is the value of this node's topology segment."""
+        self._capacity = pool_capacity
+        self._provisioning = provisioning
+        self._supported = supported
+        self._segment = segment
+
+    def available(self, query: CapacityQuery) -> AvailableCapacity:
+        """The available capacity. Raises `class_parameters.UnknownParameter`, `InvalidParameter`. Blocks."""
+        read = class_parameters.parse(dict(query.parameters), self._supported.fs_types)
+        if not self._can_be_made(query):
+            return AvailableCapacity(0, 0, 0)
+        usages = capability_check.usages_of(query.capabilities, read.fs_type)
+        minimum = minimum_bytes({each.fs_type for each in usages if each.kind == "mount"})
+        available = self._capacity.available_bytes()
+        return AvailableCapacity(
+            available, min(available, self._provisioning.maximum_bytes()), minimum
+        )
+
+    def _can_be_made(self, query: CapacityQuery) -> bool:
+        if query.place and not topology.is_here(query.place, self._segment):
+            return False
+        return not any(self._supported.obstacle(each) for each in query.capabilities)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import Provisioning, StillAttached
-from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
@@ -80,7 +80,7 @@ class ControllerPublish:
         """Publish the volume to the node; published already is a success.
 
         Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
-        `PublishedToNodeDifferently`, `published_nodes.PublishedToOtherNode`, `published_nodes.AttachLimitReached`,
+        `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `capability_check.AttachLimitReached`,
         `ImageMissing`, `ForeignImage`.
         """
         await workers.run(self._publish, request)
@@ -99,7 +99,7 @@ class ControllerPublish:
         if present is not None:
             return
         if record.nodes:
-            raise published_nodes.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
+            raise capability_check.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
         with self._attach_slots.taking(request.volume_id):
             self._volume_records.save(record.but(nodes=(wanted,)))
 

@@ -16,12 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
-from crust.blockdriver.controller import (
-    io_limit_parameters,
-    parameters,
-    topology,
-    volume_size,
-)
+from crust.blockdriver.controller import capacity, class_parameters, topology
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import (
@@ -32,7 +27,7 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
     StorageLimits,
 )
-from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import (
     ContentRecord,
@@ -83,7 +78,7 @@ class Create:
     parameters: tuple[tuple[str, str], ...] = ()
     accessibility: topology.Requirement = topology.ANYWHERE
     source: content_source.Wanted | None = None
-    limits: io_limit_parameters.Changes = ()
+    limits: class_parameters.Changes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +111,8 @@ class Provisioner:
     async def create(self, request: Create) -> Volume:
         """Create the volume; created already is a success.
 
-        Raises `capability_check.CapabilityNotSupported`, `parameters.UnknownParameter`,
-        `parameters.InvalidParameter`, `volume_size.VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
+        Raises `capability_check.CapabilityNotSupported`, `class_parameters.UnknownParameter`,
+        `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
         `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
         was created already and whose image is gone: it is never recreated under the name that stands for its data.
         """
@@ -128,7 +123,7 @@ class Provisioner:
 
     def _create(self, request: Create) -> VolumeRecord:
         """All of a create but the copy from a content source, for which a guest may have to be frozen."""
-        read = parameters.parse(dict(request.parameters), self.supported.fs_types)
+        read = class_parameters.parse(dict(request.parameters), self.supported.fs_types)
         for capability in request.capabilities:
             if why := self.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
@@ -184,7 +179,7 @@ class Provisioner:
         return self.sources.find(request.source)
 
     def _plan(
-        self, request: Create, read: parameters.Parameters, source: ContentSource | None
+        self, request: Create, read: class_parameters.Parameters, source: ContentSource | None
     ) -> VolumeRecord:
         """The record of the requested volume, with its minimum size."""
         fs_type = read.fs_type or (source.fs_type if source else "")
@@ -194,11 +189,11 @@ class Provisioner:
             volume_id=self.pool.ids.volume_id(request.name),
             name=request.name,
             phase="creating",
-            capacity_bytes=volume_size.minimum_bytes(fs_types),
+            capacity_bytes=capacity.minimum_bytes(fs_types),
             parameters=read.kept,
             usages=usages,
             content_source=source,
-            limits=Limits.of(io_limit_parameters.changed(read.limits, request.limits)),
+            limits=Limits.of(class_parameters.changed(read.limits, request.limits)),
             attempt=new_attempt(),
         )
 
@@ -207,7 +202,7 @@ class Provisioner:
         maximum = self.provisioning.maximum_bytes()
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.content_source)
-        size_bytes = volume_size.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
+        size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
         with (
             self.capacity.reserved(volume_id, size_bytes),
             self.provisioning.changing(volume_id),
@@ -274,7 +269,7 @@ class Provisioner:
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
 
-        Raises `pool.IdOfOtherPool`, `StillAttached`, `published_nodes.PublishedToOtherNode`.
+        Raises `pool.IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`.
         """
         await workers.run(self._delete, volume_id)
 
@@ -291,7 +286,7 @@ class Provisioner:
         if attachment is not None:
             where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
-        published_nodes.check_not_published(record)
+        capability_check.check_not_published(record)
         self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
         self.provisioning.check_unused(volume_id)
         self._discard(record)
@@ -322,7 +317,7 @@ class Provisioner:
 
 def describe(record: VolumeRecord) -> Volume:
     """A volume as a CO sees it, from its record."""
-    context = parameters.Parameters("", record.parameters).volume_context
+    context = class_parameters.Parameters("", record.parameters).volume_context
     made_of = record.content_source
     source = content_source.Wanted(made_of.kind, made_of.id) if made_of else None
     return Volume(volumes.VolumeId(record.volume_id), record.capacity_bytes, context, source)
@@ -331,7 +326,7 @@ def describe(record: VolumeRecord) -> Volume:
 def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:
     if present.name != wanted.name:
         raise VolumeExistsDifferently(wanted.name, "the name, with the same id")
-    if not volume_size.satisfies(present.capacity_bytes, size):
+    if not capacity.satisfies(present.capacity_bytes, size):
         raise VolumeExistsDifferently(wanted.name, "capacity_range")
     if present.parameters != wanted.parameters:
         raise VolumeExistsDifferently(wanted.name, "parameters")

@@ -3,18 +3,22 @@
 A page's token is the last id on it, and ids are listed in order. So a volume that exists from the first page to the
 last is listed exactly once, whatever is created or deleted meanwhile, the token's own volume included, and the driver
 keeps nothing between two calls.
+
+ValidateVolumeCapabilities: whether a volume has what a CO states of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from crust import errors, volumes
-from crust.blockdriver.controller import create_volume
+from crust.blockdriver.controller import class_parameters, create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.records import models
+from crust.blockdriver.engines.protocol import Provisioning
+from crust.blockdriver.records import capability_check, models
+from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import Health, HealthCheck
-from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
@@ -102,3 +106,52 @@ def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tupl
             return tuple(page), id_of(page[-1])
         page.append(each)
     return tuple(page), ""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Compares a volume with what a CO states."""
+
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
+    supported: SupportedCapabilities
+    provisioning: Provisioning
+
+    def why_not(
+        self,
+        volume_id: volumes.VolumeId,
+        capabilities: tuple[volumes.VolumeCapability, ...],
+        context: Mapping[str, str],
+        sent_parameters: Mapping[str, str],
+        sent_mutable: Mapping[str, str],
+    ) -> str:
+        """The reason why the volume does not match the request; empty if it does. Blocks.
+
+        Raises `VolumeNotFound`, `ImageMissing`, `ForeignImage`.
+        """
+        record = self.volume_records.load(volume_id)
+        self.provisioning.check_image(volume_id)
+        for capability in capabilities:
+            if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
+                return why
+        recorded = class_parameters.Parameters("", record.parameters)
+        if context and class_parameters.without_sidecars(context) != recorded.volume_context:
+            return "the volume has another volume_context"
+        try:
+            sent = class_parameters.parse(sent_parameters, self.supported.fs_types)
+            limits = class_parameters.parse_mutable(sent_mutable)
+        except errors.InvalidRequest as err:
+            return str(err)
+        if class_parameters.changed(record.io_limits, limits) != record.io_limits:
+            return "the volume has other mutable_parameters now"
+        if sent_parameters and sent.kept != record.parameters:
+            return "the volume was created with other parameters"
+        return ""
+
+    def _mismatch(self, record: VolumeRecord, capability: volumes.VolumeCapability) -> str:
+        access = capability.access
+        if isinstance(access, volumes.BlockAccess) or not access.fs_type:
+            return ""
+        known = self.content_records.load(volumes.VolumeId(record.volume_id))
+        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, known.fs_type)
+        return "" if access.fs_type == present else f"the volume's filesystem is {present}"

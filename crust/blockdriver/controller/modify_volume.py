@@ -8,6 +8,8 @@ A change of limits happens atomically. Everything that can be checked is checked
 then holds the new limits and, until they are enforced everywhere, the previous ones: a refusal restores those, also
 after a crash in between, when the caller's retry continues. While a guest is unreachable its state is unknown: the
 intent stays, the answer is UNAVAILABLE, and a retry finishes it.
+
+I/O limits where the storage keeps them itself: neither this host nor a guest is asked.
 """
 
 import asyncio
@@ -16,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from crust import errors, operations, volumes
-from crust.blockdriver.controller import io_limit_parameters, volume_size
+from crust.blockdriver.controller import capacity, class_parameters
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
 from crust.blockdriver.engines.pool_store import RecordChanged
-from crust.blockdriver.engines.protocol import ChangedElsewhere, Provisioning
+from crust.blockdriver.engines.protocol import ChangedElsewhere, Provisioning, StorageLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Limits, VolumeRecord
@@ -45,7 +47,7 @@ class Expansion:
 class Change:
     """The requested changes. None: no change of that kind."""
 
-    limits: io_limit_parameters.Changes | None = None
+    limits: class_parameters.Changes | None = None
     expansion: Expansion | None = None
 
 
@@ -96,7 +98,7 @@ class VolumeModifier:
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
-        Raises `models.VolumeNotFound`, `volume_size.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
+        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
         """
         record = self.volume_records.load(volume_id)
         if record.capacity_bytes < wanted.required_bytes:
@@ -154,7 +156,7 @@ class VolumeModifier:
         if change.limits is None:
             return record, None
         volume_id = volumes.VolumeId(record.volume_id)
-        limits = io_limit_parameters.changed(record.io_limits, change.limits)
+        limits = class_parameters.changed(record.io_limits, change.limits)
         try:
             self.provisioning.check_image(volume_id)
             self.enforcement.check(volume_id, limits)
@@ -195,7 +197,7 @@ class VolumeModifier:
 
     def _grow(self, record: VolumeRecord, wanted: volumes.CapacityRange) -> VolumeRecord:
         maximum = self.provisioning.maximum_bytes()
-        size_bytes = volume_size.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
+        size_bytes = capacity.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
         with (
             self.capacity.reserved(volume_id, size_bytes),
@@ -275,3 +277,22 @@ def _has_filesystem(record: VolumeRecord, capability: volumes.VolumeCapability |
     if capability is not None:
         return isinstance(capability.access, volumes.MountAccess)
     return any(usage.kind == "mount" for usage in record.usages)
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcedByStorage:
+    """See `node_part.LimitEnforcement`."""
+
+    limits: StorageLimits
+
+    def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """The storage takes every limit."""
+
+    def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """Set them in the storage."""
+        self.limits.set_limits(volume_id, limits)
+
+    async def set_in_guests(
+        self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
+    ) -> None:
+        """Nothing: a guest's disk is limited by the storage."""

@@ -22,11 +22,14 @@ from typing import Literal
 from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
 from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
-from crust.blockdriver.node.filesystems.tool_lock import ToolLock, ToolLocks
+from crust.blockdriver.node.filesystems.filesystem_preparation import (
+    FilesystemPreparation,
+    ToolLock,
+    ToolLocks,
+)
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.records import capability_check, published_nodes
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
@@ -109,7 +112,7 @@ class NodeStage:
         """Prepare the volume for publishes.
 
         Raises `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
-        `StagedDifferently`, `published_nodes.PublishedToOtherNode`, `AttachLimitReached`, the
+        `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the
         `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
         tools.
         """
@@ -142,7 +145,7 @@ class NodeStage:
         self.access.use(request.volume_id, request.secrets)
         record = self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
-        published_nodes.check_not_elsewhere(record, self.node_id)
+        capability_check.check_not_elsewhere(record, self.node_id)
         self._check(request)
         entry = self._entry(request, record, content)
         if entry.kind == "block":  # before it is given out: afterwards no guest would format it

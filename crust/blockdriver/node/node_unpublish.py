@@ -3,15 +3,28 @@
 The kernel decides, not the node state: deleted volumes, lost node state and interrupted publishes are unpublished
 too. A deferred publish has no mount of this driver; at its target is the proxy's guard mount, which the proxy
 removes. The answer is sent when mountinfo does not show the mount any more.
+
+NodeUnstageVolume: the device is detached with the last staging path, unless anything has it.
+
+The kernel decides, not the node state: a mount that nobody remembers keeps the device attached, and a lost node state
+does not.
 """
 
 import os
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import NodeAccess
-from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.engines.protocol import (
+    Attachment,
+    ForeignImage,
+    ImageMissing,
+    NodeAccess,
+)
+from crust.blockdriver.node.io_limits import IoLimits
+from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records.pool import Pool
+from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
 from crust.host.process import workers
@@ -104,3 +117,86 @@ class NodeUnpublish:
             raise ForeignMountAtTarget(
                 target.text, volume_id, f"{mount.fs_type} from {mount.source}"
             )
+
+
+class StillPublished(errors.NotReady):
+    """The volume to be unstaged is still published."""
+
+    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{volume_id} cannot be unstaged",
+            why=f"it is still published at {', '.join(targets)}",
+            hint="unpublish it there first",
+        )
+        self.volume_id = volume_id
+        self.targets = targets
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnstage:
+    """Unstages volumes. The caller makes one call per volume at a time."""
+
+    pool: Pool
+    node_state: NodeState
+    live: LiveVolumes
+    access: NodeAccess
+    io_limits: IoLimits
+
+    async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        """Detach the volume if `path` is the last one it is staged at; not staged, or unknown, is a success.
+
+        Raises `StillPublished`, and `NotReady` with the holder while the device is in use.
+        """
+        await workers.run(self._unstage, volume_id, path)
+
+    def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
+        if not self.pool.ids.is_volume_id(volume_id):
+            return
+        unreadable = self.node_state.unreadable_stage(volume_id)
+        staged = None if unreadable else self.node_state.staged(volume_id)
+        others = () if staged is None else _others(staged, path.text)
+        if staged is not None and others:
+            self.node_state.note_staged(staged.model_copy(update={"paths": others}))
+            return
+        published = self.live.live_publishes(volume_id)
+        if published:
+            raise StillPublished(volume_id, tuple(entry.target for entry in published))
+        attachment = self._attached(volume_id)
+        if attachment is None:
+            self.access.detach(volume_id)  # what a failed stage has left of it
+        else:
+            if attachment.device is not None:
+                _check_unmounted(volume_id, attachment)
+                if staged is None or staged.kind == "block":
+                    _check_unbound(volume_id, attachment)
+            with self.io_limits.released(attachment):
+                self.access.detach(volume_id)
+        for stale in self.node_state.published_of(volume_id):
+            self.node_state.forget_published(volumes.TargetPath(stale.target))
+        self.node_state.forget_staged(volume_id)
+
+    def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """None too for an image that was removed or replaced behind our back: its pod must be able to end."""
+        try:
+            return self.access.host_device(volume_id)
+        except (ImageMissing, ForeignImage):
+            return None
+
+
+def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    if devices.is_free(attachment.host_device.path, attachment.host_device.identity):
+        return
+    mounted = device_mounts.filesystem_mounts(attachment.host_device)
+    if mounted:
+        raise StillPublished(volume_id, tuple(mount.target for mount in mounted))
+
+
+def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
+    bound = device_mounts.node_mounts(attachment.host_device)
+    if bound:
+        raise StillPublished(volume_id, tuple(mount.target for mount in bound))
+
+
+def _others(staged: Staged, path: str) -> tuple[str, ...]:
+    """The other staging paths, without those that the CO has removed."""
+    return tuple(each for each in staged.paths if each != path and os.path.isdir(each))

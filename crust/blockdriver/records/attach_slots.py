@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust import volumes
-from crust.blockdriver.records.published_nodes import AttachLimitReached
+from crust.blockdriver.records.capability_check import AttachLimitReached
 from crust.blockdriver.records.records import Index
 
 

@@ -7,21 +7,20 @@ from typing import Any
 import grpc.aio
 
 from crust import errors, operations, volumes
+from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner, Volume
-from crust.blockdriver.controller.get_capacity import CapacityReport
-from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.controller.list_volumes import Validation, VolumeLister
 from crust.blockdriver.controller.modify_volume import (
     Change,
     InterruptedChanges,
     Outcome,
     VolumeModifier,
 )
-from crust.blockdriver.controller.validate_capabilities import Validation
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.services import controller_capabilities, deadlines, requests, responses
+from crust.blockdriver.services import deadlines, messages, roles
 from crust.blockdriver.services.deadlines import Reads
-from crust.blockdriver.services.node_identity import NODE_ID_MAX_BYTES, NodeIdentity
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -64,7 +63,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
-        types = controller_capabilities.advertised(
+        types = roles.advertised(
             self._identity, with_node_info=extensions.node_info_requested(context)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
@@ -76,7 +75,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.CreateVolumeRequest, context: Context
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
-        create = requests.create(request)
+        create = messages.create(request)
         key = self._key(self._rules.provisioner.pool.ids.volume_id(create.name))
 
         source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
@@ -97,7 +96,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             context,
             also=() if is_snapshot else [source],
         )
-        return csi_pb2.CreateVolumeResponse(volume=responses.volume(volume, self._identity.segment))
+        return csi_pb2.CreateVolumeResponse(volume=messages.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, context: Context
@@ -142,7 +141,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
-        attach = requests.publish(request)
+        attach = messages.controller_publish(request)
         await deadlines.change(
             self._running,
             self._key(attach.volume_id),
@@ -179,7 +178,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         )
         return csi_pb2.ListVolumesResponse(
             entries=[
-                responses.entry(
+                messages.entry(
                     each, self._identity.segment, tell_condition=self._identity.tells_condition
                 )
                 for each in page
@@ -195,7 +194,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         found = await self._reads.read(
             "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), context
         )
-        return responses.got(
+        return messages.got(
             found, self._identity.segment, tell_condition=self._identity.tells_condition
         )
 
@@ -212,7 +211,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             context,
         )
         return csi_pb2.ControllerListVolumeHealthResponse(
-            entries=[responses.health(each) for each in page], next_token=token
+            entries=[messages.health(each) for each in page], next_token=token
         )
 
     async def ControllerGetVolumeHealth(
@@ -227,13 +226,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             lambda: self._rules.health_check.examine(volume_id),
             context,
         )
-        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=responses.health(found))
+        return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, context: Context
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
-        asked = requests.capacity_query(request)
+        asked = messages.capacity_query(request)
         available = await self._reads.read(
             "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), context
         )
@@ -259,7 +258,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=slots.limit, published_volume_ids=slots.taken
         )
-        for place in responses.places(self._identity.segment):
+        for place in messages.places(self._identity.segment):
             response.accessible_topology.CopyFrom(place)
         return response
 
@@ -293,7 +292,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
         volume_id = limits.volume_id(request.volume_id)
-        change = requests.expansion(request)
+        change = messages.expansion(request)
         expanded = (
             await self._change("ControllerExpandVolume", volume_id, change, context)
         ).expanded
@@ -310,7 +309,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
         volume_id = limits.volume_id(request.volume_id)
-        change = requests.modification(request)
+        change = messages.modification(request)
         outcome = await self._change("ControllerModifyVolume", volume_id, change, context)
         if outcome.unmodified is not None:
             raise outcome.unmodified

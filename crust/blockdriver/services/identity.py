@@ -8,8 +8,7 @@ import grpc.aio
 import crust
 from crust import errors, operations
 from crust.blockdriver.engines.protocol import Provisioning
-from crust.blockdriver.services.node_identity import CsiProfile
-from crust.blockdriver.services.roles import Role
+from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.kubernetes_api.csi_driver import ATTACHES
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc

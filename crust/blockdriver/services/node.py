@@ -12,17 +12,16 @@ from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_stats import Look, NodeStats
-from crust.blockdriver.node.node_unpublish import NodeUnpublish
-from crust.blockdriver.node.node_unstage import NodeUnstage
+from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
-from crust.blockdriver.services import deadlines, node_requests, responses
+from crust.blockdriver.services import deadlines, messages
 from crust.blockdriver.services.deadlines import Reads
-from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.blockdriver.services.roles import NodeIdentity
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -81,7 +80,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._reads = reads
         self._rules = rules
         self._running = running
-        self._secrets: node_requests.Secrets = {}
+        self._secrets: messages.Secrets = {}
         """In memory only."""
 
     async def NodeGetCapabilities(
@@ -107,7 +106,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
         if not (request.controller_get_node_info and extensions.node_info_requested(context)):
             response.max_volumes_per_node = self._rules.max_volumes
-            for place in responses.places(self._identity.segment):
+            for place in messages.places(self._identity.segment):
                 response.accessible_topology.CopyFrom(place)
         if extensions.deferral_requested(context):
             response.supported_file_systems.extend(self._rules.fs_types)
@@ -125,10 +124,10 @@ class Node(csi_pb2_grpc.NodeServicer):
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self._identity.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
-        path = node_requests.optional_path(request.volume_publish_path, "volume_publish_path")
-        node_requests.optional_path(request.staging_target_path, "staging_target_path")
+        path = messages.optional_path(request.volume_publish_path, "volume_publish_path")
+        messages.optional_path(request.staging_target_path, "staging_target_path")
         found = await self._rules.node_stats.examine(volume_id, path)
-        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=responses.health(found))
+        return csi_pb2.NodeGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
@@ -138,13 +137,13 @@ class Node(csi_pb2_grpc.NodeServicer):
         found = await self._reads.read(
             "NodeGetStorageHealth", (), self._rules.health_check.pool, context
         )
-        return responses.pool_health(found)
+        return messages.pool_health(found)
 
     async def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest, context: Context
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
-        stage = node_requests.stage(request)
+        stage = messages.stage(request)
         await self._run(
             stage.volume_id,
             "NodeStageVolume",
@@ -152,7 +151,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             lambda: self._rules.node_stage.stage(stage),
             context,
         )
-        if kept := node_requests.kept_secrets(request):
+        if kept := messages.kept_secrets(request):
             self._secrets[stage.volume_id, stage.path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
 
@@ -176,7 +175,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
-        publish = node_requests.publish(request, self._secrets)
+        publish = messages.publish(request, self._secrets)
         deferred = await self._run(
             publish.volume_id,
             "NodePublishVolume",

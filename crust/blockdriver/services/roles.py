@@ -13,12 +13,18 @@ A pool that every node reaches (`is_shared`) has no topology, and its volumes ne
 claims it in the pool first (`crust.ceph.claims`). A controller that published to nodes would know them all.
 
 What is not served is UNIMPLEMENTED with the reason (CSI, "Error Scheme": disabled in the current mode).
+
+The identity of this node and driver for the CO, and the CSI version that they serve.
+
+Which capabilities of the Controller service a driver advertises, by its CSI profile and role.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from crust import errors
+from crust import errors, volumes
+from crust.blockdriver.controller import topology
+from crust.wire.csi.v1 import csi_pb2
 
 Mode = Literal["all", "controller", "node"]
 
@@ -118,3 +124,90 @@ class Role:
             raise NotInNodeDeployment(method)
         if self.is_shared and method in _OF_ATTACH:
             raise NoAttachNeeded(method)
+
+
+CsiProfile = Literal["1.12", "1.13"]
+NODE_ID_MAX_BYTES = 256
+"""CSI NodeGetInfoResponse."""
+
+
+class NotInCsiProfile(errors.Unsupported):
+    """An RPC of another CSI version than the one that is served."""
+
+    def __init__(self, profile: str) -> None:
+        super().__init__(
+            "this RPC is not served",
+            why=f"it belongs to CSI {profile}, and the driver serves another version",
+            hint=f"start the driver with csi_profile {profile}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """The identity of this node and driver."""
+
+    driver: volumes.DriverName
+    node_id: str
+    csi_profile: CsiProfile
+    role: Role = Role()
+
+    @property
+    def tells_condition(self) -> bool:
+        """Whether health is reported in the form of CSI 1.12."""
+        return self.csi_profile == "1.12"
+
+    @property
+    def segment(self) -> str:
+        """The value of this node's topology segment; empty where every node reaches the pool."""
+        if self.role.is_shared:
+            return ""
+        return topology.value_of(self.node_id)
+
+    def require(self, profile: CsiProfile) -> None:
+        """Raise `NotInCsiProfile` unless `profile` is served."""
+        if self.csi_profile != profile:
+            raise NotInCsiProfile(profile)
+
+
+_Rpc = csi_pb2.ControllerServiceCapability.RPC
+_CAPABILITIES = (
+    _Rpc.CREATE_DELETE_VOLUME,
+    _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+    _Rpc.PUBLISH_READONLY,
+    _Rpc.LIST_VOLUMES,
+    _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+    _Rpc.GET_VOLUME,
+    _Rpc.GET_CAPACITY,
+    _Rpc.EXPAND_VOLUME,
+    _Rpc.MODIFY_VOLUME,
+    _Rpc.CREATE_DELETE_SNAPSHOT,
+    _Rpc.LIST_SNAPSHOTS,
+    _Rpc.GET_SNAPSHOT,
+    _Rpc.CLONE_VOLUME,
+    _Rpc.SINGLE_NODE_MULTI_WRITER,
+)
+_NOT_IN_SHARED_POOL = frozenset(
+    {
+        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+        _Rpc.PUBLISH_READONLY,
+        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+        _Rpc.GET_NODE_INFO,
+    }
+)
+_NOT_IN_NODE_DEPLOYMENT = _NOT_IN_SHARED_POOL | {_Rpc.EXPAND_VOLUME, _Rpc.MODIFY_VOLUME}
+_HEALTH = {
+    "1.12": (_Rpc.VOLUME_CONDITION,),
+    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
+}
+
+
+def advertised(identity: NodeIdentity, *, with_node_info: bool) -> list[_Rpc.Type.ValueType]:
+    """The capabilities of the driver's CSI profile; `with_node_info`: the caller knows crust's extension."""
+    types = [*_CAPABILITIES, *_HEALTH[identity.csi_profile]]
+    if with_node_info:
+        types.append(_Rpc.GET_NODE_INFO)
+    if identity.role.node_deployment:
+        types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
+    if identity.role.is_shared:
+        types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
+    return types

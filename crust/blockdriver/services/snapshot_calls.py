@@ -13,9 +13,9 @@ import grpc.aio
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
-from crust.blockdriver.services import deadlines, requests, responses
+from crust.blockdriver.services import deadlines, messages
 from crust.blockdriver.services.deadlines import Reads
-from crust.blockdriver.services.node_identity import NodeIdentity
+from crust.blockdriver.services.roles import NodeIdentity
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.process import workers
@@ -56,7 +56,7 @@ class SnapshotCalls:
         volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
         name = limits.required(request.name, "name")
         check_parameters(limits.mapping(request.parameters, "parameters"))
-        wanted = requests.requirement(request.accessibility_requirements)
+        wanted = messages.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.identity.segment):
             raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
         snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
@@ -151,7 +151,7 @@ class SnapshotCalls:
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
         if self.identity.csi_profile == "1.13":
-            pb.accessible_topology.extend(responses.places(self.identity.segment))
+            pb.accessible_topology.extend(messages.places(self.identity.segment))
         return pb
 
     def group_to_wire(

@@ -1,6 +1,11 @@
 """CSI SnapshotMetadata: decode, call, encode.
 
 Each list is read in one thread hop, from snapshots that cannot change, and streamed in several messages.
+
+The allocated blocks of a snapshot and the changed blocks of two: rules for these requests.
+
+A part that is not listed is zeros (allocated) or equal (delta); a listed part may be either. Where the engine cannot
+compute the list, it refuses (`NoChangeTracking`).
 """
 
 import contextlib
@@ -15,7 +20,7 @@ from crust.blockdriver.engines.protocol import Provisioning, Region
 from crust.blockdriver.records.models import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.blockdriver.snapshots import changed_blocks, take_snapshot
+from crust.blockdriver.snapshots import take_snapshot
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -46,7 +51,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
         record = await self._calls.found(snapshot_id, context)
-        changed_blocks.check_offset(request.starting_offset, record)
+        check_offset(request.starting_offset, record)
         image = take_snapshot.image_of(record)
         found = await self._look(
             (snapshot_id,), lambda: self._provisioning.allocated(image), context
@@ -67,8 +72,8 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         _check_count(request.max_results)
         base = await self._calls.found(base_id, context)
         target = await self._calls.found(target_id, context)
-        changed_blocks.check_related(base, target)
-        changed_blocks.check_offset(request.starting_offset, target)
+        check_related(base, target)
+        check_offset(request.starting_offset, target)
         images = [take_snapshot.image_of(each) for each in (base, target)]
         found = await self._look(
             (base_id, target_id), lambda: self._provisioning.changed(*images), context
@@ -102,9 +107,50 @@ def _pieces(
     found: Sequence[Region], start: int, record: SnapshotRecord, count: int
 ) -> Iterator[list[csi_pb2.BlockMetadata]]:
     """Blocks from `start` to the snapshot's end, so many to a message."""
-    blocks = changed_blocks.within(found, start, record.size_bytes)
+    blocks = within(found, start, record.size_bytes)
     limit = min(count or PIECE_MAX, PIECE_MAX)
     while piece := list(itertools.islice(blocks, limit)):
         yield [
             csi_pb2.BlockMetadata(byte_offset=each.offset, size_bytes=each.length) for each in piece
         ]
+
+
+class OffsetPastEnd(errors.OutOfRange):
+    """CSI GetMetadataAllocated: a starting_offset outside the snapshot is OUT_OF_RANGE."""
+
+    def __init__(self, offset: int, size_bytes: int) -> None:
+        super().__init__(
+            "starting_offset is invalid",
+            why=f"{offset} is not within the snapshot's {size_bytes} bytes",
+        )
+
+
+class UnrelatedSnapshots(errors.InvalidRequest):
+    """Two snapshots of different volumes."""
+
+    def __init__(self, base: str, target: str) -> None:
+        super().__init__(
+            f"{base} and {target} cannot be compared", why="they are of different volumes"
+        )
+
+
+def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
+    """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
+    if base.source_volume_id != target.source_volume_id:
+        raise UnrelatedSnapshots(base.snapshot_id, target.snapshot_id)
+
+
+def check_offset(offset: int, record: SnapshotRecord) -> None:
+    """Raise `OffsetPastEnd` for an offset outside the snapshot."""
+    # The end itself is valid: a caller that has read everything continues there.
+    if not 0 <= offset <= record.size_bytes:
+        raise OffsetPastEnd(offset, record.size_bytes)
+
+
+def within(found: Sequence[Region], start: int, end: int) -> Iterator[Region]:
+    """The parts of `found` from `start` to `end`, in bytes."""
+    for region in found:
+        first = max(region.offset, start)
+        last = min(region.offset + region.length, end)
+        if first < last:
+            yield Region(first, last - first)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from crust import errors
 from crust.host.block import holders, loop_devices, loopctl
 from crust.host.block.loop_devices import LoopDevice
-from crust.host.files import flocks, writers
+from crust.host.files import flocks, sparse
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
@@ -256,7 +256,7 @@ def _flags(*, readonly: bool, direct_io: bool) -> int:
 def _open_backing(backing: AnyPath, *, readonly: bool) -> Iterator[int]:
     with oserrors.translating(f"cannot open {backing}"):
         flags = os.O_RDONLY if readonly else os.O_RDWR
-        fd = writers.open_file(backing, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = sparse.open_file(backing, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise errors.InvalidRequest(

@@ -5,6 +5,11 @@ restart. So `thaw` of a filesystem that is not frozen is a success.
 
 An unmount does not thaw either: the filesystem stays frozen, with the device open and no path that leads to it.
 Another mount of the device reaches that filesystem again (`thaw_unmounted`).
+
+A filesystem mounted at no path, for as long as a descriptor of its root is open.
+
+For what only a mounted filesystem does: replay its log, or be thawed when its own mounts no longer exist. The kernel
+parses what is on the device, so this must never be used for bytes that a guest wrote.
 """
 
 import errno
@@ -12,8 +17,8 @@ import fcntl
 import os
 
 from crust import errors
-from crust.host.mounts import detached_mount
-from crust.host.process import oserrors
+from crust.host.block import holders
+from crust.host.process import oserrors, syscalls
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -87,7 +92,7 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
     mount. Raises `DeviceInUse` if the holder is not a filesystem.
     """
     with oserrors.translating(f"cannot thaw the {fs_type} on {device}"):
-        root = detached_mount.open_root(device, fs_type)
+        root = open_root(device, fs_type)
         try:
             fcntl.ioctl(root, _FITHAW, 0)
         except OSError as err:
@@ -103,3 +108,30 @@ def _ioctl(mountpoint: str, request: int) -> None:
         fcntl.ioctl(fd, request, 0)
     finally:
         os.close(fd)
+
+
+def open_root(device: str, fs_type: str) -> int:
+    """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
+    with oserrors.translating(f"cannot mount {device} as {fs_type} at no path"):
+        context = syscalls.fsopen(fs_type)
+        try:
+            mount = _create(context, device)
+        finally:
+            os.close(context)
+        try:
+            # The mount's own descriptor is an O_PATH one, which takes no ioctl.
+            path = f"/proc/self/fd/{mount}"
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            os.close(mount)
+
+
+def _create(context: int, device: str) -> int:
+    syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, "source", device)
+    try:
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
+    except OSError as err:
+        if err.errno == errno.EBUSY:
+            raise holders.device_in_use(device) from err
+        raise
+    return syscalls.fsmount(context, 0)

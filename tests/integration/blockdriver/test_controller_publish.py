@@ -7,9 +7,9 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
-from crust.blockdriver.records.published_nodes import PublishedToOtherNode
-from crust.blockdriver.services.node_identity import NotInCsiProfile
+from crust.blockdriver.services.roles import NotInCsiProfile
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
 

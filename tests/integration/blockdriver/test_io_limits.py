@@ -8,7 +8,7 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver import serve
-from crust.blockdriver.controller import io_limit_parameters
+from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests, io_limits
 from crust.blockdriver.records import models
@@ -121,7 +121,7 @@ async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> N
         await limited.modify(made.volume_id)
     with pytest.raises(models.VolumeNotFound):
         await limited.modify(limited.ids.volume_id("other"), **SENT)
-    with pytest.raises(io_limit_parameters.UnknownMutableParameter):
+    with pytest.raises(class_parameters.UnknownMutableParameter):
         await limited.modify(limited.ids.volume_id("other"), iops="1")
     await limited.modify(made.volume_id, **{"csi.storage.k8s.io/pvc/name": "data"})
 

@@ -8,7 +8,7 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import node_expand, node_stats, node_unstage
+from crust.blockdriver.node import node_expand, node_stats, node_unpublish
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.publish import deferred_publish, publish_rules
 from crust.host.block import devices, loop_devices
@@ -78,7 +78,7 @@ async def test_lifecycle_with_every_step_repeated_after_a_restart_succeeds(bench
     await bench.publish(volume.volume_id, target)
     assert len(mountinfo.below(str(bench.root))) == 1
     bench.restart()
-    with pytest.raises(node_unstage.StillPublished, match="pod-a"):
+    with pytest.raises(node_unpublish.StillPublished, match="pod-a"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, target)
     bench.restart()

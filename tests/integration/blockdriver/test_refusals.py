@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.node import node_stage, node_unpublish, node_unstage
+from crust.blockdriver.node import node_stage, node_unpublish
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.publish import node_publish, publish_rules
 from crust.host.block import devices, holders, signatures
@@ -202,7 +202,7 @@ async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
             path.unlink()
         bench.restart()
     await bench.unpublish(volume.volume_id, target)
-    with pytest.raises(node_unstage.StillPublished, match=str(kubelets)):
+    with pytest.raises(node_unpublish.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(kubelets))
     await bench.unstage(volume.volume_id)

@@ -9,8 +9,7 @@ from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
-from crust.blockdriver.services.node_identity import CsiProfile
-from crust.blockdriver.services.roles import Role
+from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.host.cgroups import throttling
 from crust.pool_ids import PoolIds
 from crust.rpc.messages import csi, extensions

@@ -17,8 +17,7 @@ from unittest import mock
 
 from crust import volumes
 from crust.blockdriver.engines.files.pool import DirectoryPool
-from crust.blockdriver.engines.files.records import FileRecords
-from crust.blockdriver.engines.files.reserve import Reserve
+from crust.blockdriver.engines.files.records import FileRecords, Reserve
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
 from crust.blockdriver.records.models import (
     Attached,

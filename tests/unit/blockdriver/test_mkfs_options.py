@@ -2,8 +2,8 @@
 
 import pytest
 
-from crust.blockdriver.controller import parameters
-from crust.host.filesystems import mkfs_options
+from crust.blockdriver.controller import class_parameters
+from crust.host.filesystems import mkfs
 
 FS_TYPES = ("ext4", "xfs", "btrfs")
 
@@ -13,11 +13,11 @@ def test_mkfs_options_apply_to_their_filesystem_only() -> None:
         "crust.dev/ext4-bytes-per-inode": "65536",
         "crust.dev/ext4-reserved-percent": "1",
     }
-    kept = parameters.parse(sent, FS_TYPES).kept
+    kept = class_parameters.parse(sent, FS_TYPES).kept
     assert kept == sent
-    assert mkfs_options.arguments("ext4", kept) == ("-i", "65536", "-m", "1")
-    assert mkfs_options.arguments("xfs", kept) == ()
-    assert parameters.parse(sent, FS_TYPES).volume_context == {}
+    assert mkfs.arguments("ext4", kept) == ("-i", "65536", "-m", "1")
+    assert mkfs.arguments("xfs", kept) == ()
+    assert class_parameters.parse(sent, FS_TYPES).volume_context == {}
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ def test_mkfs_options_apply_to_their_filesystem_only() -> None:
     ],
 )
 def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> None:
-    with pytest.raises(parameters.InvalidParameter):
-        parameters.parse({f"crust.dev/{key}": value}, FS_TYPES)
+    with pytest.raises(class_parameters.InvalidParameter):
+        class_parameters.parse({f"crust.dev/{key}": value}, FS_TYPES)
 
 
 @pytest.mark.parametrize(
     "key", ["ext4-features", "ext4-inode-size", "xfs-reflink", "btrfs-metadata"]
 )
 def test_mkfs_options_with_unknown_key_are_refused_with_the_known_ones(key: str) -> None:
-    with pytest.raises(parameters.UnknownParameter, match="ext4-bytes-per-inode"):
-        parameters.parse({f"crust.dev/{key}": "1"}, FS_TYPES)
+    with pytest.raises(class_parameters.UnknownParameter, match="ext4-bytes-per-inode"):
+        class_parameters.parse({f"crust.dev/{key}": "1"}, FS_TYPES)

@@ -12,10 +12,9 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from crust import deferral_keys, metrics
-from crust.blockdriver.controller import io_limit_parameters, parameters
+from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
-from crust.blockdriver.snapshots import health as snapshot_health
 from crust.cli import main
 from crust.host.filesystems import supported
 from crust.node.settings import NodeSettings
@@ -35,7 +34,7 @@ COMMON = ProgramSettings.model_fields
 _REASON = re.compile(r'(?:Kind\.\w+|reason=|_finding\()[, ]*"([A-Z]\w+)"')
 REASONS = {
     reason
-    for module in (health, snapshot_health, node_stats)
+    for module in (health, node_stats)
     for reason in _REASON.findall(inspect.getsource(module))
 } | {volume_health.REASON}
 """The reasons that the driver and the proxy report for a bad health."""
@@ -189,7 +188,7 @@ def test_every_reason_of_a_bad_health_is_explained() -> None:
 
 def test_every_parameter_of_a_storage_class_is_explained() -> None:
     explained = PAGE.partition("\n## StorageClass\n")[2].partition("\n## ")[0]
-    assert [each for each in parameters.KEYS if f"`{each}`" not in explained] == []
+    assert [each for each in class_parameters.KEYS if f"`{each}`" not in explained] == []
     (row,) = (each for each in explained.splitlines() if f"`{deferral_keys.DEFER}`" in each)
     assert [each.value for each in deferral_keys.Defer if f"`{each.value}`" not in row] == []
 
@@ -210,8 +209,8 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
     assert len(classes) == 2
     for each in classes:
         sent = dict(line.strip().split(": ") for line in each.splitlines())
-        assert parameters.parse(sent, supported.SUPPORTED).kept == sent
-    for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, parameters.FS_TYPE):
+        assert class_parameters.parse(sent, supported.SUPPORTED).kept == sent
+    for key in (deferral_keys.DEFER, deferral_keys.RUNTIME_HANDLER, class_parameters.FS_TYPE):
         assert f"| `{key}` |" in PAGE
 
 
@@ -223,7 +222,7 @@ def test_the_volume_attributes_classes_ask_for_what_the_driver_knows_and_leave_n
     assert len(classes) == 2
     for each in classes:
         sent = {key: value.strip('"') for key, value in re.findall(r"^  (\w+): (\S+)$", each, re.M)}
-        assert set(sent) == set(io_limit_parameters.KEYS)
-        assert len(io_limit_parameters.parse(sent)) == len(io_limit_parameters.KEYS)
-    for key in io_limit_parameters.KEYS:
+        assert set(sent) == set(class_parameters.LIMIT_KEYS)
+        assert len(class_parameters.parse_mutable(sent)) == len(class_parameters.LIMIT_KEYS)
+    for key in class_parameters.LIMIT_KEYS:
         assert f"`{key}`" in PAGE

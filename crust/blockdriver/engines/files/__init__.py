@@ -6,8 +6,7 @@ from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
-from crust.blockdriver.engines.files.records import FileRecords
-from crust.blockdriver.engines.files.reserve import Reserve
+from crust.blockdriver.engines.files.records import FileRecords, Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 

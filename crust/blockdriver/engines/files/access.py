@@ -18,7 +18,7 @@ from crust import errors, volumes
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
 from crust.host.block import devices, loop, loop_devices
-from crust.host.files import file_copy, sparse, writers
+from crust.host.files import file_copy, sparse
 
 _TAG_ID_BYTES = 44
 """The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
@@ -63,7 +63,7 @@ class FileAccess:
         size_bytes = self._images.size_bytes(volume_id)
         path = self._images.path(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
-        attach = loop.attach_once if writers.has_writers(path) else loop.attach
+        attach = loop.attach_once if sparse.has_writers(path) else loop.attach
         device = attach(
             path,
             direct_io=self._direct_io,
@@ -137,7 +137,7 @@ class FileAccess:
             return known
         path = self._images.path(volume_id)
         # The search asks for the file of every loop device of the node; most volumes have none.
-        found = loop_devices.find(path) if writers.has_writers(path) else ()
+        found = loop_devices.find(path) if sparse.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(
                 str(path), found, "more than one loop device writes to the file"

@@ -14,8 +14,7 @@ from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.publish.host_image import HostImage
-from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
-from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.host.block import devices

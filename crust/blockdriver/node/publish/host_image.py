@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Access, NoHostDevice
 from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
-from crust.blockdriver.node.filesystems.tool_lock import ToolLock, ToolLocks
+from crust.blockdriver.node.filesystems.filesystem_preparation import (
+    FilesystemPreparation,
+    ToolLock,
+    ToolLocks,
+)
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
-from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.host.process import workers
 
 

@@ -20,13 +20,12 @@ from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage, Preparation
-from crust.blockdriver.node.publish.publish_check import PublishCheck, Ready
-from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.host.block import devices
 from crust.host.files import target_paths
-from crust.host.filesystems import duplicate_uuid
+from crust.host.filesystems import usage
 from crust.host.mounts import device_mounts, fs_group, mount_api, mountinfo
 from crust.host.process import workers
 
@@ -138,7 +137,7 @@ class NodePublish:
             target_paths.make_file(target, roots)
             mount_api.bind(ready.device, target.text)
             return
-        duplicate_uuid.check(ready.device, entry.fs_type)
+        usage.check(ready.device, entry.fs_type)
         target_paths.make_directory(target, roots)
         alone = entry.access_mode.reader_only or any(other.deferred for other in ready.others)
         mount_api.mount_device(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node.filesystems import tool_lock
+from crust.blockdriver.node.filesystems import filesystem_preparation
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
@@ -212,7 +212,7 @@ def _refused_until_closed(bench: Bench, volume_id: str, copies: Copies, fs_type:
     bench.restart()
     while True:
         for wanted in (mount(fs_type), block()):
-            with pytest.raises(tool_lock.VolumeInUseByTool):
+            with pytest.raises(filesystem_preparation.VolumeInUseByTool):
                 asyncio.run(bench.stage(volume_id, wanted))
         asyncio.run(bench.driver.collect_garbage())
         if copies.devices:

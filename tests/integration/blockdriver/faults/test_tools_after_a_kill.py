@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from crust import volumes
-from crust.blockdriver.node.filesystems import format_decision, tool_lock
+from crust.blockdriver.node.filesystems import filesystem_preparation, format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.host.block import loop_devices
@@ -105,7 +105,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     bench.restart()
 
     for wanted in (capability, block()):
-        with pytest.raises(tool_lock.VolumeInUseByTool):
+        with pytest.raises(filesystem_preparation.VolumeInUseByTool):
             asyncio.run(bench.stage(volume.volume_id, wanted))
     asyncio.run(bench.driver.collect_garbage())
     assert len(loop_devices.find(image)) == 1, (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
-from crust.blockdriver.controller import capacity, topology, volume_size
+from crust.blockdriver.controller import capacity, topology
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.services.roles import Role
 from crust.host.block import devices
@@ -77,7 +77,7 @@ async def test_node_expand_that_cannot_be_changes_no_size(bench: Bench) -> None:
     await bench.publish(volume.volume_id, target, block())
     with pytest.raises(capacity.OutOfCapacity):
         await bench.expand(volume.volume_id, target, 1 << 43)
-    with pytest.raises(volume_size.VolumeSizeNotPossible):
+    with pytest.raises(capacity.VolumeSizeNotPossible):
         await bench.expand(volume.volume_id, target, 1 << 60)
     assert sizes(bench, volume.volume_id) == (64 * MIB, 64 * MIB)
 

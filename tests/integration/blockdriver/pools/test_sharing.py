@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, operations, volumes
-from crust.blockdriver.node import node_unstage
+from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.publish import deferred_publish, publish_rules
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
@@ -83,7 +83,7 @@ async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> 
         await bench.publish(volume.volume_id, host)
     with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
         await bench.publish(volume.volume_id, host, deferred=True)
-    with pytest.raises(node_unstage.StillPublished, match="pod-guest"):
+    with pytest.raises(node_unpublish.StillPublished, match="pod-guest"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, guest)
     await bench.publish(volume.volume_id, host)
@@ -104,7 +104,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     mount_api.mount_device(device.path, str(foreign), "ext4")
     with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
-    with pytest.raises(node_unstage.StillPublished, match="foreign"):
+    with pytest.raises(node_unpublish.StillPublished, match="foreign"):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(foreign))
     await bench.unstage(volume.volume_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import signatures
-from crust.host.filesystems import duplicate_uuid
+from crust.host.filesystems import usage
 from crust.host.mounts import mountinfo
 from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
 from tests.support.drivers.block_driver import MIB, Bench, mount
@@ -76,7 +76,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
 
     target = bench.target(clone.volume_id)
     with monkeypatch.context() as patched:
-        patched.setattr("crust.host.mounts.detached_mount.open_root", refuse)
+        patched.setattr("crust.host.filesystems.fsfreeze.open_root", refuse)
         patched.setattr("crust.host.mounts.mount_api.mount_device", refuse)
         await bench.stage(clone.volume_id, mount(fs_type))
         answer = await bench.publish(clone.volume_id, target, mount(fs_type), deferred=True)
@@ -91,7 +91,7 @@ async def test_copy_of_a_guests_filesystem_mounts_beside_it_with_the_returned_op
 async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_source(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicate_uuid, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
+    monkeypatch.setattr(usage, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
     bench = scene.bench
     source = await bench.create("source", mount("btrfs"), size=256 * MIB)
     source_target = await up(bench, source.volume_id, "btrfs")
@@ -101,7 +101,7 @@ async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_so
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type="btrfs")
     target = bench.target(clone.volume_id)
     await bench.stage(clone.volume_id, mount("btrfs"))
-    with pytest.raises(duplicate_uuid.DuplicateFilesystemUuid, match=r"/dev/loop\d+ is mounted"):
+    with pytest.raises(usage.DuplicateFilesystemUuid, match=r"/dev/loop\d+ is mounted"):
         await bench.publish(clone.volume_id, target, mount("btrfs"))
     assert mountinfo.at(target) is None
     assert not os.path.exists(target)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop, loop_devices, loopctl
-from crust.host.files import writers
+from crust.host.files import sparse
 from tests.integration.host.conftest import Attach, MakeFile, run
 
 pytestmark = pytest.mark.root
@@ -94,7 +94,7 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
     try:
         assert [each.backing for each in found] == [f"/{name}"]
         assert loop.attach_once(f"{directory}/{name}") == found[0]
-        assert writers.has_writers(f"{directory}/{name}")
+        assert sparse.has_writers(f"{directory}/{name}")
         named = loop_devices.list_named(lambda each: each == name)
         assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import devices, loop, zeroout
+from crust.host.block import devices, loop
 from tests.support.faults.syncs import recorded
 
 pytestmark = pytest.mark.root
@@ -18,11 +18,11 @@ def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
     try:
         hold = devices.open_exclusive(device.path)
         with pytest.raises(devices.DeviceInUse):
-            zeroout.zero_device(device.path)
+            devices.zero_device(device.path)
         os.close(hold)
         assert not devices.is_blank(device.path)
         with recorded() as steps:
-            zeroout.zero_device(device.path)
+            devices.zero_device(device.path)
         assert steps == [("sync", device.path)]
         assert Path(device.path).read_bytes().count(0) == 8 << 20
     finally:

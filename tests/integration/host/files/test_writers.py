@@ -1,4 +1,4 @@
-"""Whether a file has writers, with the file's own answer."""
+"""Whether a file has sparse, with the file's own answer."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop
-from crust.host.files import sparse, writers
+from crust.host.files import sparse
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile
 
@@ -21,16 +21,16 @@ pytestmark = pytest.mark.root
 
 def test_has_writers_finds_loop_devices_and_processes(sparse_file: MakeFile) -> None:
     path = sparse_file()
-    assert not writers.has_writers(path)
+    assert not sparse.has_writers(path)
     with open(path, "rb"):
-        assert not writers.has_writers(path)
+        assert not sparse.has_writers(path)
     with open(path, "r+b"):
-        assert writers.has_writers(path)
+        assert sparse.has_writers(path)
     device = loop.attach(path)
-    assert writers.has_writers(path)
+    assert sparse.has_writers(path)
     loop.detach(device)
-    assert not writers.has_writers(path)
-    assert not writers.has_writers(f"{path}-absent")
+    assert not sparse.has_writers(path)
+    assert not sparse.has_writers(f"{path}-absent")
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs", "ext4"])
@@ -42,9 +42,9 @@ def test_has_writers_works_on_every_pool_filesystem(
     mount_api.mount_device(device.path, mountpoint, fs_type)
     path = Path(mountpoint, "image")
     path.write_bytes(bytes(MIB))
-    assert not writers.has_writers(str(path))
+    assert not sparse.has_writers(str(path))
     with path.open("ab"):
-        assert writers.has_writers(str(path))
+        assert sparse.has_writers(str(path))
 
 
 def _open_and_close(path: str) -> None:
@@ -83,7 +83,7 @@ def test_has_writers_during_an_open_lets_both_succeed_and_is_not_signalled(
     signalled, signal_to = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.signal(signal.SIGURG, lambda *_: None), signal.set_wakeup_fd(signal_to)
     try:
-        assert not writers.has_writers(path)
+        assert not sparse.has_writers(path)
         opener.shutdown()
         opened[0].result()
         assert set(os.read(signalled, 8)) == {signal.SIGURG}

@@ -8,8 +8,8 @@ import pytest
 
 from crust import errors, volumes
 from crust.blockdriver.controller import capacity, create_volume, topology
+from crust.blockdriver.controller.capacity import CapacityQuery
 from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.controller.get_capacity import CapacityQuery
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import PoolSpace
 from tests.support.drivers import driver_state

@@ -10,7 +10,7 @@ from crust.blockdriver.controller.controller_publish import ControllerPublish, P
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.node.node_state import Staged
-from crust.blockdriver.records import capability_check, models, published_nodes
+from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.models import Attached, Usage
 from tests.support.drivers import driver_state
@@ -91,7 +91,7 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
     old = Attached(node_id="renamed-since", usage=usage, readonly=False)
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=(old,)))
-    with pytest.raises(published_nodes.PublishedToOtherNode, match="renamed-since"):
+    with pytest.raises(capability_check.PublishedToOtherNode, match="renamed-since"):
         await publisher.publish(attach(volume_id))
     await publisher.unpublish(volume_id, NODE)
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (
@@ -109,9 +109,9 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
-    assert published_nodes.is_readonly(again.stores.volume_records.load(volume_id))
+    assert capability_check.is_readonly(again.stores.volume_records.load(volume_id))
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
-    with pytest.raises(published_nodes.PublishedToOtherNode):
+    with pytest.raises(capability_check.PublishedToOtherNode):
         await again.controller_rules.provisioner.delete(volume_id)
     await again.controller_rules.publisher.unpublish(volume_id, NODE)
     await again.controller_rules.publisher.unpublish(volume_id, NODE)
@@ -126,7 +126,7 @@ async def test_attach_limit_gives_the_last_slot_once(
     ids = [await made(state, name) for name in "abc"]
     await publisher.publish(attach(ids[0]))
     await publisher.publish(attach(ids[1]))
-    with pytest.raises(published_nodes.AttachLimitReached):
+    with pytest.raises(capability_check.AttachLimitReached):
         await publisher.publish(attach(ids[2]))
     await publisher.publish(attach(ids[1]))
     await publisher.unpublish(ids[0], NODE)
@@ -146,7 +146,7 @@ async def test_attach_limit_counts_volumes_attached_without_controller_publish(
     await publisher.publish(attach(published))
     state.stores.access.attach(published)
     assert set(publisher.slots(NODE).taken) == {published, unannounced}
-    with pytest.raises(published_nodes.AttachLimitReached):
+    with pytest.raises(capability_check.AttachLimitReached):
         await publisher.publish(attach(third))
     await publisher.publish(attach(unannounced))
     await publisher.unpublish(unannounced, NODE)
@@ -182,7 +182,7 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     with slots.taking(ids[0]):
         state.stores.access.attach(ids[0])
     with slots.taking(ids[1]):
-        with pytest.raises(published_nodes.AttachLimitReached), slots.taking(ids[2]):
+        with pytest.raises(capability_check.AttachLimitReached), slots.taking(ids[2]):
             pytest.fail("it was given a place")
         with slots.taking(ids[0]):  # it has its own
             state.stores.access.detach(ids[0])
@@ -197,7 +197,7 @@ async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannoun
     published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
     await publisher.publish(attach(published))
     slots = state.node_rules.node_stage.attach_slots
-    with pytest.raises(published_nodes.AttachLimitReached), slots.taking(unannounced):
+    with pytest.raises(capability_check.AttachLimitReached), slots.taking(unannounced):
         pytest.fail("it was given a slot")
     with slots.taking(published):
         state.stores.access.attach(published)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crust import deferral_keys, errors, volumes
-from crust.blockdriver.controller import create_volume, parameters, volume_size
+from crust.blockdriver.controller import capacity, class_parameters, create_volume
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import pool_store, protocol
@@ -77,14 +77,14 @@ async def test_create_size_is_within_required_and_limit(
 async def test_create_xfs_has_at_least_the_mkfs_minimum(provisioner: Provisioner) -> None:
     made = await provisioner.create(create(required=1, capability=mount("xfs")))
     assert made.capacity_bytes == 300 * MIB
-    with pytest.raises(volume_size.VolumeSizeNotPossible):
+    with pytest.raises(capacity.VolumeSizeNotPossible):
         await provisioner.create(create("b", limit=200 * MIB, capability=mount("xfs")))
 
 
 async def test_create_without_a_sector_multiple_in_range_is_out_of_range(
     provisioner: Provisioner,
 ) -> None:
-    with pytest.raises(volume_size.VolumeSizeNotPossible):
+    with pytest.raises(capacity.VolumeSizeNotPossible):
         await provisioner.create(create(required=10**9 + 1, limit=10**9 + 1))
 
 
@@ -120,7 +120,7 @@ async def test_create_returns_only_its_parameters_as_volume_context(
     provisioner: Provisioner,
 ) -> None:
     sent = {
-        parameters.FS_TYPE: "xfs",
+        class_parameters.FS_TYPE: "xfs",
         deferral_keys.DEFER: "always",
         deferral_keys.RUNTIME_HANDLER: "kata",
         "csi.storage.k8s.io/pvc/name": "claim",
@@ -136,7 +136,7 @@ async def test_create_returns_only_its_parameters_as_volume_context(
         ("crust.dev/defre", "always"),
         ("fsType", "ext4"),
         (deferral_keys.DEFER, "sometimes"),
-        (parameters.FS_TYPE, "ntfs"),
+        (class_parameters.FS_TYPE, "ntfs"),
         (deferral_keys.RUNTIME_HANDLER, ""),
     ],
 )
@@ -275,7 +275,7 @@ async def test_expand_rounds_up_within_the_limit_and_never_shrinks(
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(0, GIB), None)
     with pytest.raises(errors.Exhausted):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(100 * GIB), None)
-    with pytest.raises(volume_size.VolumeSizeNotPossible):
+    with pytest.raises(capacity.VolumeSizeNotPossible):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(1 << 60), None)
     same = await driver_state.expand(state, made.volume_id, volumes.CapacityRange(MIB), None)
     assert same.capacity_bytes == GIB + MIB

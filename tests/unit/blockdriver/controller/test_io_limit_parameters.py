@@ -3,7 +3,7 @@
 import pytest
 
 from crust import quantities, volumes
-from crust.blockdriver.controller import io_limit_parameters, parameters
+from crust.blockdriver.controller import class_parameters
 
 FS_TYPES = ("ext4",)
 
@@ -15,32 +15,32 @@ def test_parse_sets_the_given_limit_and_keeps_the_others() -> None:
         "writeIOPS": volumes.IoLimits(1, 3000, 3, 4),
     }.items():
         assert (
-            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "3000"})) == after
+            class_parameters.changed(before, class_parameters.parse_mutable({key: "3000"})) == after
         )
     for key, after in {
         "readBytesPerSecond": volumes.IoLimits(1, 2, 10 << 20, 4),
         "writeBytesPerSecond": volumes.IoLimits(1, 2, 3, 10 << 20),
     }.items():
         assert (
-            io_limit_parameters.changed(before, io_limit_parameters.parse({key: "10Mi"})) == after
+            class_parameters.changed(before, class_parameters.parse_mutable({key: "10Mi"})) == after
         )
 
 
 def test_parse_zero_removes_the_limit() -> None:
     before = volumes.IoLimits(read_iops=10, write_iops=20)
-    after = io_limit_parameters.changed(before, io_limit_parameters.parse({"readIOPS": "0"}))
+    after = class_parameters.changed(before, class_parameters.parse_mutable({"readIOPS": "0"}))
     assert after == volumes.IoLimits(write_iops=20)
 
 
 def test_parse_ignores_keys_of_sidecars() -> None:
     sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
-    assert io_limit_parameters.parse(sent) == ()
+    assert class_parameters.parse_mutable(sent) == ()
 
 
 @pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
 def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
-    with pytest.raises(io_limit_parameters.UnknownMutableParameter, match="readIOPS"):
-        io_limit_parameters.parse({"writeIOPS": "100", key: "1"})
+    with pytest.raises(class_parameters.UnknownMutableParameter, match="readIOPS"):
+        class_parameters.parse_mutable({"writeIOPS": "100", key: "1"})
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
     ],
 )
 def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
-    with pytest.raises(io_limit_parameters.InvalidIoLimit, match=key):
-        io_limit_parameters.parse({key: value})
-    with pytest.raises(io_limit_parameters.InvalidIoLimit, match=key):
-        parameters.parse({key: value}, FS_TYPES)
+    with pytest.raises(class_parameters.InvalidIoLimit, match=key):
+        class_parameters.parse_mutable({key: value})
+    with pytest.raises(class_parameters.InvalidIoLimit, match=key):
+        class_parameters.parse({key: value}, FS_TYPES)
 
 
 @pytest.mark.parametrize(("key", "value"), [("readIOPS", "10"), ("writeBytesPerSecond", "64Ki")])
 def test_parse_accepts_one_as_smallest_limit(key: str, value: str) -> None:
-    assert dict(io_limit_parameters.parse({key: value})) != {}
+    assert dict(class_parameters.parse_mutable({key: value})) != {}
 
 
 def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
-    read = parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
+    read = class_parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
     assert read.limits == volumes.IoLimits(read_iops=3000)
     assert read.kept == {"readIOPS": "3k", "crust.dev/defer": "always"}
     assert "readIOPS" not in read.volume_context

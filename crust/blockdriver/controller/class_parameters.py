@@ -1,0 +1,176 @@
+"""The I/O limits of a volume, as parameters of a VolumeAttributesClass or a StorageClass.
+
+Four keys, each a number per second: `readIOPS`, `writeIOPS`, `readBytesPerSecond`, `writeBytesPerSecond`. A key that
+is not named keeps its value (CSI ControllerModifyVolume), which for a new volume is no limit; 0 removes a limit. So a
+class that omits a key keeps the value of an earlier class: classes between which volumes move must name all four.
+
+Numbers are written as elsewhere in Kubernetes: 3000, 3k, 64Ki, 10Mi. They have a minimum: at a few bytes per second
+the unmount of the volume would take days.
+
+The parameters of a StorageClass, read once at CreateVolume.
+
+An unknown key is refused: a misspelt one would have no effect for the life of the volume. Keys of sidecars
+(`csi.storage.k8s.io/…`, from --extra-create-metadata) do not concern the volume and are not kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from crust import deferral_keys, errors, quantities, volumes
+from crust.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
+from crust.host.filesystems import mkfs
+
+_SIDECARS = "csi.storage.k8s.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    name: str
+    least: int
+    most: int
+
+
+_IOPS = (10, 10**9)
+_BYTES = (64 * 1024, 10**15)
+_RANGES = {
+    "readIOPS": _Range("read_iops", *_IOPS),
+    "writeIOPS": _Range("write_iops", *_IOPS),
+    "readBytesPerSecond": _Range("read_bytes_per_second", *_BYTES),
+    "writeBytesPerSecond": _Range("write_bytes_per_second", *_BYTES),
+}
+LIMIT_KEYS = tuple(_RANGES)
+
+Changes = tuple[tuple[str, int], ...]
+"""Fields of `IoLimits` and their new values, in order of the fields' names."""
+
+
+class UnknownMutableParameter(errors.InvalidRequest):
+    """A mutable parameter that this driver does not know."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the mutable parameter {key[:128]!r} is not known",
+            why=f"this driver knows {', '.join(LIMIT_KEYS)}",
+            hint="correct the VolumeAttributesClass; nothing was changed",
+        )
+        self.key = key
+
+
+class InvalidIoLimit(errors.InvalidRequest):
+    """A limit that is not a number, or is out of range."""
+
+    def __init__(self, key: str, value: str, least: int, most: int) -> None:
+        super().__init__(
+            f"the parameter {key} cannot be {value[:64]!r}",
+            why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
+            hint="correct the class; nothing was changed",
+        )
+        self.key = key
+
+
+def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
+    """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `InvalidIoLimit`."""
+    for key in mutable_parameters:
+        if key not in _RANGES and not key.startswith(_SIDECARS):
+            raise UnknownMutableParameter(key)
+    return among(mutable_parameters)
+
+
+def among(parameters: Mapping[str, str]) -> Changes:
+    """The limits among other parameters. Raises `InvalidIoLimit`."""
+    found = {key: parameters[key] for key in LIMIT_KEYS if key in parameters}
+    return tuple(sorted((_RANGES[key].name, _number(key, text)) for key, text in found.items()))
+
+
+def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
+    """`limits` with `changes` applied."""
+    return replace(limits, **dict(changes))
+
+
+def _number(key: str, text: str) -> int:
+    range_ = _RANGES[key]
+    number = quantities.parse(text)
+    if number == 0 or (number is not None and range_.least <= number <= range_.most):
+        return number
+    raise InvalidIoLimit(key, text, range_.least, range_.most)
+
+
+FS_TYPE = "csi.storage.k8s.io/fstype"
+_IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
+"""The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
+_IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
+KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
+_DEFER_VALUES = tuple(each.value for each in Defer)
+
+
+class UnknownParameter(errors.InvalidRequest):
+    """A parameter that this driver does not know."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the parameter {key[:128]!r} is not known",
+            why=f"this driver knows {', '.join(KEYS)}",
+            hint="correct the StorageClass",
+        )
+        self.key = key
+
+
+class InvalidParameter(errors.InvalidRequest):
+    """A parameter with an invalid value."""
+
+    def __init__(self, key: str, value: str, allowed: str) -> None:
+        super().__init__(
+            f"the parameter {key} cannot be {value[:64]!r}",
+            why=f"it must be {allowed}",
+            hint="correct the StorageClass",
+        )
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The decoded parameters. `kept` is recorded, and decides whether two requests differ."""
+
+    fs_type: str
+    kept: dict[str, str]
+    limits: volumes.IoLimits = volumes.IoLimits()  # noqa: RUF009 - frozen
+    """The first I/O limits; mutable parameters override them."""
+
+    @property
+    def volume_context(self) -> dict[str, str]:
+        """The keys that every later call gets: who mounts, and nothing that may change."""
+        return {key: self.kept[key] for key in _IN_CONTEXT if key in self.kept}
+
+
+def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
+    """Read parameters.
+
+    Raises `UnknownParameter`, `InvalidParameter`, `deferral_keys.InvalidDeferKey`,
+    `InvalidIoLimit`.
+    """
+    kept: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key in KEYS:
+            kept[key] = _checked(key, value, fs_types)
+        elif not key.startswith(_SIDECARS):
+            raise UnknownParameter(key)
+    deferral_keys.formats_in_guest(kept)
+    limits = changed(volumes.IoLimits(), among(kept))
+    return Parameters(kept.get(FS_TYPE, ""), kept, limits)
+
+
+def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
+    """The part of a volume context from the CO that this driver gave."""
+    return {key: value for key, value in context.items() if not key.startswith(_IN_CONTEXTS)}
+
+
+def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:
+    if key == FS_TYPE and value not in fs_types:
+        raise InvalidParameter(key, value, f"one of {', '.join(fs_types)}")
+    if key == DEFER and value not in _DEFER_VALUES:
+        raise InvalidParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
+    if key == RUNTIME_HANDLER and not value:
+        raise InvalidParameter(key, value, "the name of a runtime handler")
+    if key in mkfs.KEYS and (allowed := mkfs.allowed(key, value)):
+        raise InvalidParameter(key, value, allowed)
+    return value
