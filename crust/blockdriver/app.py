@@ -1,37 +1,68 @@
 """Composition of the driver: the only file that knows both of its parts."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from crust import operations, volumes
-from crust.blockdriver import compose_controller, compose_node
 from crust.blockdriver.controller import capacity
+from crust.blockdriver.controller.capacity import CapacityReport
+from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.list_volumes import Validation, VolumeLister
+from crust.blockdriver.controller.modify_volume import (
+    EnforcedByStorage,
+    InterruptedChanges,
+    VolumeModifier,
+)
 from crust.blockdriver.controller.orphans import VolumeGarbageCollector
 from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.filesystems.filesystem_preparation import ToolLocks
+from crust.blockdriver.node.filesystems.filesystem_preparation import (
+    FilesystemPreparation,
+    ToolLocks,
+)
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
+from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.node_stats import NodeStats
+from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
+from crust.blockdriver.node.publish.host_image import HostImage
+from crust.blockdriver.node.publish.node_publish import NodePublish
+from crust.blockdriver.node.publish.publish_rules import PublishCheck
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import HealthCheck, snapshot_findings
-from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.models import (
+    ContentRecord,
+    GroupRecord,
+    SnapshotRecord,
+    VolumeRecord,
+)
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
-from crust.blockdriver.services.controller import Controller
+from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
-from crust.blockdriver.services.node import Node
+from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity, Role
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
+from crust.blockdriver.snapshots.content_source import ContentSources
+from crust.blockdriver.snapshots.freeze_intents import Intents
+from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
+from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
+from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
+from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
@@ -39,6 +70,21 @@ from crust.rpc.messages import limits
 from crust.settings.driver import DEFAULT_MAX_VOLUMES, OWN_DRIVER
 
 _ALL = Role()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What both parts of the driver, and its services, are composed of."""
+
+    identity: NodeIdentity
+    stores: Stores
+    live: LiveVolumes
+    attach_slots: AttachSlots
+    io_limits: IoLimits
+    sources: ContentSources
+    health_check: HealthCheck
+    calls: SnapshotCalls
+    running: operations.KeyedOperations
 
 
 def build(  # noqa: PLR0913 - one per setting
@@ -77,33 +123,17 @@ def build(  # noqa: PLR0913 - one per setting
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
-    snapshots, sources = compose_controller.snapshots(stores, live, reachable, run_dir)
-    health_check = _health_check(stores, snapshots)
+    snapshots, sources = _snapshots(stores, live, reachable, run_dir)
     calls = SnapshotCalls(
         identity, snapshots.volume_snapshots, snapshots.group_snapshots, running, reads
     )
-    controller_rules = compose_controller.rules(
-        identity,
-        stores,
-        live,
-        slots,
-        io_limits,
-        sources,
-        health_check,
-        calls,
-        running,
+    health_check = _health_check(stores, snapshots)
+    shared = _Shared(
+        identity, stores, live, slots, io_limits, sources, health_check, calls, running
     )
-    node_rules = compose_node.rules(
-        identity,
-        stores,
-        live,
-        slots,
-        io_limits,
-        health_check,
-        target_roots,
-        controller_rules.modifier.grow_image if role.node_deployment else None,
-        running,
-    )
+    controller_rules = _controller_rules(shared)
+    grow_image = controller_rules.modifier.grow_image if role.node_deployment else None
+    node_rules = _node_rules(shared, target_roots, grow_image)
     return Driver(
         name=identity.driver,
         node_id=node_id,
@@ -173,4 +203,172 @@ def _health_check(stores: Stores, snapshots: SnapshotRecovery) -> HealthCheck:
         stores.provisioning,
         stores.capacity.available_bytes,
         lambda: snapshot_findings(records, groups, stores.provisioning),
+    )
+
+
+def _snapshots(
+    stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
+) -> tuple[SnapshotRecovery, ContentSources]:
+    """What takes snapshots and copies volumes."""
+    intents = Intents(run_dir)
+    freezer = Freezer(intents, stores.access)
+    guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
+    pool = stores.pool
+    snapshot_records = Records(
+        stores.engine.records(RecordKind.SNAPSHOTS),
+        SnapshotRecord,
+        lambda each: pool.ids.is_snapshot_id(each),
+    )
+    groups = Records(
+        stores.engine.records(RecordKind.GROUPS),
+        GroupRecord,
+        lambda each: pool.ids.is_group_id(each),
+    )
+    volume_snapshots = VolumeSnapshots(
+        pool=pool,
+        volume_records=stores.volume_records,
+        content_records=stores.content_records,
+        snapshot_records=snapshot_records,
+        groups=groups,
+        provisioning=stores.provisioning,
+        node=live,
+        capacity=stores.capacity,
+        freezer=freezer,
+        guest_freezer=guest_freezer,
+    )
+    group_snapshots = GroupSnapshots(pool, groups, volume_snapshots)
+    recovery = SnapshotRecovery(
+        intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
+    )
+    sources = ContentSources(
+        volume_records=stores.volume_records,
+        content_records=stores.content_records,
+        volume_snapshots=volume_snapshots,
+        provisioning=stores.provisioning,
+        node=live,
+        freezer=freezer,
+        guest_freezer=guest_freezer,
+    )
+    return recovery, sources
+
+
+def _controller_rules(shared: _Shared) -> ControllerRules:
+    """The rules of the controller part."""
+    stores = shared.stores
+    publisher = ControllerPublish(
+        stores.pool,
+        stores.volume_records,
+        shared.live,
+        stores.supported,
+        shared.attach_slots,
+        shared.identity.node_id,
+        stores.provisioning,
+    )
+    in_storage = stores.engine.limits
+    modifier = VolumeModifier(
+        volume_records=stores.volume_records,
+        provisioning=stores.provisioning,
+        node=shared.live,
+        enforcement=EnforcedByStorage(in_storage) if in_storage else shared.io_limits,
+        capacity=stores.capacity,
+        supported=stores.supported,
+    )
+    return ControllerRules(
+        provisioner=Provisioner(
+            pool=stores.pool,
+            volume_records=stores.volume_records,
+            content_records=stores.content_records,
+            provisioning=stores.provisioning,
+            node=shared.live,
+            sources=shared.sources,
+            capacity=stores.capacity,
+            supported=stores.supported,
+            segment=shared.identity.segment,
+            limits=in_storage,
+        ),
+        publisher=publisher,
+        lister=VolumeLister(stores.pool, stores.volume_records, publisher, shared.health_check),
+        health_check=shared.health_check,
+        capacity_report=CapacityReport(
+            stores.capacity,
+            stores.provisioning,
+            stores.supported,
+            shared.identity.segment,
+        ),
+        validation=Validation(
+            stores.volume_records,
+            stores.content_records,
+            stores.supported,
+            stores.provisioning,
+        ),
+        snapshots=shared.calls,
+        modifier=modifier,
+        interrupted_changes=InterruptedChanges(
+            shared.identity.driver, shared.running, modifier.interrupted, modifier.apply
+        ),
+    )
+
+
+def _node_rules(
+    shared: _Shared, target_roots: tuple[str, ...], grow_image: ImageGrowth | None
+) -> NodeRules:
+    """The rules of the node part."""
+    stores = shared.stores
+    volume_records, content_records = stores.volume_records, stores.content_records
+    node_state, access = stores.node_state, stores.access
+    node_expand = NodeExpand(
+        volume_records, content_records, node_state, access, stores.supported, grow_image
+    )
+    publish_check = PublishCheck(
+        volume_records, content_records, node_state, shared.live, stores.supported
+    )
+    preparation = FilesystemPreparation(content_records, access)
+    host_image = HostImage(
+        node_state, publish_check, shared.io_limits, preparation, stores.tool_locks
+    )
+    node_unpublish = NodeUnpublish(stores.pool, node_state, access, target_roots)
+    node_stage = NodeStage(
+        volume_records=volume_records,
+        content_records=content_records,
+        node_state=node_state,
+        access=access,
+        supported=stores.supported,
+        io_limits=shared.io_limits,
+        attach_slots=shared.attach_slots,
+        preparation=preparation,
+        tool_locks=stores.tool_locks,
+        node_id=shared.identity.node_id,
+    )
+    node_unstage = NodeUnstage(stores.pool, node_state, shared.live, access, shared.io_limits)
+    return NodeRules(
+        volume_records=volume_records,
+        live=shared.live,
+        max_volumes=shared.attach_slots.limit,
+        io_limits=shared.io_limits,
+        fs_types=stores.supported.fs_types,
+        node_stage=node_stage,
+        node_unstage=node_unstage,
+        node_publish=NodePublish(
+            content_records=content_records,
+            node_state=node_state,
+            publish_check=publish_check,
+            io_limits=shared.io_limits,
+            node_expand=node_expand,
+            host_image=host_image,
+            target_roots=target_roots,
+        ),
+        deferred_publish=DeferredNodePublish(
+            content_records, node_state, publish_check, shared.io_limits, host_image
+        ),
+        node_unpublish=node_unpublish,
+        node_expand=node_expand,
+        node_stats=NodeStats(
+            volume_records,
+            node_state,
+            access,
+            shared.health_check,
+            tells_condition=shared.identity.tells_condition,
+            running=shared.running,
+        ),
+        health_check=shared.health_check,
     )
