@@ -16,7 +16,13 @@ from crust.handoff import claims, look
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
-from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.operations import KeyedOperations
+from crust.proxy.entries import Entries
+from crust.proxy.events import Events
+from crust.proxy.guard import GuardedTargets
+from crust.proxy.look import Looks
+from crust.proxy.table import Table
+from crust.rpc.serving.health import Health
 
 NAME = "look"
 ENTRIES = 1000
@@ -61,20 +67,22 @@ async def measure() -> Result:
         targets = [
             store.create(records.record(number)).require().target for number in range(ENTRIES)
         ]
-        deferred = DeferredVolumes(store, devices)
-        await _look_at_rest(deferred, measured, REST)
+        table = Table()
+        entries = Entries(store, devices, table, KeyedOperations())
+        looks = Looks(table, entries, GuardedTargets([root]), Events(), Health())
+        await _look_at_rest(looks, measured, REST)
         for target in targets:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))
             claims.touch(store.layout.entry(target))
-        await _look_at_rest(deferred, measured, CLAIMED)
+        await _look_at_rest(looks, measured, CLAIMED)
     return Result({what: figures.Samples.of("%", each) for what, each in measured.values.items()})
 
 
-async def _look_at_rest(deferred: DeferredVolumes, measured: Measured, what: str) -> None:
-    await deferred.look()
+async def _look_at_rest(looks: Looks, measured: Measured, what: str) -> None:
+    await looks.look()
     await asyncio.sleep(2 * look.FRESH_NS / 1e9)  # until the entries are old enough to be believed
-    await deferred.look()
+    await looks.look()
     for _ in range(ROUNDS):
         began_s = time.process_time()
-        await deferred.look()
+        await looks.look()
         measured.add(what, 100 * (time.process_time() - began_s) / RESCAN_S)

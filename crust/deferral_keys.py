@@ -5,6 +5,7 @@ has. A PersistentVolume that a person made has them as volumeAttributes. Proxy, 
 """
 
 import enum
+import re
 from collections.abc import Mapping
 
 from crust import errors, volumes
@@ -25,6 +26,7 @@ USER_KEY = "userKey"
 """The keys of the secret with a Ceph user: in a stage or a publish; the key alone also in a deferred mount."""
 INLINE = "csi.storage.k8s.io/ephemeral"
 """The kubelet's key of a volume that a pod's manifest declares: the publish creates it, the unpublish deletes it."""
+_INLINE_ID = re.compile(r"csi-[0-9a-f]{64}")
 EXT4_BYTES_PER_INODE = "crust.dev/ext4-bytes-per-inode"
 EXT4_RESERVED_PERCENT = "crust.dev/ext4-reserved-percent"
 
@@ -183,9 +185,13 @@ def _check_not_never(context: Mapping[str, str], key: str) -> None:
         )
 
 
-def is_inline(context: Mapping[str, str]) -> bool:
-    """Whether the volume is its pod's own. Whoever fails its publish does not unpublish it: only a CO deletes it."""
-    return context.get(INLINE) == "true"
+def is_inline(context: Mapping[str, str], volume_id: str = "") -> bool:
+    """Whether the volume is its pod's own: a failed publish of it is not unpublished, because that deletes it.
+
+    A kubelet sets the key only for a driver with podInfoOnMount, and makes the id of such a volume in any case
+    (makeVolumeHandle: "csi-" and 64 hex digits).
+    """
+    return context.get(INLINE) == "true" or _INLINE_ID.fullmatch(volume_id) is not None
 
 
 def without(context: Mapping[str, str]) -> dict[str, str]:

@@ -114,7 +114,7 @@ class Deferral:
     async def _undo(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> outcome.Residue:
-        if deferral_keys.is_inline(request.volume_context):
+        if deferral_keys.is_inline(request.volume_context, request.volume_id):
             return outcome.Residue.UNKNOWN
         undo = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=request.volume_id, target_path=request.target_path

@@ -8,10 +8,10 @@ order and waits for every running operation.
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
-from crust import metrics, volumes
+from crust import metrics, operations, volumes
 from crust.deferral_keys import Defer
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
@@ -19,27 +19,27 @@ from crust.host.files import durable
 from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
-from crust.proxy.csi.backend import Backend
-from crust.proxy.csi.expand import DeferredExpand
-from crust.proxy.csi.frontend import CsiFrontend, DeferredCalls
-from crust.proxy.csi.policy import Policy, Runtimes
-from crust.proxy.csi.publish import DeferredPublish
-from crust.proxy.csi.unpublish import DeferredUnpublish
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.devices import Devices
-from crust.proxy.deferrals.entry_checks import EntryChecks
-from crust.proxy.deferrals.events import Events
-from crust.proxy.deferrals.handoff_watch import watch_handoff
-from crust.proxy.deferrals.targets import GuardedTargets, Targets
+from crust.proxy.backend import Backend
 from crust.proxy.drivers.driver_sockets import DriverSockets
+from crust.proxy.entries import Entries
+from crust.proxy.events import Events
+from crust.proxy.guard import Devices, GuardedTargets, Targets
 from crust.proxy.inspect import Inspect
+from crust.proxy.look import Looks, watching
+from crust.proxy.policy import Policy, Runtimes
+from crust.proxy.publish import Publish, raw_targets
 from crust.proxy.runtime_api import Mutations, RuntimeApi
+from crust.proxy.runtimes.expand import DeferredExpand
 from crust.proxy.runtimes.freeze import DeferredFreeze
 from crust.proxy.runtimes.handlers import Handlers
 from crust.proxy.runtimes.io_limits import DeferredIoLimits
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.proxy.runtimes.registry import HandlerRegistry
 from crust.proxy.runtimes.volume_health import DeferredHealth
+from crust.proxy.service import CsiService, Deferrals
+from crust.proxy.table import Table
+from crust.proxy.target import Target
+from crust.proxy.unpublish import Unpublish
 from crust.rpc import wiring
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.health import Health
@@ -123,81 +123,83 @@ async def part(
         watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         with pool.used():  # by the loops and the servers that are started here
-            deferred = DeferredVolumes(store, devices, pool)
-            watch.operations.append(lambda: [deferred.operations])
-            await _load(deferred, targets, settings.target_roots, stack)
-            events = Events()
+            running_operations = operations.KeyedOperations(pool)
+            watch.operations.append(lambda: [running_operations])
+            table, events = Table(), Events()
+            entries = Entries(store, devices, table, running_operations)
+            looks = Looks(table, entries, targets, events, daemon.health)
+            await _load(entries, looks, targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             peers = HandlerPeers()
             stack.push_async_callback(peers.close)
-            stack.push_async_callback(deferred.operations.drain)
-            parts = _Parts(deferred, handlers, peers, events, targets, devices, daemon)
+            stack.push_async_callback(running_operations.drain)
+            parts = _Parts(
+                entries, looks, running_operations, handlers, peers, events, targets, daemon
+            )
             runtimes = await _runtimes(settings, stack, daemon.health, wires)
             drivers = _driver_sockets(settings, parts, runtimes, wires)
-            await stack.enter_async_context(_watched(store, parts))
+            await stack.enter_async_context(
+                watching(looks, store.root, running_operations, daemon.health, end=daemon.end)
+            )
             await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
             await _serve_drivers(settings, drivers, stack)
-            _export_metrics(deferred, drivers)
+            _export_metrics(table, drivers, running_operations)
             metrics.export_workers("proxy", lambda: pool.load)
             daemon.readiness.append(drivers.missing)
-        extra = {"drivers": len(drivers.all()), "entries": len(deferred.all())}
+        extra = {"drivers": len(drivers.all()), "entries": len(table.records())}
         _log.info("proxy serves", extra=extra)
         yield
 
 
-def _export_metrics(deferred: DeferredVolumes, drivers: DriverSockets) -> None:
+def _export_metrics(
+    table: Table, drivers: DriverSockets, running_operations: operations.KeyedOperations
+) -> None:
     def states() -> Iterable[metrics.Sample]:
         none = {(each.served.name, "published"): 0 for each in drivers.all()}
-        return [(labels, number) for labels, number in {**none, **deferred.states()}.items()]
+        return [(labels, number) for labels, number in {**none, **table.states()}.items()]
 
     metrics.deferred_volumes.source = states
-    metrics.reservations.set_function(deferred.reservations)
+    metrics.reservations.set_function(table.reservations)
     metrics.export(*metrics.PROXY)
-    metrics.export_operations("proxy", deferred.operations.running)
+    metrics.export_operations("proxy", running_operations.running)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    deferred: DeferredVolumes
+    entries: Entries
+    looks: Looks
+    operations: operations.KeyedOperations
     handlers: Handlers
     peers: HandlerPeers
     events: Events
     targets: Targets
-    devices: Devices
     daemon: Daemon
 
 
-def _watched(store: stores.Store, parts: _Parts) -> AbstractAsyncContextManager[None]:
-    checks = EntryChecks(
-        parts.deferred, parts.targets, parts.devices, parts.events, parts.daemon.health
-    )
-    return watch_handoff(
-        store,
-        parts.deferred,
-        parts.events,
-        parts.daemon.health,
-        check=checks.check,
-        end=parts.daemon.end,
-    )
-
-
 async def _load(
-    deferred: DeferredVolumes, targets: Targets, roots: Sequence[str], stack: AsyncExitStack
+    entries: Entries,
+    looks: Looks,
+    targets: Targets,
+    roots: Sequence[str],
+    stack: AsyncExitStack,
 ) -> None:
-    """Open and lock the handoff directory, finish what a crash has interrupted, and load the deferred volumes."""
-    store = deferred.store
+    """Open and lock the handoff directory, finish what a crash has interrupted, and make the first look.
+
+    Then each guard and each raw publish of an earlier process is a row of the table, too.
+    """
+    store = entries.store
 
     def prepare() -> Iterable[str]:
         store.open()
         stack.callback(store.lock().close)
         for path in store.remove_orphans(targets.unmount_guard):
             _log.warning("orphan kept", extra={"path": path})
-        return targets.guards()
+        return raw_targets(roots)
 
-    guarded = await workers.run(prepare)
-    await workers.run(deferred.raw.find, roots)
-    deferred.unfinished.update(guarded)
-    for entry in await deferred.look():
+    for path in await workers.run(prepare):
+        entries.table.put(replace(Target.of(volumes.TargetPath(path)), raw=True))
+    await looks.look()
+    for entry in entries.table.entries():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
 
@@ -215,17 +217,24 @@ async def _serve_proxy_sockets(
         serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon)
         await stack.enter_async_context(serving)
 
-    common = (parts.deferred, parts.handlers, parts.peers)
+    common = (parts.entries, parts.handlers, parts.peers)
     freeze, io_limits = (
         DeferredFreeze(*common, parts.events),
-        DeferredIoLimits(*common, parts.events, parts.deferred.operations),
+        DeferredIoLimits(*common, parts.events, parts.operations),
     )
-    expand = DeferredExpand(*common, parts.devices, parts.deferred.operations)
+    expand = DeferredExpand(*common, parts.operations)
     runtime = RuntimeApi(*common, Mutations(expand, freeze, io_limits))
     registry = HandlerRegistry(
-        parts.handlers, parts.peers, parts.events, parts.deferred, settings.volumes_root
+        parts.handlers, parts.peers, parts.events, parts.entries, settings.volumes_root
     )
-    inspect = Inspect(drivers, parts.handlers, parts.deferred, parts.events, parts.daemon.health)
+    inspect = Inspect(
+        drivers,
+        parts.handlers,
+        parts.entries.table,
+        parts.looks,
+        parts.events,
+        parts.daemon.health,
+    )
     await serve(
         "handlers",
         sockets.handlers,
@@ -277,19 +286,17 @@ def _driver_sockets(
 ) -> DriverSockets:
     known = settings.kubernetes
     deferring = frozenset(known.runtime_handlers) if known else frozenset()
-    unpublish = DeferredUnpublish(parts.deferred, parts.events, parts.targets)
-    publish = DeferredPublish(
-        parts.deferred, parts.handlers, parts.events, parts.targets, unpublish, parts.devices
-    )
+    table = parts.entries.table
+    unpublish = Unpublish(table, parts.entries.store, parts.events, parts.targets)
+    publish = Publish(table, parts.entries, parts.handlers, parts.events, parts.targets, unpublish)
+    health = DeferredHealth(parts.entries, parts.handlers, parts.peers)
+    deferrals = Deferrals(table, parts.targets, parts.operations, publish, unpublish, health)
 
-    health = DeferredHealth(parts.deferred, parts.handlers, parts.peers)
-    calls = DeferredCalls(publish, unpublish, health)
-
-    def frontend(served: ServedDriver, backend: Backend) -> CsiFrontend:
+    def frontend(served: ServedDriver, backend: Backend) -> CsiService:
         default = Defer(served.defer) if served.defer else None
         decisions = Policy(default, runtimes, deferring)
         name = volumes.DriverName(served.name)
-        return CsiFrontend(name, backend, parts.deferred, calls, parts.targets, decisions)
+        return CsiService(name, backend, deferrals, decisions)
 
     return DriverSockets(
         frontend,

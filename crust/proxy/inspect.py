@@ -1,6 +1,7 @@
 """The API for operators: the current state of the proxy. Read-only."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -11,10 +12,12 @@ from google.protobuf import timestamp_pb2
 import crust
 from crust import errors
 from crust.handoff.store import Entry
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Event, Events
+from crust.host.process import workers
 from crust.proxy.drivers.driver_sockets import DriverSockets
+from crust.proxy.events import Event, Events
+from crust.proxy.look import Looks
 from crust.proxy.runtimes.handlers import Handler, Handlers
+from crust.proxy.table import Table
 from crust.rpc.serving.health import Health
 from crust.wire import pool
 from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
@@ -41,14 +44,16 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         self,
         drivers: DriverSockets,
         handlers: Handlers,
-        deferred: DeferredVolumes,
+        table: Table,
+        looks: Looks,
         events: Events,
         health: Health,
     ) -> None:
         self._drivers = drivers
         self._health = health
         self._handlers = handlers
-        self._deferred = deferred
+        self._table = table
+        self._looks = looks
         self._events = events
         self._stopping = asyncio.Event()
 
@@ -60,7 +65,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         self, request: inspect_pb2.ListDriversRequest, context: Context
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
-        records = self._deferred.all()
+        records = self._table.records()
         ready = grpc.ChannelConnectivity.READY
         return inspect_pb2.ListDriversResponse(
             drivers=[
@@ -87,8 +92,13 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
     async def ListDeferredVolumes(
         self, request: inspect_pb2.ListDeferredVolumesRequest, context: Context
     ) -> inspect_pb2.ListDeferredVolumesResponse:
-        """All entries of the handoff directory; unreadable ones with the error."""
-        entries = await self._deferred.entries()
+        """All entries of the handoff directory after a look; unreadable ones with the error. Without a thread they
+        are those of the last look: an operator asks what hangs.
+        """
+        with contextlib.suppress(workers.NoWorkerFree):
+            await workers.check_free()
+            await self._looks.look()
+        entries = self._table.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def ExplainPolicy(

@@ -11,8 +11,8 @@ import grpc.aio
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.proxy.csi.expand import DeferredExpand
-from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.entries import Entries
+from crust.proxy.runtimes.expand import DeferredExpand
 from crust.proxy.runtimes.freeze import DeferredFreeze
 from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.io_limits import DeferredIoLimits
@@ -70,12 +70,12 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
 
     def __init__(
         self,
-        deferred: DeferredVolumes,
+        entries: Entries,
         handlers: Handlers,
         peers: HandlerPeers,
         mutations: Mutations,
     ) -> None:
-        self._deferred = deferred
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
         self._mutations = mutations
@@ -85,13 +85,13 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
     ) -> runtime_pb2.RuntimeGetVolumeStatsResponse:
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
-        if not await self._deferred.is_claimed(record):
+        if not await self._entries.is_claimed(record):
             raise NotMountedInSandbox(record.target.text)
         handler = await self._handlers.owner(record.handler)
         if Feature.STATS not in handler.features:
             raise HandlerCannotReport(record.target, handler.name)
         stats = await self._peers.stats(handler, record.target, context.time_remaining())
-        await self._deferred.check_fits(record, stats)
+        await self._entries.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
             response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
@@ -145,7 +145,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
-        record = self._deferred.expect(target.text)
+        record = self._entries.table.expect(target.text)
         call = call_fields.current()
         if call is not None:
             call.name_volume(record.key.driver, record.key.volume_id)

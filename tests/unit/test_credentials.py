@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from crust import credentials, logs
-from crust.proxy.deferrals.events import Event, Events
+from crust.proxy.events import Event, Events
 
 SECRET = "s3same-0pen"
 

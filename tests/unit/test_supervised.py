@@ -18,8 +18,6 @@ TASKS_THAT_ARE_AWAITED = {
     "csi_shim/deferral.py",  # the undo of a call, shielded
     "host/process/commands.py",
     "operations.py",
-    "proxy/csi/publish.py",  # the next guard, which the next publish awaits
-    "proxy/deferrals/events.py",  # a stream, which waits for the first of two
     "proxy/events.py",
     "rpc/driver_facts.py",  # a connection's state, and one question
     "rpc/in_process/local_channel.py",

@@ -62,7 +62,7 @@ def check_stage(driver: str, request: csi_pb2.NodeStageVolumeRequest) -> None:
 def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     """What the publish asks for. Raises `CannotBeDeferred`, `InvalidMountOption`, `InvalidRequest`."""
     limits.volume_id_of_any_driver(request.volume_id)
-    if deferral_keys.is_inline(request.volume_context):
+    if deferral_keys.is_inline(request.volume_context, request.volume_id):
         # the driver makes it in the publish, as a directory, and a refused publish is followed by no unpublish
         raise CannotBeDeferred(
             request.volume_id, "it is an inline volume, which its driver makes as a filesystem"

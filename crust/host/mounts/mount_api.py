@@ -104,51 +104,25 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         _attach(mount, onto, target)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Guard:
-    """A guard that is mounted nowhere yet: its descriptor, and its unique id if the kernel has such ids (Linux 6.8).
-
-    It vanishes with the descriptor.
-    """
-
-    mount: int
-    unique_id: int | None
-
-
-def mount_guard(target: str) -> int | None:
-    """`new_guard` and `attach_guard` at once."""
-    return attach_guard(new_guard(), target)
-
-
-def new_guard() -> Guard:
-    """Make the fail-closed tmpfs: it takes names, an owner and a mode, and no data.
+def mount_guard(target: str, *, group: int | None = None) -> None:
+    """Mount the fail-closed tmpfs on the directory `target`: it takes names, an owner and a mode, and no data.
 
     A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
     tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
-    deferral writes nothing onto the node's disk. The page is filled before the mount is attached, so no
-    guard is ever visible with free space.
+    deferral writes nothing onto the node's disk. The page is filled, and the root has its `group`, before the mount
+    is attached: no guard is ever visible without them.
     """
-    with oserrors.translating("cannot make a guard mount"):
-        mount = _guard_mount()
-        try:
-            _fill(mount)
-            return Guard(mount, syscalls.unique_mount_id(mount))
-        except BaseException:
-            os.close(mount)
-            raise
-
-
-def attach_guard(guard: Guard, target: str) -> int | None:
-    """Mount the guard on the directory `target`; returns its unique id. Closes it in any case."""
-    try:
-        with (
-            _target(target, directory=True) as onto,
-            oserrors.translating(f"cannot guard {target}"),
-        ):
-            syscalls.move_mount(guard.mount, onto)
-    finally:
-        os.close(guard.mount)
-    return guard.unique_id
+    with _target(target, directory=True) as onto:
+        with oserrors.translating("cannot make a guard mount"):
+            mount = _guard_mount()
+            try:
+                _fill(mount)
+                if group is not None:
+                    os.chown(".", -1, group, dir_fd=mount)
+            except BaseException:
+                os.close(mount)
+                raise
+        _attach(mount, onto, target)
 
 
 def _guard_mount() -> int:

@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 
 from crust import errors
-from crust.proxy.csi.backend import Backend
-from crust.proxy.csi.frontend import CsiFrontend
+from crust.proxy.backend import Backend
 from crust.proxy.drivers.plugin_registration import Registration, registering
+from crust.proxy.service import CsiService
 from crust.rpc import channel
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
@@ -28,7 +28,7 @@ class Driver:
 
     served: ServedDriver
     backend: Backend
-    frontend: CsiFrontend
+    frontend: CsiService
     registration: Registration | None
     parts: AsyncExitStack
 
@@ -44,7 +44,7 @@ class BackendNotConnected(errors.PeerUnavailable):
         )
 
 
-Frontend = Callable[[ServedDriver, Backend], CsiFrontend]
+Frontend = Callable[[ServedDriver, Backend], CsiService]
 
 
 class DriverSockets:
@@ -76,7 +76,6 @@ class DriverSockets:
             backend = Backend(self._connect(served.backend))
             parts.push_async_callback(backend.aclose)
             frontend = self._frontend(served, backend)
-            parts.push_async_callback(frontend.drain)
             serving = server.serving(
                 served.socket,
                 name="csi",

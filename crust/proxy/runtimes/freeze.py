@@ -10,8 +10,8 @@ The proxy keeps no state for it. The guest keeps the time limit: the caller, thi
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Event, Events
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 
@@ -31,9 +31,9 @@ class DeferredFreeze:
     """Freezes and thaws deferred volumes."""
 
     def __init__(
-        self, deferred: DeferredVolumes, handlers: Handlers, peers: HandlerPeers, events: Events
+        self, entries: Entries, handlers: Handlers, peers: HandlerPeers, events: Events
     ) -> None:
-        self._deferred = deferred
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
         self._events = events
@@ -44,7 +44,7 @@ class DeferredFreeze:
         Raises `handlers.HandlerDisconnected`, `HandlerCannotFreeze`, `peers.HandlerNotResponding`, and the handler's
         own error.
         """
-        if not await self._deferred.is_claimed(record):
+        if not await self._entries.is_claimed(record):
             return False
         handler = await self._handlers.owner(record.handler)
         if Feature.FREEZE not in handler.features:
@@ -63,7 +63,7 @@ class DeferredFreeze:
 
         Raises as `freeze` does. For a handler that cannot freeze it returns False.
         """
-        if not await self._deferred.is_claimed(record):
+        if not await self._entries.is_claimed(record):
             return False
         handler = await self._handlers.owner(record.handler)
         try:
@@ -79,7 +79,7 @@ class DeferredFreeze:
         """Whether the sandbox has ended since it was seen: while a claim is released, its lock is held for a
         moment.
         """
-        return not await self._deferred.is_claimed(record)
+        return not await self._entries.is_claimed(record)
 
     async def _thaw(self, handler: Handler, record: Record, timeout_s: float | None) -> bool:
         if Feature.FREEZE not in handler.features:

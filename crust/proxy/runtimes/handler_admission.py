@@ -4,12 +4,11 @@ A deferred publish that the handler cannot serve is an error that says why; it n
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from crust import errors, volumes
-from crust.handoff.record import Record
 from crust.proxy.runtimes.handlers import Feature, Handler
+from crust.proxy.target import Target
 
 
 class UnsupportedByHandler(errors.NotReady):
@@ -115,31 +114,22 @@ def check_guest_work(handler: Handler, mount: volumes.DeferredMount) -> None:
         )
 
 
-class SandboxVolumes:
-    """Counts the deferred volumes of each pod, those that are being published now included.
+_POD = re.compile(r"(.*/pods/[^/]+/)")
 
-    A kubelet publishes all volumes of a pod at once. The pod is known by the kubelet's path of a target; where a CO
-    has other paths, the handler itself refuses what is too much, when the container starts.
+
+def check_place(handler: Handler, target: volumes.TargetPath, rows: Iterable[Target]) -> None:
+    """Raise TooManyVolumesInSandbox if the pod of the target has as many volumes as its sandbox can have.
+
+    Those that are being published are among the rows: a kubelet publishes all volumes of a pod at once. The pod is
+    known by the kubelet's path of a target; where a CO has other paths, the handler itself refuses what is too much,
+    when the container starts.
     """
-
-    _POD = re.compile(r"(.*/pods/[^/]+/)")
-
-    def __init__(self) -> None:
-        self._publishing: set[volumes.TargetPath] = set()
-
-    @contextmanager
-    def place(
-        self, handler: Handler, target: volumes.TargetPath, published: Iterable[Record]
-    ) -> Iterator[None]:
-        """Have a place in the target's sandbox while the block runs. Raises `TooManyVolumesInSandbox`."""
-        pod = self._POD.match(target.text)
-        if handler.max_volumes and pod:
-            there = {each.target for each in published if each.handler == handler.name}
-            others = (each for each in there | self._publishing if each.text.startswith(pod[1]))
-            if sum(1 for each in others if each != target) >= handler.max_volumes:
-                raise TooManyVolumesInSandbox(handler, target)
-        self._publishing.add(target)
-        try:
-            yield
-        finally:
-            self._publishing.discard(target)
+    pod = _POD.match(target.text)
+    if not handler.max_volumes or pod is None:
+        return
+    others = sum(
+        row.handler == handler.name and row.path != target.text and row.path.startswith(pod[1])
+        for row in rows
+    )
+    if others >= handler.max_volumes:
+        raise TooManyVolumesInSandbox(handler, target)

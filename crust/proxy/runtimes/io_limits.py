@@ -15,8 +15,8 @@ import logging
 
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Event, Events
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
 from crust.proxy.runtimes import handler_admission
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
@@ -31,13 +31,13 @@ class DeferredIoLimits:
 
     def __init__(
         self,
-        deferred: DeferredVolumes,
+        entries: Entries,
         handlers: Handlers,
         peers: HandlerPeers,
         events: Events,
         running: operations.KeyedOperations,
     ) -> None:
-        self._deferred = deferred
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
         self._events = events
@@ -57,19 +57,19 @@ class DeferredIoLimits:
         )
 
     async def _set(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        record = self._deferred.expect(target.text)
+        record = self._entries.table.expect(target.text)
         handler = await self._handlers.owner(record.handler)
         handler_admission.check_limits(handler, limits)
-        holder = await self._deferred.holder(record)
+        holder = await self._entries.holder(record)
         if holder is not None:
             await self._set_in_sandbox(handler, target, limits)
         try:
-            await self._deferred.change_limits(target, limits)
+            await self._entries.change_limits(target, limits)
         except errors.CrustError:
             if holder is not None:
                 await self._restore(handler, record)
             raise
-        current = await self._deferred.holder(record)
+        current = await self._entries.holder(record)
         if current not in (None, holder):
             await self._catch_up(handler, record, limits)
         self._report(record, limits, applied=current is not None)
@@ -82,7 +82,7 @@ class DeferredIoLimits:
         try:
             await self._set_in_sandbox(handler, record.target, limits)
         except errors.CrustError:
-            await self._deferred.change_limits(record.target, record.mount.io_limits)
+            await self._entries.change_limits(record.target, record.mount.io_limits)
             raise
 
     async def _restore(self, handler: Handler, record: Record) -> None:

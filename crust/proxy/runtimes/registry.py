@@ -10,8 +10,8 @@ import grpc.aio
 
 import crust
 from crust import errors, volumes
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Event, Events
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.rpc import channel
@@ -36,10 +36,10 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
         handlers: Handlers,
         peers: HandlerPeers,
         events: Events,
-        deferred: DeferredVolumes,
+        entries: Entries,
         volumes_directory: str,
     ) -> None:
-        self._deferred = deferred
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
         self._events = events
@@ -74,9 +74,9 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
     ) -> handlers_pb2.GetVolumeSecretsResponse:
         """The secrets of a volume that a live sandbox of the handler has claimed."""
         target = volumes.TargetPath.parse(request.target_path, role="target_path")
-        record = self._deferred.expect(target.text)
+        record = self._entries.table.expect(target.text)
         await self._handlers.owner(volumes.HandlerName(request.handler))
-        found = await self._deferred.secrets.of(record, request.handler)
+        found = await self._entries.secrets_of(record, request.handler)
         return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
 
     def _report(self, kind: str, handler: Handler) -> None:

@@ -7,7 +7,7 @@ the guest cannot be asked, the health is not known: that is an error, and not "h
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.proxy.deferrals.deferred import DeferredVolumes
+from crust.proxy.entries import Entries
 from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.rpc.messages import limits
@@ -20,8 +20,8 @@ REASON = "ReportedByRuntime"
 class DeferredHealth:
     """Adds the guest's report to the driver's."""
 
-    def __init__(self, deferred: DeferredVolumes, handlers: Handlers, peers: HandlerPeers) -> None:
-        self._deferred = deferred
+    def __init__(self, entries: Entries, handlers: Handlers, peers: HandlerPeers) -> None:
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
 
@@ -56,7 +56,7 @@ class DeferredHealth:
         self, record: Record, timeout_s: float | None
     ) -> volumes.VolumeCondition | None:
         """None without a sandbox, and if the handler does not report health."""
-        if not await self._deferred.is_claimed(record):
+        if not await self._entries.is_claimed(record):
             return None
         handler = await self._handlers.owner(record.handler)
         if Feature.HEALTH not in handler.features:

@@ -23,7 +23,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
@@ -110,7 +110,7 @@ class Chain:
                 self.places.settings(
                     grace_s=10, driver="block.csi.crust.dev", kubernetes=self.kubernetes
                 ),
-                targets=targets.GuardedTargets([self.places.kubelet]),
+                targets=guard.GuardedTargets([self.places.kubelet]),
                 devices=devices,
             )
         )

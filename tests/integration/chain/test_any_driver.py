@@ -14,7 +14,7 @@ import pytest
 from crust import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
@@ -68,7 +68,7 @@ class PermissiveDriver(fake_driver.FakeDriver):
 @pytest.fixture
 async def node(places: Places, device: str) -> AsyncIterator[Node]:
     driver = PermissiveDriver(device)
-    guarded = targets.GuardedTargets([places.kubelet])
+    guarded = guard.GuardedTargets([places.kubelet])
     async with (
         nodes.running(places, driver=driver, targets=guarded, devices=devices) as running,
         running.handler(),
@@ -161,7 +161,7 @@ async def test_deferred_publish_of_what_is_published_raw_is_refused(
 
 async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: str) -> None:
     driver = PermissiveDriver(device)
-    guarded = targets.GuardedTargets([places.kubelet])
+    guarded = guard.GuardedTargets([places.kubelet])
     raw, target = raw_target(places), places.target("one")
     for began in (False, True):
         async with (

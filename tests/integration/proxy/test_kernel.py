@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import gc
 import os
 import subprocess
 import tempfile
@@ -18,7 +17,8 @@ from crust.host.block import devices as host_devices
 from crust.host.block import loop, loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
+from crust.proxy.target import Seen, Stack
 from crust.runtime_handler import Resolved, claim_volume, resolve_source
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
@@ -27,6 +27,7 @@ from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -61,7 +62,7 @@ async def node(places: Places, device: loop_devices.LoopDevice) -> AsyncIterator
         answer.block_device.identity.minor = identity.minor
         answer.block_device.identity.disk_sequence = identity.disk_sequence
 
-    guarded = targets.GuardedTargets([places.kubelet])
+    guarded = guard.GuardedTargets([places.kubelet])
     async with nodes.running(places, targets=guarded, devices=host_devices) as running:
         running.driver.alter = real
         async with running.handler():
@@ -150,125 +151,97 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
     node.check_untouched(target)
 
 
-def test_own_guard_is_known_again_without_the_list_of_mounts(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
-    here = targets.GuardedTargets([places.kubelet])
-    assert here.mount_guard(target)
-    with monkeypatch.context() as blind:
-        blind.setattr(mountinfo, "read_all", None)
-        blind.setattr(mountinfo, "at", None)
-        assert here.has_guard(target)
-        here.check_free(target)
-    assert targets.GuardedTargets([places.kubelet]).has_guard(
-        target
-    )  # after a restart: by the list
+    guard.GuardedTargets([places.kubelet]).mount_guard(target)
+    here = guard.GuardedTargets([places.kubelet])
+    assert here.look(target).stack is Stack.GUARD
+    here.mount_guard(target)
+    here.restore_guard(target, 7)
+    assert (len(mountinfo.stacked_at(target.text)), here.group_of(target)) == (1, 0)
     here.unmount_guard(target)
-    assert not here.has_guard(target)
+    assert here.look(target) == Seen()
+    assert here.group_of(target) is None
     assert not os.path.lexists(target.text)
 
 
-def test_a_guard_that_was_prepared_is_the_next_target_s_alone_and_is_known_again(
-    places: Places,
-) -> None:
-    one, two = (volumes.TargetPath(places.target(name)) for name in ("one", "two"))
-    here = targets.GuardedTargets([places.kubelet])
-    before = len(os.listdir("/proc/self/fd"))
-    here.prepare_guard()
-    here.prepare_guard()
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert here.mount_guard(one)
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert here.mount_guard(two)
+def test_restored_guard_has_its_group_from_the_first_moment(places: Places) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    here = guard.GuardedTargets([places.kubelet])
+    here.restore_guard(target, 4711)
+    assert here.group_of(target) == 4711
     with pytest.raises(OSError, match="No space"):
-        Path(f"{one}/data").write_text("lost")
-    os.mkdir(f"{one}/name")
-    assert not os.path.exists(f"{two}/name")
-    assert here.has_guard(one)
-    assert not here.mount_guard(one)
-    for each in (one, two):
-        here.unmount_guard(each)
+        Path(f"{target}/data").write_text("lost")
+    here.unmount_guard(target)
 
 
-def test_a_prepared_guard_goes_with_its_owner_and_a_refused_target_keeps_none(
-    places: Places,
-) -> None:
+def test_refused_target_keeps_no_descriptor(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
-    Path(target.text).parent.mkdir(parents=True, exist_ok=True)
     Path(target.text).symlink_to(places.root)
-    here = targets.GuardedTargets([places.kubelet])
+    here = guard.GuardedTargets([places.kubelet])
     before = len(os.listdir("/proc/self/fd"))
-    here.prepare_guard()
-    with pytest.raises(target_paths.SymlinkInPath):
-        here.mount_guard(target)
-    del here
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) < before  # the watch of its mounts has gone, too
+    for act in (here.mount_guard, lambda each: here.restore_guard(each, None)):
+        with pytest.raises(target_paths.SymlinkInPath):
+            act(target)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_target_is_known_to_have_no_guard_unless_one_was_found_or_mounted_there(
-    places: Places,
-) -> None:
-    one, two, three = (volumes.TargetPath(places.target(name)) for name in ("one", "two", "three"))
-    earlier = targets.GuardedTargets([places.kubelet])
-    earlier.mount_guard(one)
-    here = targets.GuardedTargets([places.kubelet])
-    assert not here.is_known_unguarded(
-        three
-    )  # before it has listed what earlier processes have left
-    assert set(here.guards()) == {one.text}
-    here.mount_guard(two)
-    assert not here.is_known_unguarded(one)
-    assert not here.is_known_unguarded(two)
-    assert here.is_known_unguarded(three)
-    os.makedirs(three.text)
-    mount_api.bind(places.root, three.text)  # as a driver does
-    assert here.is_known_unguarded(three)
-    mount_api.unmount_one(three.text)
-    here.unmount_guard(one)
-    here.unmount_guard(two)
-    assert here.is_known_unguarded(two)
-
-
-def test_a_link_to_a_guard_is_not_known_to_be_none(places: Places) -> None:
-    target = volumes.TargetPath(places.target("one"))
-    here = targets.GuardedTargets([places.kubelet])
-    assert not here.guards()
-    here.mount_guard(target)
+def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
+    """The root of a kubelet may be a link."""
+    one, two = (volumes.TargetPath(places.target(name)) for name in ("one", "two"))
+    here = guard.GuardedTargets([places.kubelet])
+    elsewhere = Path(places.root, "alias")
+    elsewhere.symlink_to(places.kubelet)
+    aliased = guard.GuardedTargets([str(elsewhere)])
+    here.mount_guard(one)
+    os.makedirs(two.text)
+    mount_api.bind(places.root, two.text)
     try:
-        link = Path(places.kubelet, "link")
-        link.symlink_to(os.path.dirname(target.text))
-        through = volumes.TargetPath(f"{link}/{os.path.basename(target.text)}")
-        assert here.has_guard(through)
-        assert not here.is_known_unguarded(through)
-        elsewhere = Path(places.root, "alias")
-        elsewhere.symlink_to(places.kubelet)
-        aliased = targets.GuardedTargets([str(elsewhere)])
-        aliased.guards()
-        of_alias = target.text.replace(places.kubelet, str(elsewhere), 1)
-        assert aliased.has_guard(volumes.TargetPath(of_alias))
-        assert not aliased.is_known_unguarded(volumes.TargetPath(of_alias))
+        assert here.stacks() == {one.text: Stack.GUARD, two.text: Stack.FOREIGN}
+        mount_api.bind(places.root, one.text)
+        assert here.stacks()[one.text] is Stack.BURIED
+        mount_api.unmount_one(one.text)
+        of_alias = one.text.replace(places.kubelet, str(elsewhere), 1)
+        assert aliased.stacks()[of_alias] is Stack.GUARD
+        assert aliased.look(volumes.TargetPath(of_alias)).stack is Stack.GUARD
     finally:
-        here.unmount_guard(target)
+        mount_api.unmount(two.text)
+        here.unmount_guard(one)
 
 
 @pytest.mark.parametrize("beside", ["over the guard", "in its place"])
 def test_another_mount_is_never_treated_as_the_former_guard(places: Places, beside: str) -> None:
     target = volumes.TargetPath(places.target("one"))
-    here = targets.GuardedTargets([places.kubelet])
+    here = guard.GuardedTargets([places.kubelet])
     here.mount_guard(target)
     if beside == "in its place":
         mount_api.unmount(target.text)
     mount_api.bind(places.root, target.text)
     try:
-        assert not here.has_guard(target)
-        for act in (here.check_free, here.mount_guard, here.unmount_guard):
-            with pytest.raises(targets.TargetMounted):
+        wanted = Stack.BURIED if beside == "over the guard" else Stack.FOREIGN
+        assert here.look(target).stack is wanted
+        for act in (
+            here.mount_guard,
+            here.unmount_guard,
+            lambda each: here.restore_guard(each, None),
+        ):
+            with raised("TargetMounted"):
                 act(target)
     finally:
         mount_api.unmount_one(target.text)
         here.unmount_guard(target)
+
+
+async def test_link_to_a_guard_does_not_reach_the_driver(node: Node) -> None:
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target)
+    link = f"{node.places.kubelet}/link"
+    os.symlink(os.path.dirname(target), link)
+    with pytest.raises(grpc.aio.AioRpcError, match="a link leads"):
+        await node.co.unpublish("vol-1", f"{link}/mount")
+    assert node.driver.called("NodeUnpublishVolume") == []
+    node.check_published("vol-1", target)
+    await node.co.unpublish("vol-1", target)
 
 
 def test_unmount_by_the_parents_descriptor_follows_no_link_that_took_its_place(
@@ -301,7 +274,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
         await refused(
             node.co.publish("vol-1", target), Code.UNAVAILABLE, "mine (tmpfs)", "unpublish"
         )
-        assert node.driver.calls == []
+        assert node.driver.called("NodePublishVolume") == []
         assert node.entry(target) is None
     finally:
         mount_api.unmount(target)

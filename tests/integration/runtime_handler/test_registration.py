@@ -10,12 +10,15 @@ import pytest
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Events
+from crust.host.process.workers import Workers
+from crust.operations import KeyedOperations
+from crust.proxy.entries import Entries
+from crust.proxy.events import Events
 from crust.proxy.runtimes.handlers import Feature as ProxysFeature
 from crust.proxy.runtimes.handlers import Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.proxy.table import Table
 from crust.rpc.serving import server
 from crust.runtime_handler import registration
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
@@ -68,8 +71,10 @@ class WatchedRegistration(Registration):
 @asynccontextmanager
 async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
     handlers = WatchedHandlers()
-    deferred = DeferredVolumes(Store(f"{run_dir}/volumes"), FakeDevices())
-    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), deferred, "/run/crust/volumes")
+    entries = Entries(
+        Store(f"{run_dir}/volumes"), FakeDevices(), Table(), KeyedOperations(Workers("the test"))
+    )
+    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), entries, "/run/crust/volumes")
 
     def register(into: grpc.aio.Server) -> None:
         handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, into)

@@ -22,7 +22,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
@@ -94,7 +94,7 @@ class Wrapped:
         self.co = await enter(channel.connect(self.places.csi))
 
     async def _start_parts(self) -> None:
-        guarded = targets.GuardedTargets([self.places.kubelet])
+        guarded = guard.GuardedTargets([self.places.kubelet])
         settings = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
         proxy = proxy_app.running(settings, targets=guarded, devices=devices)
         await self.daemons.enter_async_context(proxy)

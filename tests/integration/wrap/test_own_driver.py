@@ -19,7 +19,7 @@ from crust.handoff import store
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.proxy import app as proxy_app
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.wrap.conftest import DEFERRED, MIB, capability, tidy
@@ -65,7 +65,7 @@ class OwnNode:
         await enter(serving)
         await self.run_version(defers=False)
         settings = self.places.settings(grace_s=10, driver=DRIVER)
-        guarded = targets.GuardedTargets([self.places.kubelet])
+        guarded = guard.GuardedTargets([self.places.kubelet])
         await enter(proxy_app.running(settings, targets=guarded, devices=devices))
         wrapping = Wrapping(self.places.kubelet) if self.wraps else None
         await enter(nodes.shim(self.places, wrapping=wrapping))

@@ -6,15 +6,16 @@ The walk to the target is the real one (`crust.host.files.target_paths`); only m
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
 from crust.host.block.device_sets import DeviceSet
-from crust.host.files import cached_targets, target_paths
+from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
-from crust.proxy.deferrals import targets
+from crust.proxy import guard
+from crust.proxy.target import Seen, Stack
 from tests.support.drivers import fake_driver
 
 GUARD = ".guarded"
@@ -23,59 +24,52 @@ MOUNTED = ".mounted"
 
 
 class FakeTargets:
-    """`targets.Targets` below one root. `foreign` are targets on which something else is mounted."""
+    """`guard.Targets` below one root. `foreign` are targets on which something else is mounted."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.foreign: set[str] = set()
         self.mounted_devices: dict[str, bool] = {}
         """Devices that the host has mounted, and whether read-only."""
+        self.groups: dict[str, int] = {}
+        """The groups of guards, as a kubelet sets them."""
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
-        targets.GuardedTargets([self.root]).check_allowed(target)
+        guard.GuardedTargets([self.root]).check_allowed(target)
 
-    def is_known_usable(self, target: volumes.TargetPath) -> bool:
-        if self._is_foreign(target) or self.has_guard(target):
-            return False
-        return cached_targets.is_known_free(target, [self.root])
-
-    def check_usable(self, target: volumes.TargetPath) -> None:
-        os.close(target_paths.open_parent(target, [self.root]))
-        self.check_free(target)
-
-    def check_free(self, target: volumes.TargetPath) -> None:
+    def look(self, target: volumes.TargetPath) -> Seen:
+        guarded = os.path.exists(f"{target}/{GUARD}")
         if self._is_foreign(target):
-            raise targets.TargetMounted(target.text, _mount(target.text))
+            stack = Stack.BURIED if guarded else Stack.FOREIGN
+            return Seen(stack=stack, mount=_mount(target.text))
+        return Seen(stack=Stack.GUARD if guarded else Stack.CLEAR)
+
+    def group_of(self, target: volumes.TargetPath) -> int | None:
+        return self.groups.get(target.text, 0) if self.has_guard(target) else None
 
     def check_unmounted(
         self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
     ) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
-            raise targets.DeviceMountedOnHost(source.path, ["/mnt"])
+            raise guard.mounted_on_host(source.path, ["/mnt"])
 
-    def mount_guard(self, target: volumes.TargetPath) -> bool:
-        self.check_free(target)
+    def mount_guard(self, target: volumes.TargetPath) -> None:
+        self._check_free(target)
         if self.has_guard(target):
-            return False
+            return
         target_paths.make_directory(target, [self.root])
+        self.groups.pop(target.text, None)
         with oserrors.translating(f"cannot mount on {target}"):
             os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
-        return True
 
-    def prepare_guard(self) -> None:
-        """Nothing to prepare."""
-
-    def has_guard(self, target: volumes.TargetPath) -> bool:
-        return not self._is_foreign(target) and os.path.exists(f"{target}/{GUARD}")
-
-    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
-        if os.path.exists(f"{target}/{GUARD}"):
-            return False
-        return cached_targets.is_known_linkless(target, [self.root])
+    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
+        self.mount_guard(target)
+        if group is not None:
+            self.groups[target.text] = group
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
-        self.check_free(target)
+        self._check_free(target)
         if self.has_guard(target):
             for name in os.listdir(target.text):  # a tmpfs takes the names in it along
                 if name != GUARD:
@@ -83,15 +77,22 @@ class FakeTargets:
             os.unlink(f"{target}/{GUARD}")
         target_paths.remove(target, [self.root])
 
-    def guards(self) -> Iterable[str]:
-        # not rglob, which fails when a directory goes away meanwhile
-        return {directory for directory, _, files in os.walk(self.root) if GUARD in files}
+    def has_guard(self, target: volumes.TargetPath) -> bool:
+        """Whether the guard is on top."""
+        return self.look(target).stack is Stack.GUARD
 
-    def restore_guard(self, target: volumes.TargetPath) -> None:
-        self.mount_guard(target)
+    def stacks(self) -> Mapping[str, Stack]:
+        # not rglob, which fails when a directory goes away meanwhile
+        guarded = {directory for directory, _, files in os.walk(self.root) if GUARD in files}
+        return {path: self.look(volumes.TargetPath(path)).stack for path in guarded | self.foreign}
 
     def mounts_changed(self) -> bool:
         return True
+
+    def _check_free(self, target: volumes.TargetPath) -> None:
+        seen = self.look(target)
+        if seen.is_covered:
+            raise seen.mounted(target)
 
     def _is_foreign(self, target: volumes.TargetPath) -> bool:
         return target.text in self.foreign or os.path.exists(f"{target}/{MOUNTED}")

@@ -16,8 +16,8 @@ from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.process.workers import Workers
 from crust.proxy import app
-from crust.proxy.deferrals.devices import Devices
-from crust.proxy.deferrals.targets import Targets
+from crust.proxy.guard import Devices, Targets
+from crust.proxy.target import Stack
 from crust.rpc import channel
 from crust.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -224,7 +224,7 @@ class Node:
         entry = self.entry(target)
         assert entry is not None
         assert entry.require().key.volume_id == volume_id
-        assert self.targets.has_guard(volumes.TargetPath(target))
+        assert self.targets.look(volumes.TargetPath(target)).stack is Stack.GUARD
         assert self.driver.published[target].volume_id == volume_id
 
     def handler(self, **options: Any) -> Any:

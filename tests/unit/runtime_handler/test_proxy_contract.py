@@ -10,11 +10,14 @@ import grpc.aio
 import pytest
 
 from crust.handoff.store import Store
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.events import Events
+from crust.host.process.workers import Workers
+from crust.operations import KeyedOperations
+from crust.proxy.entries import Entries
+from crust.proxy.events import Events
 from crust.proxy.runtimes.handlers import Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.proxy.table import Table
 from crust.rpc import channel
 from crust.rpc.serving import server
 from crust.runtime_handler import testing
@@ -31,9 +34,14 @@ async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         if request.param == "proxy":
-            deferred = DeferredVolumes(Store(f"{root}/volumes"), FakeDevices())
+            entries = Entries(
+                Store(f"{root}/volumes"),
+                FakeDevices(),
+                Table(),
+                KeyedOperations(Workers("the test")),
+            )
             handlers, peers = Handlers(grace_s=0), HandlerPeers()
-            served = HandlerRegistry(handlers, peers, Events(), deferred, f"{root}/volumes")
+            served = HandlerRegistry(handlers, peers, Events(), entries, f"{root}/volumes")
 
             def register(into: grpc.aio.Server) -> None:
                 handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(served, into)

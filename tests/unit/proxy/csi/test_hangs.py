@@ -14,8 +14,8 @@ from crust.cli.inspecting import show
 from crust.handoff import watch
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
-from crust.proxy.csi import frontend as csi_frontend
-from crust.proxy.deferrals import entry_checks
+from crust.proxy import look as proxy_look
+from crust.proxy import service as csi_service
 from crust.rpc.serving import worker_watch
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused, until_probe
@@ -38,12 +38,11 @@ class HangingTargets(FakeTargets):
         self.released = threading.Event()
         self._more = threading.Condition()
 
-    def mount_guard(self, target: volumes.TargetPath) -> bool:
+    def mount_guard(self, target: volumes.TargetPath) -> None:
         self._hang(target)
         with self._more:
-            mounted = super().mount_guard(target)
+            super().mount_guard(target)
             self._more.notify_all()
-            return mounted
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         self._hang(target)
@@ -119,7 +118,7 @@ async def test_publish_that_hangs_is_aborted_in_time_and_its_retries_take_no_thr
 ) -> None:
     async with running(places, targets) as node:
         with monkeypatch.context() as patched:
-            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            patched.setattr(csi_service, "_LIMIT_S", 0.01)
             (call,) = await hang(node, targets, 1)
             target = places.target("dead-0")
             for _ in range(2 * _THREADS):
@@ -144,7 +143,7 @@ async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_an
         await node.co.publish("vol-1", target)
         targets.hung.add(target)
         with monkeypatch.context() as patched:
-            patched.setattr(csi_frontend, "_LIMIT_S", 0.01)
+            patched.setattr(csi_service, "_LIMIT_S", 0.01)
             for _ in range(2 * _THREADS):
                 await refused(
                     node.co.unpublish("vol-1", target, timeout_s=60),
@@ -204,7 +203,7 @@ async def test_proxy_tells_the_watchdog_of_its_process(
 async def test_guard_mount_that_hangs_does_not_stop_the_looks(
     places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_checks, "_RESTORE_S", 0.01)
+    monkeypatch.setattr(proxy_look, "_RESTORE_S", 0.01)
     monkeypatch.setattr(watch, "RESCAN_S", 0.05)
     async with running(places, targets) as node:
         target, other = places.target("one"), places.target("two")

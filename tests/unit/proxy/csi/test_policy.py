@@ -7,8 +7,8 @@ import pytest
 from crust import deferral_keys, errors, volumes
 from crust.deferral_keys import Defer
 from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
-from crust.proxy.csi import policy
-from crust.proxy.csi.policy import Decision, Policy
+from crust.proxy import policy
+from crust.proxy.policy import Decision, Policy
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")

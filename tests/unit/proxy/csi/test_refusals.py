@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Node, Places
+from tests.support.nodes.node import NAMED, Node, Places
 from tests.unit.proxy.csi.test_unpublish import unstage
 
 Code = grpc.StatusCode
@@ -166,33 +167,43 @@ async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str)
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys(
-    kata: Node, *, known: bool
+    places: Places, *, known: bool
 ) -> None:
-    """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host."""
-    one, two, three = (kata.places.target(name) for name in ("one", "two", "three"))
-    await kata.co.publish("vol-1", one)
-    entry = kata.entry(one)
-    assert entry is not None
-    kata.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
-    for name in ("mountInfo.json",) if known else ("mountInfo.json", ".reserved"):
-        Path(entry.directory, name).write_text("{")
-    await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
-    refusals: list[Awaitable[object]] = [
-        kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
-        kata.co.publish("vol-1", two),
-        kata.co.publish("vol-1", two, defer=False),
-        kata.co.publish("vol-3", two),
-        kata.co.expand("vol-1", f"{kata.places.kubelet}/staging", 1),
-    ]
-    for refusal in refusals:
-        await refused(refusal, Code.FAILED_PRECONDITION, "cannot be read", entry.directory)
-    assert kata.driver.called("NodeUnstageVolume") == []
-    other = kata.co.publish("vol-2", three)
-    if not known:
-        await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
-        return
-    await other
-    await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-4"), timeout=10)
+    """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host.
+
+    The proxy that published it remembers what it reserves; one that is started finds nothing in the record.
+    """
+    one, two, three = (places.target(name) for name in ("one", "two", "three"))
+    async with AsyncExitStack() as lives:
+        node = await lives.enter_async_context(nodes.running(places))
+        await lives.enter_async_context(node.handler())
+        await node.co.publish("vol-1", one)
+        entry = node.entry(one)
+        assert entry is not None
+        node.driver.identities["vol-3"] = fake_driver.identity_of(fake_driver.device_of("vol-1"))
+        for name in ("mountInfo.json", ".reserved"):
+            Path(entry.directory, name).write_text("{")
+        await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+        if not known:
+            await lives.aclose()
+            node = await lives.enter_async_context(nodes.running(places, driver=node.driver))
+            await lives.enter_async_context(node.handler())
+        refusals: list[Awaitable[object]] = [
+            node.co.node.NodeUnstageVolume(unstage(node, "vol-1"), timeout=10),
+            node.co.publish("vol-1", two, volume_context=NAMED),
+            node.co.publish("vol-1", two, defer=False),
+            node.co.publish("vol-3", two, volume_context=NAMED),
+            node.co.expand("vol-1", f"{places.kubelet}/staging", 1),
+        ]
+        for refusal in refusals:
+            await refused(refusal, Code.FAILED_PRECONDITION, "cannot be read", entry.directory)
+        assert node.driver.called("NodeUnstageVolume") == []
+        other = node.co.publish("vol-2", three, volume_context=NAMED)
+        if not known:
+            await refused(other, Code.FAILED_PRECONDITION, "does not say whose it is")
+            return
+        await other
+        await node.co.node.NodeUnstageVolume(unstage(node, "vol-4"), timeout=10)
 
 
 async def test_a_target_outside_the_kubelets_root(kata: Node) -> None:

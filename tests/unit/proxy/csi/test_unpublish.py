@@ -5,18 +5,20 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 from crust import volumes
 from crust.handoff import claims, layout
+from crust.proxy.target import Seen
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
-from tests.support.nodes.fake_targets import FakeTargets
+from tests.support.nodes.fake_targets import GUARD, FakeTargets
 from tests.support.nodes.node import Node, Places, until
 
 Code = grpc.StatusCode
@@ -110,13 +112,26 @@ async def test_unpublish_with_another_volume_id_is_refused(kata: Node) -> None:
     kata.check_published("vol-1", target)
 
 
-async def test_mount_over_the_guard_is_reported_before_the_driver_is_called(kata: Node) -> None:
+async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node) -> None:
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     kata.targets.foreign.add(target)
     await refused(kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "/dev/sdb1")
-    assert kata.driver.called("NodeUnpublishVolume") == []
+    assert kata.entry(target) is not None
     kata.targets.foreign.clear()
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_mount_over_the_guard_that_the_driver_removes_ends_with_the_unpublish(
+    kata: Node,
+) -> None:
+    """A driver that mounts at a repeated publish although it was called with the flag."""
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.targets.foreign.add(target)
+    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "TargetMounted")
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
 
@@ -125,28 +140,30 @@ class HangingTargets(FakeTargets):
     """One target whose file server does not answer."""
 
     hung = ""
-    hung_is_known = False
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.answers = threading.Event()
         self.looks = 0
 
-    def has_guard(self, target: volumes.TargetPath) -> bool:
+    def look(self, target: volumes.TargetPath) -> Seen:
         if target.text == self.hung:
             self.looks += 1
             self.answers.wait(30)
-        return super().has_guard(target)
+        return super().look(target)
 
-    def is_known_unguarded(self, target: volumes.TargetPath) -> bool:
-        if target.text == self.hung and not self.hung_is_known:
-            return False
-        return super().is_known_unguarded(target)
+
+def _lose_a_guard(places: Places) -> None:
+    """A guard whose volume nobody knows: its record went with /run."""
+    lost = places.target("lost")
+    os.mkdir(lost)
+    Path(lost, GUARD).touch()
 
 
 async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_go_on(
     places: Places,
 ) -> None:
+    _lose_a_guard(places)
     targets = HangingTargets(places.kubelet)
     targets.hung = places.target("hung")
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
@@ -160,13 +177,27 @@ async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_
         targets.answers.set()
 
 
+async def test_link_to_a_guard_whose_volume_nobody_knows_does_not_reach_the_driver(
+    places: Places,
+) -> None:
+    _lose_a_guard(places)
+    link = f"{places.kubelet}/link"
+    os.symlink(f"{places.kubelet}/pods/lost", link)
+    async with nodes.running(places) as node:
+        await refused(
+            node.co.unpublish("vol-1", f"{link}/mount"), Code.INVALID_ARGUMENT, "a link leads"
+        )
+        assert node.driver.called("NodeUnpublishVolume") == []
+        await node.co.unpublish("vol-1", places.target("lost"))
+        assert not os.path.lexists(places.target("lost"))
+
+
 async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(places: Places) -> None:
     targets = HangingTargets(places.kubelet)
     target = places.target("one")
     async with nodes.running(places, targets=targets) as node:
         await node.co.publish("vol-1", target, defer=False)
         targets.hung = target
-        targets.hung_is_known = True
         await node.co.unpublish("vol-1", target)
         assert targets.looks == 0
         assert len(node.driver.called("NodeUnpublishVolume")) == 1

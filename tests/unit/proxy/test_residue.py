@@ -11,9 +11,10 @@ import pytest
 from crust import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
-from crust.proxy.csi import backend
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.targets import TargetMounted
+from crust.proxy import backend
+from crust.proxy.entries import Entries
+from crust.proxy.policy import Policy
+from crust.proxy.publish import Publish
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
@@ -63,7 +64,9 @@ async def test_drivers_already_exists_is_final_only_for_other_arguments(
     await kata.co.publish("vol-1", target)
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
     code = Code.ALREADY_EXISTS if readonly else Code.UNAVAILABLE
-    await refused(kata.co.publish("vol-1", target, readonly=readonly), code, "differs")
+    words = "published already" if readonly else "differs"
+    await refused(kata.co.publish("vol-1", target, readonly=readonly), code, words)
+    assert len(kata.driver.called("NodePublishVolume")) == (1 if readonly else 2)
     kata.check_published("vol-1", target)
 
 
@@ -207,8 +210,10 @@ async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_i
             if driver.defers:
                 driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
             async with node.handler():
-                code = Code.INTERNAL if driver.defers else Code.UNIMPLEMENTED
+                code = Code.INTERNAL if driver.defers else Code.UNAVAILABLE
                 await refused(node.co.publish("vol-1", target), code)
+                if not driver.defers:  # not called, so nothing is undone
+                    await node.co.unpublish("vol-1", target)
         node.check_untouched(target)
 
 
@@ -217,13 +222,13 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
 ) -> None:
     """The rename was done, and the directory could not be synced."""
     target = kata.places.target("one")
-    publish = DeferredVolumes.publish
+    publish = Entries.write
 
-    def fail_afterwards(deferred: DeferredVolumes, record: Record) -> Record:
-        publish(deferred, record)
+    def fail_afterwards(entries: Entries, record: Record) -> Record:
+        publish(entries, record)
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(DeferredVolumes, "publish", fail_afterwards)
+    monkeypatch.setattr(Entries, "write", fail_afterwards)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "cannot sync")
     kata.check_untouched(target)
 
@@ -232,15 +237,15 @@ async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
     kata: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = kata.places.target("one")
-    publish = DeferredVolumes.publish
+    publish = Entries.write
     sandbox = kata.sandbox(target)
 
-    def claim_and_fail(deferred: DeferredVolumes, record: Record) -> Record:
-        publish(deferred, record)
+    def claim_and_fail(entries: Entries, record: Record) -> Record:
+        publish(entries, record)
         sandbox.__enter__()
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(DeferredVolumes, "publish", claim_and_fail)
+    monkeypatch.setattr(Entries, "write", claim_and_fail)
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "cannot sync")
     monkeypatch.undo()
     await kata.co.publish("vol-1", target)
@@ -267,7 +272,7 @@ async def _mount_over_the_guard(kata: Node, target: str) -> None:
     kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
     kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "deferred_mount")
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, TargetMounted.__name__)
+    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "restarting")
     kata.driver.failing.clear()
     kata.driver.mounts_instead = False
     kata.driver.after_publish = lambda: None
@@ -288,3 +293,65 @@ async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(k
     await _mount_over_the_guard(kata, target)
     await kata.co.publish("vol-1", target)
     kata.check_published("vol-1", target)
+
+
+INLINE_ID = f"csi-{'0a' * 32}"
+
+
+@pytest.mark.spec("D-10")
+async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(kata: Node) -> None:
+    """Without podInfoOnMount there is no key in the context."""
+    target = kata.places.target("one")
+    _other_filesystem(kata)
+    await refused(kata.co.publish(INLINE_ID, target), Code.UNAVAILABLE, "'btrfs'")
+    assert kata.driver.called("NodeUnpublishVolume") == []
+    await kata.co.unpublish(INLINE_ID, target)
+    kata.check_untouched(target)
+
+
+@pytest.mark.spec("D-36")
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space"), ValueError("a bug")])
+@pytest.mark.parametrize(
+    "where",
+    ["Targets.mount_guard", "Entries.write", "Entries.devices", "Publish._record", "policy"],
+)
+async def test_no_exception_ends_in_a_final_code_while_something_stands(
+    kata: Node, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    target = kata.places.target("one")
+
+    def fail(*_: object, **__: object) -> object:
+        raise error
+
+    if where == "policy":
+        await kata.co.publish("vol-1", target)
+    kata.driver.failing["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    with monkeypatch.context() as patched:
+        match where:
+            case "Targets.mount_guard":
+                guard = kata.targets.mount_guard
+                patched.setattr(kata.targets, "mount_guard", lambda path: (guard(path), fail()))
+            case "Entries.devices":
+                patched.setattr(kata.devices, "identify", fail)
+            case "Entries.write":
+                patched.setattr(Entries, "write", fail)
+            case "Publish._record":
+                patched.setattr(Publish, "_record", fail)
+            case _:
+                patched.setattr(Policy, "decide", fail)
+        await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "UnexpectedError")
+    kata.driver.failing.clear()
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_unforeseen_exception_before_anything_stands_is_final(
+    kata: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Publish, "_record", fail)
+    target = kata.places.target("one")
+    await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "UnexpectedError")
+    kata.check_untouched(target)

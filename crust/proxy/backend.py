@@ -46,8 +46,7 @@ class Backend:
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, caller: Caller
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume, with the flag: raises `DeferralUnsupported` unless the driver defers now."""
-        await self.facts.check_defers()
+        """NodePublishVolume, with the flag; for a driver that defers."""
         return await self._stub.NodePublishVolume(
             request, metadata=caller.opted_in(), timeout=TIMEOUT_S
         )
@@ -59,6 +58,14 @@ class Backend:
         request.defer_fs_ops = await self.facts.defers()
         return await self._stub.NodeUnpublishVolume(
             request, metadata=caller.opted_in(), timeout=TIMEOUT_S
+        )
+
+    async def unpublish_from_host(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, caller: Caller
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume of a volume that is not deferred."""
+        return await self._stub.NodeUnpublishVolume(
+            request, metadata=caller.metadata, timeout=TIMEOUT_S
         )
 
     async def stats(

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from crust.proxy.deferrals.events import QUEUE_LENGTH, Event, Events
+from crust.proxy.events import QUEUE_LENGTH, Event, Events
 
 
 async def test_watcher_that_leaves_leaves_no_task() -> None:

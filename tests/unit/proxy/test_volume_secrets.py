@@ -10,10 +10,9 @@ from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.process.workers import Workers
-from crust.operations import KeyedOperations
-from crust.proxy.deferrals.volume_secrets import SecretsForgotten, VolumeSecrets
+from crust.proxy.entries import Entries
 from crust.runtime_handler.registration import Registration
+from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import NAMED, Node, Places
@@ -113,34 +112,37 @@ async def test_after_a_restart_it_is_forgotten_until_the_next_publish(places: Pl
             assert await session.secrets_of(target) == KNOWN
 
 
-def _known(places: Places) -> tuple[Record, VolumeSecrets]:
-    """A published volume, and its secrets."""
-    store = Store(places.volumes)
-    store.open()
-    target = volumes.TargetPath(places.target("one"))
-    record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
-    known = VolumeSecrets(store, KeyedOperations(Workers("the test")))
-    with known.kept(record, KNOWN):
-        pass
-    return record, known
-
-
 @pytest.mark.spec("D-46")
-async def test_unpublished_volume_has_no_secrets_any_more(places: Places) -> None:
-    record, known = _known(places)
-    with sandbox(places.volumes, record.target.text):
-        assert await known.of(record, "kata") == KNOWN
-        known.drop(record.target)
-        with pytest.raises(SecretsForgotten):
-            await known.of(record, "kata")
+async def test_unpublished_volume_has_no_secrets_any_more(node: Node) -> None:
+    async with node.handler() as session:
+        target = await encrypted(node)
+        await node.co.unpublish("vol-1", target.text)
+        store = Store(node.places.volumes)
+        record = store.create(a_record(target=target, encryption=volumes.Encryption.LUKS)).require()
+        assert record.key.volume_id == "vol-1"
+        await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+        with (
+            node.sandbox(target.text),
+            pytest.raises(errors.NotReady, match="not known any more"),
+        ):
+            await session.secrets_of(target)
 
 
-async def test_failed_publish_leaves_those_of_the_one_before(places: Places) -> None:
-    record, known = _known(places)
-    with pytest.raises(errors.NotReady), known.kept(record, {"passphrase": "of another"}):
-        raise errors.NotReady("no")
-    with sandbox(places.volumes, record.target.text):
-        assert await known.of(record, "kata") == KNOWN
+async def test_failed_publish_leaves_those_of_the_one_before(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_entries: Entries, _record: Record) -> Record:
+        raise errors.RuntimeFailed("cannot sync")
+
+    async with node.handler() as session:
+        target = await encrypted(node)
+        node.driver.passphrase = "of another"
+        monkeypatch.setattr(Entries, "write", fail)
+        await refused(
+            node.co.publish("vol-1", target.text, volume_context=LUKS), Code.UNAVAILABLE, "sync"
+        )
+        with node.sandbox(target.text):
+            assert await session.secrets_of(target) == KNOWN
 
 
 @pytest.mark.spec("D-47")

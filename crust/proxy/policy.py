@@ -72,17 +72,6 @@ class HandlersContradict(errors.InvalidRequest):
         )
 
 
-class AlreadyDeferred(errors.Conflict):
-    """A host mount is requested for a target that is published deferred."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"the volume cannot be mounted at {target}",
-            why="it is published there already, to a runtime",
-            hint="unpublish it first; a publish never switches from one to the other",
-        )
-
-
 class Policy:
     """Decides for one driver.
 

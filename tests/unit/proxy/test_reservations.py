@@ -8,10 +8,11 @@ import pytest
 from crust import volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo
-from crust.proxy.deferrals.targets import DeviceMountedOnHost, GuardedTargets
+from crust.proxy.guard import GuardedTargets
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
+from tests.support.raised import raised
 
 Code = grpc.StatusCode
 
@@ -169,5 +170,5 @@ def test_only_a_readers_publish_passes_beside_read_only_host_mounts(
         GuardedTargets(["/"]).check_unmounted(source, readonly=publish == "reader", probe=False)
 
     check("reader", "ro")
-    with pytest.raises(DeviceMountedOnHost, match="mounted at /mnt"):
+    with raised("DeviceMountedOnHost", match="mounted at /mnt"):
         check(*refused_with.split())

@@ -12,8 +12,7 @@ import asyncio
 from crust import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy.deferrals.deferred import DeferredVolumes
-from crust.proxy.deferrals.devices import Devices
+from crust.proxy.entries import Entries
 from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.peers import EXPAND_TIMEOUT_S, HandlerPeers
 from crust.rpc import outcome
@@ -82,16 +81,14 @@ class DeferredExpand:
 
     def __init__(
         self,
-        deferred: DeferredVolumes,
+        entries: Entries,
         handlers: Handlers,
         peers: HandlerPeers,
-        devices: Devices,
         running: operations.KeyedOperations,
     ) -> None:
-        self._deferred = deferred
+        self._entries = entries
         self._handlers = handlers
         self._peers = peers
-        self._devices = devices
         self._operations = running
 
     async def expand(
@@ -118,15 +115,15 @@ class DeferredExpand:
             raise outcome.answer("RuntimeExpandVolume", error, outcome.Residue.NONE) from error
 
     async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
-        record = self._deferred.expect(target.text)
+        record = self._entries.table.expect(target.text)
         size_bytes = await self._grown(record, wanted)
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
             raise DeviceTooLarge(record.shown_source, size_bytes, wanted)
         if size_bytes < wanted.required_bytes:
             raise DeviceNotExpanded(record.shown_source, size_bytes, wanted)
-        if await self._deferred.is_claimed(record):
+        if await self._entries.is_claimed(record):
             await self._expand_in_sandbox(record, size_bytes, wanted.limit_bytes)
-        await self._deferred.change_capacity(target, size_bytes)
+        await self._entries.change_capacity(target, size_bytes)
         return size_bytes
 
     async def _grown(self, record: Record, wanted: volumes.CapacityRange) -> int:
@@ -135,16 +132,16 @@ class DeferredExpand:
         This host cannot see an image's size: the runtime refuses a size that the image does not have.
         """
         if record.image is None:
-            return await workers.run(self._devices.size_bytes, record.device)
+            return await workers.run(self._entries.devices.size_bytes, record.device)
         size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
         if size_bytes > record.mount.capacity_bytes:
-            await self._deferred.change_capacity(record.target, size_bytes)
+            await self._entries.change_capacity(record.target, size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(self, record: Record, size_bytes: int, limit_bytes: int) -> None:
         handler = await self._handlers.owner(record.handler)
         if Feature.ONLINE_EXPAND not in handler.features:
-            await self._deferred.change_capacity(record.target, size_bytes)
+            await self._entries.change_capacity(record.target, size_bytes)
             raise OfflineExpansionOnly(record.handler, record.target.text)
         capacity = volumes.CapacityRange(size_bytes, limit_bytes)
         filled_bytes = await self._peers.expand(handler, record.target, capacity, EXPAND_TIMEOUT_S)

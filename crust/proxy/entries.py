@@ -1,0 +1,216 @@
+"""What the proxy writes into entries of the handoff directory, and reads from them.
+
+Code that changes the directory reads the directory first, not the table. Functions without `async` block.
+"""
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from crust import errors, operations, volumes
+from crust.handoff import claims
+from crust.handoff.entry import Entry
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.host.block.device_sets import DeviceSet
+from crust.host.process import workers
+from crust.proxy.guard import Devices, set_of
+from crust.proxy.table import Table, absent
+from crust.proxy.target import Target
+
+T = TypeVar("T")
+
+_LOOK_S = 10.0
+"""For a look at one entry, which takes microseconds."""
+
+Holder = tuple[str, datetime.datetime | None]
+"""A sandbox and the time of its claim; the name is empty until the sandbox has written claim.json."""
+
+
+class Entries:
+    """The entries of this node, and the rows of the table that belong to them."""
+
+    def __init__(
+        self,
+        store: Store,
+        devices: Devices,
+        table: Table,
+        running: operations.KeyedOperations,
+    ) -> None:
+        self.store = store
+        self.devices = devices
+        self.table = table
+        self._running = running
+
+    def row_of(self, entry: Entry) -> Target:
+        """The row of an entry as it was read, without what only the proxy remembers."""
+        record = entry.record
+        if record is not None:
+            return Target(
+                record.digest,
+                record.target.text,
+                entry,
+                key=record.key,
+                devices=set_of(self.devices, record.mount.source),
+                readonly=record.readonly,
+                handler=record.handler,
+            )
+        held = entry.reserved
+        if held is None:
+            return Target(entry.digest, entry=entry)
+        devices = self.devices.device_set(held.identity) if held.identity else None
+        if held.image:
+            devices = DeviceSet.alone(held.image)
+        return Target(
+            entry.digest,
+            held.target.text,
+            entry,
+            key=held.key,
+            devices=devices,
+            readonly=held.readonly,
+        )
+
+    def write(self, record: Record) -> Record:
+        """Publish the entry to the runtime; returns the record that exists afterwards.
+
+        Publishing the same content again changes nothing. If only the device differs (attached again, grown), the
+        record is replaced; while a sandbox has the volume, only the size may differ. The limits stay: only
+        `change_limits` changes them, and a retry may bring older ones. Raises `EntryDiffers` if the target is
+        published otherwise, `HeldBySandbox`.
+        """
+        entry = self.store.read(record.target)
+        if entry is None:
+            return self.store.create(record).require()
+        there = entry.require()
+        same_request = there.same_request(record)
+        if same_request:
+            limits = there.mount.io_limits
+            record = replace(record, mount=replace(record.mount, io_limits=limits))
+        if entry.live and same_request and _same_source(there, record):
+            if there.same_content(record):
+                return there
+            return self.store.rewrite(there, record.mount).require()
+        return self.store.publish(record, replace=same_request).require()
+
+    async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
+        """Write new limits into a published volume's record. Raises NoDeferredVolume."""
+        await self._change(target, lambda mount: replace(mount, io_limits=limits))
+
+    async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
+        """Write the new size into a published volume's record. Raises NoDeferredVolume."""
+        await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
+
+    async def is_claimed(self, record: Record) -> bool:
+        """Whether a sandbox has claimed the volume, or is claiming it. Raises as `holder`."""
+        return await self.holder(record) is not None
+
+    async def holder(self, record: Record) -> Holder | None:
+        """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox.
+
+        Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same.
+        """
+        return await self._look("holder", record, lambda: self._holder(record.target))
+
+    async def check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
+        """Raise StatsAboveDevice if a number of the statistics is greater than the device has bytes.
+
+        The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
+        size is written before the guest learns of it.
+        """
+        greatest = max((usage.total for usage in stats.usage), default=0)
+        size_bytes = record.mount.capacity_bytes
+        if greatest > size_bytes and record.image is None:
+            size_bytes = await workers.run(self.devices.size_bytes, record.device)
+        if greatest > size_bytes:
+            raise errors.RuntimeFailed.named(
+                "StatsAboveDevice",
+                f"the runtime reported impossible statistics of the filesystem on {record.shown_source}",
+                why=f"it reported a total of {greatest}, and the device has {size_bytes} bytes",
+                hint="read the handler's log; the guest may be broken or hostile",
+            )
+
+    async def secrets_of(self, record: Record, handler: str) -> Mapping[str, str]:
+        """The secrets that the guest needs; none for a volume that needs none. They are in memory and nowhere else.
+
+        A handler gets those of a volume that a live sandbox of its own has claimed: the lock is held, and claim.json
+        names the handler. Raises SecretsNotForCaller, SecretsForgotten, and what reading the entry raises.
+        """
+        entry = await self._look("claim", record, lambda: self.store.read(record.target))
+        claim = entry.claim if entry is not None else None
+        # A held lock alone may be the proxy's own, which is unpublishing: then no sandbox is named.
+        is_its_own = claim is not None and claim.live and bool(claim.sandbox_id)
+        if claim is None or not is_its_own or not claim.handler == record.handler == handler:
+            raise errors.NotReady.named(
+                "SecretsNotForCaller",
+                f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {record.target}",
+                why="no live sandbox of that handler has claimed the volume",
+                hint="claim the volume first, and ask while the claim is held (specs/handoff.md, H-49)",
+            )
+        if not record.mount.needs_secrets:
+            return {}
+        row = self.table.at(record.target.text)
+        if row is None or row.key != record.key or row.secrets is None:
+            raise errors.NotReady.named(
+                "SecretsForgotten",
+                f"the secrets of the volume at {record.target} are not known any more",
+                why="the proxy was started after the volume was published, and keeps secrets in memory only",
+                hint="delete the pod and create it again; with requiresRepublish in the CSIDriver object and a "
+                "node-publish secret the kubelet publishes again by itself",
+            )
+        return row.secrets
+
+    async def _look(self, of: str, record: Record, function: Callable[[], T]) -> T:
+        """One thread for each entry that hangs, however often it is asked for."""
+        return await self._running.look(
+            (of, record.target),
+            function,
+            timeout_s=_LOOK_S,
+            shown=f"the entry of {record.target}",
+            fresh=True,
+        )
+
+    def _holder(self, target: volumes.TargetPath) -> Holder | None:
+        entry = self.store.read(target)
+        if entry is None:
+            return None
+        if entry.claim_error is not None and claims.is_held(self.store.layout.entry(target)):
+            raise entry.claim_error
+        if entry.claim is None or not entry.live:
+            return None
+        return entry.claim.sandbox_id, entry.claim.claimed_at
+
+    async def _change(
+        self,
+        target: volumes.TargetPath,
+        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
+    ) -> None:
+        changed = await workers.run(self._rewrite, target, change)
+        row = self.table.at(target.text)
+        # Meanwhile the volume may have been unpublished, or its record changed again.
+        if row is None or row.record is None or changed.record is None:
+            return
+        if row.record.generation <= changed.record.generation:
+            self.table.put(replace(row, entry=changed.entry, devices=changed.devices))
+
+    def _rewrite(
+        self,
+        target: volumes.TargetPath,
+        change: Callable[[volumes.DeferredMount], volumes.DeferredMount],
+    ) -> Target:
+        """Change the record that is on disk now, not one that was read before: it may have changed since."""
+        entry = self.store.read(target)
+        if entry is None:
+            raise absent(target.text)
+        there = entry.require()
+        mount = change(there.mount)
+        if mount != there.mount:
+            entry = self.store.rewrite(there, mount)
+        return self.row_of(entry)
+
+
+def _same_source(there: Record, record: Record) -> bool:
+    """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
+    if there.image is not None and record.image is not None:
+        return there.image.identity == record.image.identity
+    return there.image is record.image and there.identity == record.identity

@@ -1,0 +1,222 @@
+"""The guard mount on a deferred target, and what is observed there.
+
+The guard mount is a tmpfs that takes names and no data. A kubelet finds a mount point whose root it may chown, and in
+which it may create the directories of a `subPath`. A runtime that does not find the handoff entry gets ENOSPC and
+cannot write to the node's disk. All methods except `check_allowed` block: callers use a thread hop. No symbolic link
+below the kubelet's root is followed.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from crust import errors, volumes
+from crust.handoff.store import Store
+from crust.host.block import devices as host_devices
+from crust.host.block.device_sets import DeviceSet
+from crust.host.files import target_paths
+from crust.host.mounts import mount_api, mountinfo
+from crust.proxy.target import Seen, Stack
+
+_log = logging.getLogger(__name__)
+
+
+class Devices(Protocol):
+    """The queries about block devices that the proxy makes; `crust.host.block.devices` implements them. All block."""
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        """The device's identity; raises `errors.NotFound`, `devices.NotABlockDevice`."""
+
+    def size_bytes(self, path: str, /) -> int:
+        """The device's size now; raises as `identify` does."""
+
+    def device_set(self, identity: volumes.DeviceIdentity, /) -> DeviceSet:
+        """The devices that share bytes with this one."""
+
+
+class Targets(Protocol):
+    """The changes and queries of a publish for this node's directories and mounts."""
+
+    def check_allowed(self, target: volumes.TargetPath) -> None:
+        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
+
+    def look(self, target: volumes.TargetPath) -> Seen:
+        """The mounts on the target, in a `Seen` without an entry."""
+
+    def group_of(self, target: volumes.TargetPath) -> int | None:
+        """The group of the guard's root; None unless the guard is on top."""
+
+    def stacks(self) -> Mapping[str, Stack]:
+        """The mounts below the roots, by path."""
+
+    def mounts_changed(self) -> bool:
+        """Whether mounts may have changed since the last question. Never blocks."""
+
+    def mount_guard(self, target: volumes.TargetPath) -> None:
+        """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount."""
+
+    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
+        """Mount the guard that was lost, with its group, also over files that were written meanwhile."""
+
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
+        """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
+
+    def check_unmounted(
+        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    ) -> None:
+        """Raise DeviceMountedOnHost if the host has mounted the device; read-only mounts of a reader are allowed.
+        The probe opens the device exclusively for a moment: not where a sandbox may do so.
+        """
+
+
+def observe(store: Store, there: Targets, target: volumes.TargetPath) -> Seen:
+    """What stands at a target: its entry with the claim, and its mounts. Blocks; raises nothing but what ends a
+    process.
+    """
+    try:
+        entry, mounts = store.read(target), there.look(target)
+    except Exception as error:  # also MemoryError: what cannot be seen is not absent
+        return Seen(stack=Stack.UNSEEN, problem=error)
+    return Seen(entry, mounts.stack, mounts.mount)
+
+
+def set_of(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
+    """The set of a published device or image. An image is itself alone: this host has no device of it. Blocks."""
+    if isinstance(source, volumes.NetworkImage):
+        return DeviceSet.alone(source.identity)
+    return devices.device_set(source.identity)
+
+
+def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage) -> DeviceSet:
+    """The set of the device that the driver reported; raises DeviceNotAsReported. Blocks.
+
+    A reservation of a device that is another one than the driver says would protect nothing. Whether an image exists
+    only its cluster knows: the runtime asks it, with the key, before it attaches the image.
+    """
+    if isinstance(source, volumes.NetworkImage):
+        return set_of(devices, source)
+    try:
+        found = devices.identify(source.path)
+        why = f"the kernel has {found}"
+    except errors.CrustError as error:
+        found, why = None, f"{error.what}: {error.why}"
+    if found != source.identity:
+        raise errors.RuntimeFailed.named(
+            "DeviceNotAsReported",
+            f"the device {source.path} cannot be published to a runtime",
+            why=f"the driver reports device {source.identity} there, and {why}",
+            hint="read the driver's log; retry if the device was attached again meanwhile",
+        )
+    return devices.device_set(source.identity)
+
+
+class GuardedTargets:
+    """`Targets` on the kernel, below `roots`."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self._roots = tuple(roots)
+        self._changes = mountinfo.Changes()
+
+    def check_allowed(self, target: volumes.TargetPath) -> None:
+        """See `Targets`."""
+        if not any(target.is_below(root) for root in self._roots):
+            raise target_paths.PathOutsideRoots(target, self._roots)
+
+    def look(self, target: volumes.TargetPath) -> Seen:
+        """See `Targets`."""
+        mount = mountinfo.at(target.text)
+        if mount is None:
+            return Seen()
+        if mount_api.is_guard(mount):
+            return Seen(stack=Stack.GUARD)
+        is_buried = any(map(mount_api.is_guard, mountinfo.stacked_at(target.text)))
+        return Seen(stack=Stack.BURIED if is_buried else Stack.FOREIGN, mount=mount)
+
+    def group_of(self, target: volumes.TargetPath) -> int | None:
+        """See `Targets`."""
+        if self.look(target).stack is not Stack.GUARD:
+            return None
+        try:
+            return os.stat(target.text, follow_symlinks=False).st_gid
+        except OSError:  # it was unmounted just now
+            return None
+
+    def stacks(self) -> Mapping[str, Stack]:
+        """See `Targets`."""
+        stacks: dict[str, Stack] = {}
+        for root in self._roots:
+            real = os.path.realpath(root)
+            for mount in mountinfo.below(real):
+                path = f"{root}{mount.target[len(real) :]}"  # as a CO spells it
+                if mount_api.is_guard(mount):
+                    stacks[path] = Stack.GUARD
+                elif stacks.get(path) is Stack.GUARD:
+                    stacks[path] = Stack.BURIED
+                else:
+                    stacks.setdefault(path, Stack.FOREIGN)
+        return stacks
+
+    def mounts_changed(self) -> bool:
+        """See `Targets`."""
+        return self._changes.seen()
+
+    def mount_guard(self, target: volumes.TargetPath) -> None:
+        """See `Targets`."""
+        with target_paths.made_directory(target, self._roots) as (directory, made):
+            if made or not self._guard_on(target):
+                mount_api.mount_guard(directory)
+
+    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
+        """See `Targets`."""
+        if self._guard_on(target):
+            return
+        target_paths.remove_empty_below(target, self._roots)  # a kubelet's, for a subPath
+        try:
+            target_paths.make_directory(target, self._roots)
+        except target_paths.TargetConflict as error:
+            _log.error(
+                "files were written to a target whose guard mount was lost",
+                extra={"target": target.text, "error": str(error)},
+            )
+        with target_paths.opened(target, self._roots) as directory:
+            mount_api.mount_guard(directory, group=group)
+
+    def unmount_guard(self, target: volumes.TargetPath) -> None:
+        """See `Targets`."""
+        while self._guard_on(target):  # never another mount that is stacked on it
+            parent = target_paths.open_parent(target, self._roots)
+            try:
+                mount_api.unmount_one(target.text, parent=parent)
+            finally:
+                os.close(parent)
+        target_paths.remove_empty_below(target, self._roots)
+        target_paths.remove(target, self._roots)
+
+    def check_unmounted(
+        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    ) -> None:
+        """See `Targets`."""
+        if probe and host_devices.is_free(source.path, source.identity):
+            return  # it is mounted in no mount namespace; reading the mount list takes ten times as long
+        found = mountinfo.of_device(source.identity.major, source.identity.minor)
+        where = [each.target for each in found if not (readonly and each.readonly)]
+        if where:
+            raise mounted_on_host(source.path, where)
+
+    def _guard_on(self, target: volumes.TargetPath) -> bool:
+        """Whether the guard is on top; raises TargetMounted for another mount."""
+        seen = self.look(target)
+        if seen.is_covered:
+            raise seen.mounted(target)
+        return seen.stack is Stack.GUARD
+
+
+def mounted_on_host(device: str, where: Sequence[str]) -> errors.CrustError:
+    """The error about a device that the host has mounted."""
+    return errors.NotReady.named(
+        "DeviceMountedOnHost",
+        f"the device {device} cannot be published to a runtime",
+        why=f"this node has it mounted at {', '.join(where)}",
+        hint="unmount it there first; two kernels writing to one filesystem destroy it",
+    )

@@ -1,0 +1,283 @@
+"""The looks: they keep the table current, report the runtimes' claims as events, and mend what is lost.
+
+Runtimes write the claims, so the proxy learns of them by looking; an event of the watch means "look again". A guard
+is lost when somebody unmounts it, or when the mounts of a container end with it. The target is open then: a runtime
+that misses the entry would write to the node's disk. So the guard is mounted again, with the group that the last look
+has seen, as an operation at the target. What the proxy cannot mend it reports as its health: a guard that cannot be
+mounted or whose group nobody knows, a mount over a guard, a device that is gone or another one now.
+
+The mounts are listed only when they have changed, and a device is checked when its entry is read.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from crust import errors, operations, volumes
+from crust.handoff import look as handoff_look
+from crust.handoff import watch
+from crust.handoff.claims import Claim, State
+from crust.handoff.entry import Entry
+from crust.host.process import workers
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
+from crust.proxy.guard import Targets
+from crust.proxy.table import Table
+from crust.proxy.target import OnLook, Stack, Target, group_unknown, lost_its_group, on_look
+from crust.rpc.serving.health import Health
+from crust.supervised import Reports, supervised
+
+_PAUSE_FACTOR = 10
+"""After a look, pause for this many times its duration. Hints coalesce meanwhile."""
+
+_MAX_PAUSE_S = 2.0
+
+_RESTORE_S = 5.0
+"""How long a look waits for a guard mount. One that hangs is reported, and goes on."""
+
+_KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
+"""The events for states of a claim, beside "claimed"."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look has read."""
+
+    names: Set[str]
+    read: Mapping[str, Target]
+    problems: Mapping[str, errors.CrustError | None]
+    """Of the devices of the entries that were read."""
+    stacks: Mapping[str, Stack] | None
+
+
+class Looks:
+    """Looks at the handoff directory and the mounts."""
+
+    def __init__(
+        self, table: Table, entries: Entries, targets: Targets, events: Events, health: Health
+    ) -> None:
+        self._table = table
+        self._entries = entries
+        self._targets = targets
+        self._events = events
+        self._health = health
+        self._looks = handoff_look.Looks(entries.store.layout)
+        self._looking = asyncio.Lock()
+        self._must_list = True
+        """Whether the last list of the mounts said nothing about some rows."""
+
+    async def look(self) -> frozenset[str]:
+        """Look once; returns the names of the entries that were read."""
+        async with self._looking:
+            must_list = self._targets.mounts_changed() or self._must_list
+            began = self._table.now()
+            known = {row.name for row in self._table.rows()}
+            found = await workers.run(self._read, known, must_list=must_list)
+            newer = self._table.merge(began, found.names, found.read, found.stacks)
+            self._must_list = bool(newer) and must_list
+            self._looks.forget(newer)
+            read = frozenset(found.read.keys() - set(newer))
+            for name in read:
+                self._report_claim(name)
+            for row in self._table.take_ended():
+                self._report_ended(row)
+            for name in read:
+                self._report(name, "device", found.problems.get(name))
+            return read
+
+    def _read(self, known: Set[str], *, must_list: bool) -> _Found:
+        found = self._looks.look()
+        read = {name: self._row_of(entry) for name, entry in found.read.items()}
+        lists = must_list or not read.keys() <= known
+        problems = {name: self._device_problem(row) for name, row in read.items()}
+        return _Found(found.names, read, problems, self._targets.stacks() if lists else None)
+
+    def _row_of(self, entry: Entry) -> Target:
+        row = self._entries.row_of(entry)
+        if entry.record is None:
+            return row
+        return replace(row, group=self._targets.group_of(entry.record.target))
+
+    def _device_problem(self, row: Target) -> errors.CrustError | None:
+        record = row.record
+        if record is None or record.image is not None:
+            return None  # of an image only its cluster knows, and only with the key of its user
+        try:
+            found = self._entries.devices.identify(record.device)
+            why = f"the kernel has {found} there"
+        except errors.CrustError as error:
+            found, why = None, error.what
+        if found == record.identity:
+            return None
+        return errors.NotReady.named(
+            "PublishedDeviceChanged",
+            f"the volume at {record.target} cannot be used by a runtime any more",
+            why=f"its device {record.device} was {record.identity}, and {why}",
+            hint="delete the pod; the CO publishes the volume again for the next one",
+        )
+
+    async def mend(self, running: operations.KeyedOperations, read: Set[str]) -> None:
+        """Restore the guards that are lost, or report why not. One that could not be restored comes last, and only
+        when its entry was read.
+        """
+        lost = [row for row in self._table.rows() if not row.busy and self._needs_guard(row, read)]
+        for row in sorted(lost, key=lambda row: ("guard mount" in row.problems, row.path)):
+            if not await self._restore(row, running):
+                return  # the next look goes on with the others: it does not wait for each that hangs
+
+    def _needs_guard(self, row: Target, read: Set[str]) -> bool:
+        is_reported = "guard mount" in row.problems
+        if on_look(row) is OnLook.NOTHING:
+            if is_reported:
+                self._report(row.name, "guard mount", None)
+            return False
+        return not is_reported or row.name in read
+
+    async def _restore(self, row: Target, running: operations.KeyedOperations) -> bool:
+        """Mount the guard again; returns False if that hangs."""
+        target = volumes.TargetPath(row.path)
+        try:
+            restored = await running.run(
+                target,
+                "restore of the guard mount",
+                None,
+                lambda: workers.run(self._mount, target, row.group),
+                limit_s=_RESTORE_S,
+            )
+        except (operations.OperationInProgress, operations.ShuttingDown, workers.NoWorkerFree):
+            return True  # the operation that runs there mounts it, or the next look does
+        except operations.OperationOverdue:
+            hangs = errors.PeerUnavailable.named(
+                "RestoreHangs",
+                f"the guard mount of {target} is not restored",
+                why=f"the system call has not returned within {_RESTORE_S:g} s",
+                hint="check the filesystem below the target and the kernel log for calls that hang",
+            )
+            self._report(row.name, "guard mount", hangs)
+            return False
+        except errors.CrustError as error:
+            self._report(row.name, "guard mount", error)
+            return True
+        self._restored(row.name, is_lost=restored)
+        return True
+
+    def _restored(self, name: str, *, is_lost: bool) -> None:
+        row = self._table.at_name(name)
+        if row is None:
+            return
+        self._table.note(replace(row, stack=Stack.GUARD))
+        self._report(name, "guard mount", None)
+        if not is_lost:
+            return
+        _log.warning("guard mount restored", extra={"target": row.path})
+        self._events.emit(Event("guard-restored", row.path))
+        if lost_its_group(row):
+            self._report(name, "group", group_unknown(row.path))
+
+    def _mount(self, target: volumes.TargetPath, group: int | None) -> bool:
+        """Mount the guard, if it is lost; returns whether it was. Blocks."""
+        entry = self._entries.store.read(target)
+        seen = self._targets.look(target)
+        if entry is None or entry.record is None or seen.stack is Stack.GUARD:
+            return False
+        self._targets.restore_guard(target, group)
+        return True
+
+    def _report(self, name: str, part: str, problem: errors.CrustError | None) -> None:
+        row = self._table.at_name(name)
+        if row is None or (problem is None and part not in row.problems):
+            return
+        is_known = part in row.problems
+        changed = row.problems - {part} if problem is None else row.problems | {part}
+        self._table.note(replace(row, problems=changed))
+        self._health.report(f"{part} of {row.path}", problem, is_fatal=False)
+        if problem is None:
+            self._events.emit(Event("healthy", row.path, message=part))
+        elif not is_known:
+            self._events.emit(Event("unhealthy", row.path, message=str(problem)))
+
+    def _report_ended(self, row: Target) -> None:
+        """What is unpublished is claimed by nobody, which no claim survives, and is no problem any more."""
+        for part in row.problems:
+            self._health.report(f"{part} of {row.path}", None, is_fatal=False)
+            self._events.emit(Event("healthy", row.path, message=part))
+        if row.reported is not None:
+            self._emit(claim_events(row.handler or "", row.path, row.reported, None))
+
+    def _report_claim(self, name: str) -> None:
+        """Report how the claim differs from the one that was reported last."""
+        row = self._table.at_name(name)
+        if row is None or row.entry is None or row.record is None or row.entry.claim_error:
+            return
+        claim = row.entry.claim
+        if claim is not None and claim.live and not claim.sandbox_id:
+            return  # claim.json is not there yet, or not any more: it is about to change
+        self._emit(claim_events(row.record.handler, row.path, row.reported, claim))
+        live = claim if claim is not None and claim.live else None
+        if live != row.reported:
+            self._table.note(replace(row, reported=live))
+
+    def _emit(self, events: Iterable[Event]) -> None:
+        for event in events:
+            _log.info(event.kind, extra={"target": event.target_path, "claim": event.message})
+            self._events.emit(event)
+
+
+def claim_events(
+    handler: str, target: str, had: Claim | None, has: Claim | None
+) -> Iterable[Event]:
+    """What lies between the claim that was reported last and the one that was read now.
+
+    A claim is released when its lock is free: after that an unpublish succeeds, and with claim.json removed before
+    the lock is free it would not yet.
+    """
+
+    def event(kind: str, claim: Claim, why: str) -> Event:
+        return Event(
+            kind, target, handler, f"sandbox {claim.sandbox_id}{f': {why}' if why else ''}"
+        )
+
+    live = has if has is not None and has.live else None
+    is_other = had is None or live is None or had.sandbox_id != live.sandbox_id
+    if had is not None and is_other:
+        yield event("released", had, has.error if has is not None and live is None else "")
+    if live is None:
+        return
+    if is_other:
+        yield event("claimed", live, "")
+    if live.state in _KINDS and (had is None or is_other or had.state is not live.state):
+        yield event(_KINDS[live.state], live, live.error)
+
+
+@asynccontextmanager
+async def watching(
+    looks: Looks,
+    root: str,
+    running: operations.KeyedOperations,
+    health: Reports,
+    *,
+    end: Callable[[errors.CrustError], None] | None = None,
+    rescan_s: float | None = None,
+) -> AsyncIterator[None]:
+    """Look after each hint while the block runs.
+
+    If looks keep failing, `end` is called: a proxy that sees no claims and no changes is worse than one that is
+    restarted.
+    """
+    async with watch.Watch(root, rescan_s=rescan_s, touches_only=True) as hints:
+
+        async def follow() -> None:
+            while True:
+                await anext(hints)
+                began_s = time.monotonic()
+                await looks.mend(running, await looks.look())
+                took_s = time.monotonic() - began_s
+                await asyncio.sleep(min(_PAUSE_FACTOR * took_s, _MAX_PAUSE_S))
+
+        async with supervised("watch of the handoff directory", follow, health, end=end):
+            yield

@@ -1,0 +1,509 @@
+"""NodePublishVolume: deferred, from the request to an entry in the handoff directory; or on the host, as bytes.
+
+A deferred publish observes the target, decides (`crust.proxy.target`), does the steps, and, if one fails, undoes what
+the decisions say, and observes again: what stands then gives the code (crust/rpc/outcome.py), whatever the error was.
+All checks come before any change: the handler, its features, other users of the volume. Then the proxy mounts the
+guard and calls the driver, whose answer identifies the device, and repeats the checks with the answer. Then it
+writes the entry, which appears atomically.
+
+A publish that is not deferred is no operation of the proxy: publishes of one volume reach the driver side by side, as
+they would without a proxy. Of a raw block volume the device is verified after the driver's answer: a bind of a
+device's node holds nothing, so a raw publish is a row of the table, and one of two writers is refused here.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import grpc.aio
+
+from crust import deferral_keys, errors, metrics, operations, volumes
+from crust.handoff.entry import Entry
+from crust.handoff.record import Record
+from crust.handoff.store import EntryDiffers
+from crust.host.block.device_sets import DeviceSet
+from crust.host.block.devices import NotABlockDevice
+from crust.host.process import workers
+from crust.proxy.backend import Backend, Caller
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
+from crust.proxy.guard import Targets, observe, verify
+from crust.proxy.policy import Decision
+from crust.proxy.runtimes import handler_admission
+from crust.proxy.runtimes.handlers import Handler, Handlers
+from crust.proxy.table import Table
+from crust.proxy.target import (
+    Asked,
+    Begin,
+    Seen,
+    Stack,
+    Target,
+    Undo,
+    Wanted,
+    begin_publish,
+    group_unknown,
+    lost_its_group,
+    other_volume,
+    stands,
+    undo,
+)
+from crust.proxy.unpublish import Unpublish, unfinished
+from crust.rpc import outcome
+from crust.rpc.messages import csi
+from crust.rpc.outcome import Residue
+from crust.rpc.serving import interceptors
+from crust.wire.csi.v1 import csi_pb2
+
+_PUBLISH = "NodePublishVolume"
+_KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"
+"""Below a kubelet's root: `<name of the PV>/<UID of the pod>`."""
+
+_SHIMS = re.compile(r"crust-[0-9a-f]{40}")
+"""A shim lets its driver publish a deferred volume there, as a raw device: that is the deferred publish itself."""
+
+_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One deferred publish: what was seen at its beginning, and what the driver said."""
+
+    backend: Backend
+    caller: Caller
+    wanted: Wanted
+    decision: Decision
+    row: Target
+    began: Seen | None = None
+    asked: Asked = Asked.NOT_CALLED
+
+    @property
+    def target(self) -> volumes.TargetPath:
+        """The target."""
+        return self.wanted.target
+
+
+class Publish:
+    """Carries out publishes."""
+
+    def __init__(
+        self,
+        table: Table,
+        entries: Entries,
+        handlers: Handlers,
+        events: Events,
+        targets: Targets,
+        unpublish: Unpublish,
+    ) -> None:
+        self._table = table
+        self._entries = entries
+        self._handlers = handlers
+        self._events = events
+        self._targets = targets
+        self._unpublish = unpublish
+
+    async def defer(
+        self,
+        backend: Backend,
+        key: volumes.VolumeKey,
+        request: csi_pb2.NodePublishVolumeRequest,
+        decision: Decision,
+        caller: Caller,
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """Publish to a runtime; raises an error or the driver's status, with a code that fits what stands."""
+        try:
+            wanted = Wanted.of(key, request)
+            self._targets.check_allowed(wanted.target)
+        except Exception as error:
+            raise self.refusal(request.target_path, error, decision) from error
+        row = self._table.at(wanted.target.text) or Target.of(wanted.target, key)
+        run = _Run(backend, caller, wanted, decision, row)
+        try:
+            await self._defer(run, request)
+        except (
+            Exception
+        ) as error:  # also a bug, or MemoryError: what stands decides, and not the error's class
+            raise await self._failed(run, error) from error
+        return csi_pb2.NodePublishVolumeResponse()
+
+    def refusal(
+        self, target: str, error: Exception, decision: Decision | None = None
+    ) -> errors.CrustError | grpc.aio.AioRpcError:
+        """The error of a publish that has looked at nothing yet: the table knows what stands."""
+        residue = Residue.NONE if self._table.at(target) is None else Residue.EXISTS
+        return self._answer(target, error, residue, decision)
+
+    async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
+        wanted, is_free = run.wanted, self._table.at(run.target.text) is None
+        if run.row.entry is not None:
+            run.row.entry.require()
+        handler = await self._admit(run) if run.row.record is None else None
+        if is_free:  # else what stands is undone if the driver does not defer any more
+            await run.backend.facts.check_defers()
+        await run.backend.facts.check_name(wanted.key.driver)
+        self._reserve(run, handler)
+        await self._begin(run, handler)
+        assert run.began is not None
+        if run.began.entry is None and handler is None:  # a person has moved the entry away
+            handler = await self._admit(run)
+            await self._begin(run, handler)
+        mount = _mount_of(wanted, request, await self._call_driver(run, request))
+        record = self._record(run, handler, mount)
+        published, devices = await workers.run(self._place, run, record, mount.secrets)
+        entry = Entry(
+            published.digest,
+            self._entries.store.layout.entry(published.digest).directory,
+            published,
+        )
+        if run.began.entry is not None:
+            entry = replace(run.began.entry, record=published)
+        self._table.put(
+            replace(
+                run.row,
+                entry=entry,
+                stack=Stack.GUARD,
+                key=published.key,
+                devices=devices,
+                readonly=published.readonly,
+                handler=published.handler,
+                secrets=mount.secrets or None,
+                busy=False,
+            )
+        )
+        if run.began.entry is None:
+            operations.after_answer(lambda: _report(self._events, published, run.decision))
+
+    async def _admit(self, run: _Run) -> Handler:
+        """All checks before any change. An existing entry has passed them: its retry needs no handler."""
+        handler = await self._handlers.choose(run.decision.handler)
+        access = run.wanted.access
+        handler_admission.check(
+            handler, fs_type=access.fs_type, group=access.group, readonly=run.wanted.readonly
+        )
+        return handler
+
+    def _reserve(self, run: _Run, handler: Handler | None) -> None:
+        """Reserve the volume, and a place in the sandbox. Without a wait between the checks and the row."""
+        row = run.row
+        if handler is None:
+            self._table.put(replace(row, busy=True))
+            return
+        handler_admission.check_place(handler, run.target, self._table.rows())
+        row = replace(
+            row,
+            key=run.wanted.key,
+            readonly=run.wanted.readonly,
+            handler=handler.name,
+            raw=False,
+            busy=True,
+        )
+        self._table.reserve(row)
+        if (
+            not run.row.raw
+        ):  # else the raw publish stays what is at the target, if this one is refused
+            run.row = row
+
+    async def _begin(self, run: _Run, handler: Handler | None) -> None:
+        """Observe, decide, and mount the guard; undo first what a driver mounted over it."""
+        run.began = await workers.run(self._look_and_guard, run, handler)
+        plan = begin_publish(run.began, run.wanted)
+        if plan is Begin.CLEAN_FIRST:
+            await self._take_back(run)
+            run.began = await workers.run(self._look_and_guard, run, handler)
+            plan = begin_publish(run.began, run.wanted)
+        if plan in (Begin.REFUSE, Begin.CLEAN_FIRST):
+            raise _refused(run.began, run.wanted)
+
+    def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
+        """Blocks. In one hop: each one takes as long as all of this."""
+        seen = observe(self._entries.store, self._targets, run.target)
+        plan = begin_publish(seen, run.wanted)
+        if plan is Begin.DEFER and handler is not None:
+            self._targets.mount_guard(run.target)
+        if plan is Begin.RENEW:
+            is_lost = seen.stack is Stack.CLEAR and lost_its_group(
+                replace(run.row, entry=seen.entry)
+            )
+            if is_lost or "group" in run.row.problems:
+                raise group_unknown(run.target.text)
+            if seen.stack is Stack.CLEAR:
+                self._targets.restore_guard(run.target, run.row.group)
+        return seen
+
+    async def _call_driver(
+        self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        request.defer_fs_ops = True
+        mount = request.volume_capability.mount
+        if mount.volume_mount_group and not mount.volume_supplemental_group:
+            mount.volume_supplemental_group = mount.volume_mount_group  # KEP-2857
+        await run.backend.facts.check_defers()
+        run.asked = Asked.SILENT
+        try:
+            response = await run.backend.publish(request, run.caller)
+        except grpc.aio.AioRpcError as error:
+            run.asked = Asked.REFUSED if outcome.is_final(error) else Asked.SILENT
+            raise
+        run.asked = Asked.ANSWERED
+        return response
+
+    def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
+        """The record, checked with the driver's answer."""
+        key, target, decider = run.wanted.key, run.target, run.decision.decider
+        handler_admission.check_answer(run.wanted.access, mount)
+        if handler is not None:
+            handler_admission.check(
+                handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
+            )
+            handler_admission.check_limits(handler, mount.io_limits)
+            handler_admission.check_guest_work(handler, mount)
+            return Record.of(mount, key, target, handler.name, decided_by=decider)
+        assert run.began is not None
+        assert run.began.entry is not None
+        known = run.began.entry.require()
+        # a retry keeps the first choice: a second handler may have registered since
+        name = run.decision.handler or known.handler
+        return Record.of(mount, key, target, name, decided_by=known.decided_by)
+
+    def _place(
+        self, run: _Run, record: Record, secrets: Mapping[str, str]
+    ) -> tuple[Record, DeviceSet]:
+        """Reserve the device, which is known now, and write the entry of the guarded target. Blocks.
+
+        The secrets are in the table before the entry is there: a handler may claim at once.
+        """
+        devices = verify(self._entries.devices, record.mount.source)
+        reserved = replace(run.row, key=record.key, devices=devices, readonly=record.readonly)
+        self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
+        if record.image is None:
+            # no probe if the entry existed before: its sandbox may be opening the device just now
+            is_new = run.began is None or run.began.entry is None
+            if is_new:
+                self._check_raw(record, devices)
+            self._targets.check_unmounted(record.block, readonly=record.readonly, probe=is_new)
+        return self._entries.write(record), devices
+
+    def _check_raw(self, record: Record, devices: DeviceSet) -> None:
+        """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
+        for row in self._table.raw():
+            at_target = self._devices_at(row.path)
+            if at_target is None or not at_target.shares_bytes_with(devices):
+                continue
+            if not (record.readonly and (row.readonly or _is_readonly(row.path))):
+                raise _published_raw(record.device, row.path)
+
+    def _devices_at(self, path: str) -> DeviceSet | None:
+        """The set of the device whose node is at the path; None if none is there. Raises why it cannot be seen."""
+        try:
+            identity = self._entries.devices.identify(path)
+        except (errors.NotFound, NotABlockDevice):
+            return None
+        return self._entries.devices.device_set(identity)
+
+    async def _failed(
+        self, run: _Run, error: Exception
+    ) -> errors.CrustError | grpc.aio.AioRpcError:
+        """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
+        decided = Undo.KEEP
+        if run.began is not None:
+            decided = undo(run.began, run.asked, is_inline=run.wanted.is_inline)
+        try:
+            if decided is Undo.UNGUARD:
+                await workers.run(self._targets.unmount_guard, run.target)
+            elif decided is Undo.TAKE_BACK:
+                await self._take_back(run)
+        except Exception as failure:
+            extra = {"target": run.target.text, "error": failure}
+            _log.warning("failed publish not undone completely", extra=extra)
+        try:
+            seen = await workers.run(observe, self._entries.store, self._targets, run.target)
+        except Exception as failure:  # no thread can be had
+            seen = Seen(stack=Stack.UNSEEN, problem=failure)
+        row = unfinished(run.row, seen)
+        if row is None:
+            self._table.drop(run.row.name)
+        else:
+            self._table.put(row)
+        residue = stands(seen, run.wanted)
+        if isinstance(error, EntryDiffers) and residue is not Residue.NONE:
+            residue = Residue.OTHER
+        return self._answer(run.target.text, error, residue, run.decision)
+
+    async def _take_back(self, run: _Run) -> None:
+        """Remove what the driver and the proxy have made."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=run.wanted.key.volume_id, target_path=run.target.text, defer_fs_ops=True
+        )
+        await self._unpublish.remove(run.backend, run.wanted.key, run.target, request, run.caller)
+
+    def _answer(
+        self, target: str, error: Exception, residue: Residue, decision: Decision | None
+    ) -> errors.CrustError | grpc.aio.AioRpcError:
+        known = interceptors.known(_PUBLISH, "the proxy", error)
+        if decision is not None and isinstance(known, errors.CrustError):
+            self._events.emit(Event("refused", target, decision.handler or "", known.shown()))
+        return outcome.answer(_PUBLISH, known, residue)
+
+    def check_host(
+        self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest
+    ) -> Target:
+        """The row of a publish on the host; raises what refuses it beside a deferred one."""
+        path = request.target_path  # unchecked: the driver checks it
+        is_block = request.volume_capability.HasField("block")
+        there = self._table.at(path)
+        if there is not None and not there.raw:
+            if there.is_unreadable and there.entry is not None:
+                raise self.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
+            raise errors.Conflict.named(
+                "AlreadyDeferred",
+                f"the volume cannot be mounted at {path}",
+                why="it is published there already, to a runtime",
+                hint="unpublish it first; a publish never switches from one to the other",
+            )
+        mode = request.volume_capability.access_mode.mode
+        readonly = request.readonly or mode in _READER_MODES
+        row = replace(Target.of(volumes.TargetPath(path), key), readonly=readonly, raw=is_block)
+        self._table.check(row, deferred=False)
+        deferral_keys.check_host_publish(
+            request.volume_id, request.volume_context, is_block=is_block
+        )
+        return row
+
+    def raw_begins(self, row: Target) -> None:
+        """A raw publish reaches the driver now: from now on its target is looked at."""
+        self._table.put(row)
+
+    def raw_ended(self, path: str) -> None:
+        """The driver has unpublished whatever was at the target."""
+        row = self._table.at(path)
+        if row is not None and row.raw:
+            self._table.drop(row.name)
+
+    async def check_raw(
+        self, row: Target, backend: Backend, caller: Caller, *, is_new: bool
+    ) -> None:
+        """Verify the device of a raw publish that the driver has carried out; raises DeviceReserved.
+
+        A publish that was not there before this call is undone then.
+        """
+        try:
+            devices = await workers.run(self._devices_at, row.path)
+            if devices is not None:
+                row = replace(row, devices=devices)
+                self._table.check(row, deferred=False)
+                self._table.put(row)
+        except Exception as error:
+            undone = is_new and await self._undo_raw(row, backend, caller)
+            residue = Residue.NONE if undone else Residue.EXISTS
+            raise self._answer(row.path, error, residue, None) from error
+
+    async def _undo_raw(self, row: Target, backend: Backend, caller: Caller) -> bool:
+        assert row.key is not None
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=row.key.volume_id, target_path=row.path
+        )
+        try:
+            await backend.unpublish_from_host(request, caller)
+        except Exception as failure:
+            extra = {"target": row.path, "error": failure}
+            _log.warning("raw publish not undone", extra=extra)
+            return False
+        self.raw_ended(row.path)
+        return True
+
+
+def _refused(seen: Seen, wanted: Wanted) -> Exception:
+    if seen.problem is not None:
+        return seen.problem
+    if seen.entry is None:
+        return seen.mounted(wanted.target)
+    record = seen.entry.record
+    if record is None:
+        return seen.entry.error or errors.Corrupt("the entry cannot be read")
+    if record.key != wanted.key:
+        return other_volume(wanted.target.text, wanted.key, record.key)
+    return EntryDiffers(record) if wanted.contradicts(record) else seen.mounted(wanted.target)
+
+
+def _mount_of(
+    wanted: Wanted,
+    request: csi_pb2.NodePublishVolumeRequest,
+    response: csi_pb2.NodePublishVolumeResponse,
+) -> volumes.DeferredMount:
+    """What the driver answered, with what the CO asked for."""
+    if not response.HasField("deferred_mount"):
+        raise errors.RuntimeFailed.named(
+            "DriverIgnoredDeferral",
+            f"volume {wanted.key} was not deferred",
+            why="the driver answered without deferred_mount",
+            hint="put a crust shim between the proxy and the driver",
+        )
+    answer = csi.deferred_mount(response.deferred_mount)
+    asked = deferral_keys.encryption(request.volume_context)
+    if asked is not None and answer.encryption is not asked:
+        raise errors.RuntimeFailed.named(
+            "DriverIgnoredEncryption",
+            f"volume {wanted.key} was not deferred",
+            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
+            "would write it unencrypted",
+            hint="update the driver, or the crust shim in front of it",
+        )
+    return replace(
+        answer,
+        readonly=answer.readonly or wanted.readonly,
+        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
+        mount_options=(*answer.mount_options, *wanted.options),
+    )
+
+
+def _published_raw(device: str, where: str) -> errors.CrustError:
+    return errors.NotReady.named(
+        "DevicePublishedRaw",
+        f"the device {device} cannot be published to a runtime",
+        why=f"it is published as a raw block volume at {where}",
+        hint="stop the pod that uses it there; two writers to one device destroy its content",
+    )
+
+
+def raw_targets(roots: Iterable[str]) -> list[str]:
+    """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
+    return [path for root in roots for path in _raw_below(f"{root}/{_KUBELETS_RAW}")]
+
+
+def _raw_below(directory: str) -> Iterator[str]:
+    try:
+        volume_names = os.listdir(directory)
+    except OSError:  # no raw volume was ever published here
+        return
+    for name in volume_names:
+        if not _SHIMS.fullmatch(name):
+            try:
+                pods = os.listdir(f"{directory}/{name}")
+            except OSError:  # another file, or removed meanwhile
+                continue
+            yield from (f"{directory}/{name}/{pod}" for pod in pods)
+
+
+def _is_readonly(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _report(events: Events, record: Record, decision: Decision) -> None:
+    metrics.deferred_publishes.labels(record.key.driver, record.handler).inc()
+    _log.info(
+        "deferred",
+        extra={
+            "volume": str(record.key),
+            "target": record.target.text,
+            "handler": record.handler,
+            "device": record.shown_source,
+            "decider": decision.decider,
+        },
+    )
+    events.emit(Event("published", record.target.text, record.handler))

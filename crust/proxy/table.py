@@ -1,0 +1,302 @@
+"""The table of targets: one row for each target at which something stands, or an operation is at work.
+
+A change replaces a row; rows are immutable. The proxy is the only process that writes entries and mounts guards (it
+holds the directory's lock), so the table is exact for both while the proxy runs; looks add what runtimes and people
+change. A row reserves its volume from the moment its publish begins, and its device from the moment the device is
+verified, until nothing stands at the target any more.
+
+One lock guards rows and indexes, for microseconds: threads reserve devices. It is never held over I/O.
+"""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from crust import errors, volumes
+from crust.handoff.entry import Entry
+from crust.handoff.record import Record
+from crust.proxy import target as targets
+from crust.proxy.target import Key, Stack, Target
+
+
+class Table:
+    """The rows, by name, and by what they reserve."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Target] = {}
+        self._sharing: dict[Key, dict[str, Target]] = defaultdict(dict)
+        self._unknown: set[str] = set()
+        """Rows that may be anybody's."""
+        self._lost: set[str] = set()
+        """Rows of guards whose volume nobody knows."""
+        self._raw: set[str] = set()
+        self._clock = 0
+        self._changed: dict[str, int] = {}
+        """When the proxy changed a row last, since the last look began."""
+        self._ended: list[Target] = []
+        self._lock = threading.Lock()
+
+    def at(self, path: str) -> Target | None:
+        """The row of a target path."""
+        return self._rows.get(volumes.TargetPath(path).digest)
+
+    def at_name(self, name: str) -> Target | None:
+        """The row of an entry's name."""
+        return self._rows.get(name)
+
+    def find(self, path: str) -> Record | None:
+        """The record at a target path, None if no entry is there.
+
+        Raises the error (`errors.Corrupt`) of an unreadable entry: an unknown volume is not an absent one, and the
+        host must not mount it.
+        """
+        row = self.at(path)
+        if row is None or row.entry is None:
+            return None
+        return row.entry.require()
+
+    def expect(self, path: str) -> Record:
+        """The record at a target path; raises NoDeferredVolume."""
+        record = self.find(path)
+        if record is None:
+            raise absent(path)
+        return record
+
+    def expect_of(self, path: str, key: volumes.VolumeKey) -> Record:
+        """As `expect`; raises TargetOfOtherVolume too."""
+        record = self.expect(path)
+        if record.key != key:
+            raise targets.other_volume(path, key, record.key)
+        return record
+
+    def rows(self) -> tuple[Target, ...]:
+        """Every row. Any thread may ask."""
+        return tuple(self._rows.values())
+
+    def records(self) -> tuple[Record, ...]:
+        """Every readable record."""
+        return tuple(row.record for row in self.rows() if row.record is not None)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every entry by name, unreadable ones included."""
+        rows = sorted(self.rows(), key=lambda row: row.name)
+        return tuple(row.entry for row in rows if row.entry is not None)
+
+    def raw(self) -> tuple[Target, ...]:
+        """The raw publishes. Any thread may ask."""
+        with self._lock:
+            return tuple(self._rows[name] for name in self._raw)
+
+    def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
+        """The deferred targets of a volume, those at which something may stand included."""
+        return tuple(self._sharing[key].values()) if key in self._sharing else ()
+
+    def of_volume(self, key: volumes.VolumeKey) -> tuple[Record, ...]:
+        """The records of a volume."""
+        return tuple(row.record for row in self.of(key) if row.record is not None)
+
+    def concerns(self, key: volumes.VolumeKey) -> bool:
+        """Whether a target without a row may be another spelling of a deferred target of the volume.
+
+        A guard whose volume nobody knows may be anybody's.
+        """
+        return key in self._sharing or bool(self._lost)
+
+    def states(self) -> Mapping[tuple[str, str], int]:
+        """How many entries of which driver are in which state. Any thread may ask."""
+        return Counter(_driver_and_state(row.entry) for row in self.rows() if row.entry is not None)
+
+    def reservations(self) -> int:
+        """How many entries reserve a device. Any thread may ask."""
+        return sum(row.entry is not None and row.key is not None for row in self.rows())
+
+    def check_readable(self, key: volumes.VolumeKey) -> None:
+        """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
+        with self._lock:
+            self._check_readable(key)
+
+    def check(self, wanted: Target, *, deferred: bool = True) -> None:
+        """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
+        with self._lock:
+            self._check(wanted, deferred=deferred)
+
+    def reserve(self, wanted: Target) -> None:
+        """Put the row, unless another target has its volume or device: raises DeviceReserved,
+        ReservedByUnreadableEntry. Any thread may do so.
+        """
+        with self._lock:
+            self._check(wanted, deferred=True)
+            self._put(wanted)
+
+    def put(self, row: Target) -> None:
+        """Replace the row of a target. Any thread may do so."""
+        with self._lock:
+            self._put(row)
+
+    def drop(self, name: str) -> None:
+        """Remove the row: nothing stands at the target."""
+        with self._lock:
+            self._clock += 1
+            self._changed[name] = self._clock
+            self._remove(name)
+
+    def note(self, row: Target) -> None:
+        """Replace the row after a look that has changed only what the proxy remembers."""
+        with self._lock:
+            if row.name in self._rows:
+                self._set(row)
+
+    def now(self) -> int:
+        """The time by the proxy's own changes; give it to `merge` after a look that begins now."""
+        return self._clock
+
+    def merge(
+        self,
+        began: int,
+        names: Set[str],
+        read: Mapping[str, Target],
+        stacks: Mapping[str, Stack] | None,
+    ) -> tuple[str, ...]:
+        """Store what a look has found: all `names` of entries, those that were `read`, and the mounts by path.
+
+        `stacks` is None if no mount has changed. Rows that the proxy has changed since the look began, and those at
+        which an operation is at work, are newer: returns their names, to be read again.
+        """
+        with self._lock:
+            newer = {name for name, changed in self._changed.items() if changed > began}
+            self._changed = {name: self._changed[name] for name in newer}
+            newer |= {name for name, row in self._rows.items() if row.busy}
+            for name in self._rows.keys() - names - newer:
+                self._set_without_entry(self._rows[name])
+            for name in read.keys() - newer:
+                self._set(_observed(self._rows.get(name), read[name]))
+            if stacks is not None:
+                self._set_stacks(stacks, newer)
+            for name in self._rows.keys() - newer:
+                if not _stands(self._rows[name]):
+                    self._remove(name)
+            return tuple(newer)
+
+    def take_ended(self) -> Sequence[Target]:
+        """The rows whose entry is gone, and of which something was reported that has ended with it."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _set_without_entry(self, row: Target) -> None:
+        if row.entry is None:
+            return
+        self._note_ended(row)
+        self._set(replace(row, entry=None, reported=None, problems=frozenset()))
+
+    def _set_stacks(self, stacks: Mapping[str, Stack], newer: Set[str]) -> None:
+        for name in self._rows.keys() - newer:
+            row = self._rows[name]
+            stack = stacks.get(row.path, Stack.CLEAR)
+            if stack is not row.stack and not row.raw:
+                self._set(replace(row, stack=stack))
+        for path, stack in stacks.items():
+            row = replace(Target.of(volumes.TargetPath(path)), stack=stack)
+            if _stands(row) and row.name not in self._rows and row.name not in newer:
+                self._set(row)
+
+    def _check(self, wanted: Target, *, deferred: bool) -> None:
+        assert wanted.key is not None
+        there = self._rows.get(wanted.name)
+        is_retry = there is not None and there.record is not None and there.key == wanted.key
+        if not is_retry:
+            self._check_readable(wanted.key)
+        refused = targets.conflict(wanted, self._holders(wanted), deferred=deferred)
+        if refused is not None:
+            raise refused
+
+    def _check_readable(self, key: volumes.VolumeKey) -> None:
+        for row in self.of(key):
+            if row.is_unreadable:
+                raise targets.unreadable(key, row, f"has this volume, at {row.path}")
+        for name in self._unknown:
+            raise targets.unreadable(key, self._rows[name], "does not say whose it is")
+
+    def _holders(self, wanted: Target) -> Iterator[Target]:
+        related = wanted.devices.related if wanted.devices is not None else frozenset()
+        for key in (wanted.key, *related):
+            if key in self._sharing:
+                yield from self._sharing[key].values()
+
+    def _put(self, row: Target) -> None:
+        self._clock += 1
+        self._changed[row.name] = self._clock
+        self._set(row)
+
+    def _set(self, row: Target) -> None:
+        self._unindex(row.name)
+        self._rows[row.name] = row
+        for key in row.keys:
+            self._sharing[key][row.name] = row
+        if row.may_be_anybodys:
+            self._unknown.add(row.name)
+        if row.entry is None and row.key is None and not row.raw:
+            self._lost.add(row.name)
+        if row.raw:
+            self._raw.add(row.name)
+
+    def _remove(self, name: str) -> None:
+        self._unindex(name)
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._note_ended(row)
+
+    def _note_ended(self, row: Target) -> None:
+        if row.reported is not None or row.problems:
+            self._ended.append(row)
+
+    def _unindex(self, name: str) -> None:
+        row = self._rows.get(name)
+        if row is None:
+            return
+        self._unknown.discard(name)
+        self._lost.discard(name)
+        self._raw.discard(name)
+        for key in row.keys:
+            del self._sharing[key][name]
+            if not self._sharing[key]:
+                del self._sharing[key]
+
+
+def absent(path: str) -> errors.CrustError:
+    """The error about a target path at which no deferred volume is."""
+    return errors.NotFound.named(
+        "NoDeferredVolume",
+        f"no deferred volume is published at {path}",
+        why="the handoff directory has no entry for it",
+        hint="publish it with deferral first",
+    )
+
+
+def _observed(known: Target | None, read: Target) -> Target:
+    """The row with what a look has read of its entry. An entry that cannot be read keeps its last reservation."""
+    if known is None:
+        return read
+    if read.is_unreadable and read.key is None:
+        return replace(known, entry=read.entry)
+    return replace(
+        known,
+        path=read.path,
+        entry=read.entry,
+        key=read.key,
+        devices=read.devices,
+        readonly=read.readonly,
+        handler=read.handler,
+        group=known.group if read.group is None else read.group,
+    )
+
+
+def _stands(row: Target) -> bool:
+    return row.entry is not None or row.raw or row.stack not in (Stack.CLEAR, Stack.FOREIGN)
+
+
+def _driver_and_state(entry: Entry) -> tuple[str, str]:
+    if entry.record is None:
+        return "", "unreadable"
+    claim = entry.claim if entry.live else None
+    return entry.record.key.driver, claim.state.value if claim else "published"

@@ -1,0 +1,343 @@
+"""One target as the proxy knows it, and every decision about it, as pure functions (docs/decisions/0032).
+
+What is observed at a target (`Seen`): the entry with its claim, on the disk, and the mounts, in the kernel. What the
+driver was asked is not remembered: the guard says it. The proxy mounts the guard before it calls the driver, and
+unmounts it after the driver's unpublish; so a guard or an entry means that the driver may have something.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from crust import deferral_keys, errors, mount_options, volumes
+from crust.handoff.claims import Claim
+from crust.handoff.entry import Entry, UnknownHandoffFile
+from crust.handoff.record import Record
+from crust.host.block import device_sets
+from crust.host.block.device_sets import DeviceSet
+from crust.host.mounts import mountinfo
+from crust.proxy.policy import CannotDeferRawBlock
+from crust.rpc.messages import csi
+from crust.rpc.outcome import Residue
+from crust.wire.csi.v1 import csi_pb2
+
+Key = volumes.VolumeKey | device_sets.Key
+"""What two targets may have in common; then they are compared."""
+
+
+class Stack(enum.Enum):
+    """The mounts on a target."""
+
+    CLEAR = "nothing is mounted"
+    GUARD = "the guard is on top"
+    BURIED = "a mount is over the guard"
+    FOREIGN = "a mount, and no guard"
+    UNSEEN = "entry or target cannot be looked at"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look found at a target."""
+
+    entry: Entry | None = None
+    stack: Stack = Stack.CLEAR
+    mount: mountinfo.Mount | None = None
+    """The topmost mount, if it is not the guard."""
+    problem: Exception | None = None
+    """Why nothing could be seen (UNSEEN)."""
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether another mount than the guard is on top."""
+        return self.stack in (Stack.BURIED, Stack.FOREIGN)
+
+    def mounted(self, target: volumes.TargetPath) -> errors.CrustError:
+        """The error about the mount that is on top."""
+        there = "another filesystem"
+        if self.mount is not None:
+            there = f"{self.mount.source} ({self.mount.fs_type})"
+        return errors.NotReady.named(
+            "TargetMounted",
+            f"{target} cannot be prepared for a deferred mount",
+            why=f"{there} is mounted there",
+            hint="unpublish the volume first; a publish never switches from a host mount to a deferred one",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row of the table: what was observed last at a target, and what only the proxy can remember of it."""
+
+    name: str
+    """The digest of the path, which is the entry's name; of a file with an unknown name that name."""
+    path: str = ""
+    """Empty if an entry does not say it."""
+    entry: Entry | None = None
+    stack: Stack = Stack.CLEAR
+
+    key: volumes.VolumeKey | None = None
+    """Of a target without an entry too: the publish said it. None: nobody knows it any more."""
+    devices: DeviceSet | None = None
+    """What is reserved besides the volume; None until the driver has reported the device."""
+    readonly: bool = False
+    handler: volumes.HandlerName | None = None
+    raw: bool = False
+    """A raw block volume that the driver published: no deferred one, and it reserves nothing for runtimes."""
+    busy: bool = False
+    """An operation is at work here: what a look sees meanwhile is older than what the operation will know."""
+    group: int | None = None
+    """The guard's group that was seen last: a kubelet sets it, and it exists nowhere else (H-38)."""
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    reported: Claim | None = None
+    """The live claim that was reported last."""
+    problems: frozenset[str] = frozenset()
+    """The parts that are reported as unhealthy."""
+
+    @classmethod
+    def of(cls, target: volumes.TargetPath, key: volumes.VolumeKey | None = None) -> Self:
+        """A target of which nothing is known but its path, and perhaps its volume."""
+        return cls(target.digest, target.text, key=key)
+
+    @property
+    def record(self) -> Record | None:
+        """The readable record of its entry."""
+        return self.entry.record if self.entry is not None else None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether it has an entry that cannot be read."""
+        return self.entry is not None and self.entry.record is None
+
+    @property
+    def may_be_anybodys(self) -> bool:
+        """Whether it has an entry of which nobody can say what it reserves."""
+        is_entry = self.entry is not None and not isinstance(self.entry.error, UnknownHandoffFile)
+        return self.is_unreadable and is_entry and self.key is None
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """What another target must have in common with this one to be compared with it."""
+        if self.raw or self.key is None:
+            return frozenset()
+        related = self.devices.related if self.devices is not None else frozenset()
+        return frozenset({self.key, *related})
+
+    def shares_with(self, other: Self) -> bool:
+        """Whether both have one volume, or devices that share bytes."""
+        if self.key == other.key:
+            return True
+        if self.devices is None or other.devices is None:
+            return False
+        return self.devices.shares_bytes_with(other.devices)
+
+
+def conflict(
+    wanted: Target, holders: Iterable[Target], *, deferred: bool = True
+) -> errors.CrustError | None:
+    """Why `wanted` cannot have its volume or device, `deferred` or on the host; None if nobody refuses it.
+
+    Two kernels that mount one filesystem read-write destroy it, and no lower layer prevents this. Several readers
+    may share a device.
+    """
+    for holder in holders:
+        if holder.name == wanted.name or not holder.shares_with(wanted):
+            continue
+        if holder.is_unreadable:
+            return unreadable(wanted.key, holder, f"reserves its device, at {holder.path}")
+        if not (wanted.readonly and holder.readonly):
+            way = "published to a runtime" if deferred else "mounted on the host"
+            only = " for writing" if not holder.readonly else ", and only readers may share it"
+            return errors.NotReady.named(
+                "DeviceReserved",
+                f"volume {wanted.key} cannot be {way} at {wanted.path}",
+                why=f"its device is published to a runtime at {holder.path}{only}",
+                hint="stop the pod that uses it there; two kernels writing to one filesystem destroy it",
+            )
+    return None
+
+
+def unreadable(key: volumes.VolumeKey | None, holder: Target, why: str) -> errors.CrustError:
+    """The error about an entry that cannot be read, and that reserves the volume or its device, or may do so."""
+    directory = holder.entry.directory if holder.entry is not None else holder.path
+    return errors.NotReady.named(
+        "ReservedByUnreadableEntry",
+        f"volume {key} may be in use by a runtime",
+        why=f"the entry {directory} cannot be read, and it {why}",
+        hint="see `crust volumes`; make sure that no sandbox has the volume, then move the entry away",
+    )
+
+
+def other_volume(
+    target: str, asked: volumes.VolumeKey, there: volumes.VolumeKey
+) -> errors.CrustError:
+    """The error about a request that names the target of another volume."""
+    return errors.InvalidRequest.named(
+        "TargetOfOtherVolume",
+        f"the request for volume {asked} names the target {target}",
+        why=f"volume {there} is published there",
+        hint="the caller confuses two volumes; check its records before retrying",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A deferred publish, decoded and checked."""
+
+    key: volumes.VolumeKey
+    target: volumes.TargetPath
+    access: volumes.MountAccess
+    options: tuple[str, ...]
+    readonly: bool
+    is_inline: bool = False
+    """A volume of the pod itself, which its unpublish deletes."""
+
+    @classmethod
+    def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
+        """Decode; raises `errors.InvalidRequest`."""
+        target = volumes.TargetPath.parse(request.target_path)
+        capability = csi.capability(request.volume_capability)
+        if not isinstance(capability.access, volumes.MountAccess):
+            raise CannotDeferRawBlock()
+        options = mount_options.for_guest(capability.access.mount_flags)
+        readonly = request.readonly or capability.mode.reader_only or options.readonly
+        is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
+        return cls(key, target, capability.access, options.options, readonly, is_inline)
+
+    def contradicts(self, record: Record) -> bool:
+        """Whether the record is certainly of a publish with other arguments.
+
+        What a driver may have added to its answer (a group, read-only, options) contradicts nothing: the driver is
+        called, and its answer is compared.
+        """
+        return (
+            self.access.fs_type not in ("", record.mount.fs_type)
+            or self.access.group not in (None, record.mount.group)
+            or (self.readonly and not record.readonly)
+            or not set(self.options) <= set(record.mount.mount_options)
+        )
+
+
+class Begin(enum.Enum):
+    """How a deferred publish begins."""
+
+    DEFER = "admit, mount the guard, call the driver, write the entry"
+    RENEW = "call the driver, rewrite the record"
+    CLEAN_FIRST = "the driver's unpublish, unmount the guard; then DEFER"
+    REFUSE = "refuse"
+
+
+def begin_publish(seen: Seen, wanted: Wanted) -> Begin:
+    """How to begin, from what was seen."""
+    if seen.stack is Stack.UNSEEN:
+        return Begin.REFUSE
+    if seen.entry is not None:
+        record = seen.entry.record
+        if record is None or record.key != wanted.key or wanted.contradicts(record):
+            return Begin.REFUSE
+        return Begin.REFUSE if seen.is_covered else Begin.RENEW
+    if seen.stack is Stack.BURIED and not wanted.is_inline:
+        return Begin.CLEAN_FIRST
+    return Begin.REFUSE if seen.is_covered else Begin.DEFER
+
+
+class Asked(enum.Enum):
+    """What the driver said to the call of this publish."""
+
+    NOT_CALLED = "not called"
+    REFUSED = "a final code"
+    SILENT = "no answer, or a code after which it may be at work"
+    ANSWERED = "OK"
+
+
+class Undo(enum.Enum):
+    """What a failed publish undoes."""
+
+    KEEP = "nothing"
+    UNGUARD = "unmount the guard"
+    TAKE_BACK = "lock, the driver's unpublish, hide the entry, unmount the guard, delete"
+
+
+def undo(began: Seen, asked: Asked, *, is_inline: bool) -> Undo:
+    """What a failed publish undoes: never anything that stood before the call.
+
+    An inline volume is not unpublished: that deletes it, and it may have been the pod's before a reboot (D-10).
+    """
+    if began.entry is not None or asked is Asked.SILENT:
+        return Undo.KEEP
+    if asked is Asked.ANSWERED:
+        return Undo.KEEP if is_inline else Undo.TAKE_BACK
+    if began.stack is Stack.CLEAR:
+        return Undo.UNGUARD
+    return Undo.TAKE_BACK if asked is Asked.REFUSED and not is_inline else Undo.KEEP
+
+
+def stands(seen: Seen, wanted: Wanted) -> Residue:
+    """What stands of the volume that the call names: from an observation, and from nothing else."""
+    if seen.stack is Stack.UNSEEN:
+        return Residue.EXISTS
+    if seen.entry is None:
+        return Residue.NONE if seen.stack is Stack.CLEAR else Residue.EXISTS
+    record = seen.entry.record
+    if record is None:
+        return Residue.EXISTS
+    if record.key != wanted.key:
+        return Residue.NONE
+    return Residue.OTHER if wanted.contradicts(record) else Residue.EXISTS
+
+
+class Unpublish(enum.Enum):
+    """How an unpublish begins."""
+
+    REMOVE = "the driver's unpublish, hide the entry, unmount the guard, delete"
+    CLEAN = "the driver's unpublish, unmount the guard if there is one"
+    DRIVER = "the driver's unpublish, of its own mount"
+    REFUSE = "refuse"
+
+
+def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> Unpublish:
+    """How to begin, from what was seen."""
+    if seen.stack is Stack.UNSEEN:
+        return Unpublish.REFUSE
+    if seen.entry is not None:
+        record = seen.entry.record
+        refused = record is None or record.key != key or seen.entry.live
+        return Unpublish.REFUSE if refused else Unpublish.REMOVE
+    return Unpublish.DRIVER if seen.stack is Stack.FOREIGN else Unpublish.CLEAN
+
+
+def lost_its_group(row: Target) -> bool:
+    """Whether nobody knows any more which group a lost guard had, and a sandbox would need it.
+
+    A group of the record reaches the guest without the guard, and a read-only volume has none (H-12, H-38).
+    """
+    record = row.record
+    if record is None or record.mount.group is not None or record.readonly:
+        return False
+    return row.group is None
+
+
+def group_unknown(target: str) -> errors.CrustError:
+    """The error about a restored guard whose group nobody knows any more."""
+    return errors.NotReady.named(
+        "GuardGroupUnknown",
+        f"the group of the volume at {target} is not known any more",
+        why="its guard mount was lost before the proxy had seen the group that the kubelet gave it, and was restored "
+        "without one: a sandbox would mount the volume without the pod's fsGroup",
+        hint="delete the pod; the CO publishes the volume again for the next one",
+    )
+
+
+class OnLook(enum.Enum):
+    """What a look does about a target."""
+
+    NOTHING = "nothing"
+    RESTORE = "mount the guard, with the group that was seen last"
+    REPORT = "report a problem"
+
+
+def on_look(row: Target) -> OnLook:
+    """What a look does about a target that it has seen."""
+    if row.record is None or row.stack is Stack.GUARD:
+        return OnLook.NOTHING
+    return OnLook.RESTORE if row.stack is Stack.CLEAR else OnLook.REPORT

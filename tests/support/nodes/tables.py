@@ -1,0 +1,45 @@
+"""A table of targets with a handoff directory, without a process."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from crust.handoff.store import Store
+from crust.host.process.workers import Workers
+from crust.operations import KeyedOperations
+from crust.proxy.entries import Entries
+from crust.proxy.events import Events
+from crust.proxy.look import Looks
+from crust.proxy.table import Table
+from crust.rpc.serving.health import Health
+from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
+from tests.support.nodes.node import Places
+
+
+@dataclass
+class Bench:
+    """What looks and publishes have in common."""
+
+    store: Store
+    targets: FakeTargets
+    table: Table = field(default_factory=Table)
+    events: Events = field(default_factory=Events)
+    devices: Any = field(default_factory=FakeDevices)
+    operations: KeyedOperations = field(
+        default_factory=lambda: KeyedOperations(Workers("the test"))
+    )
+
+    @classmethod
+    def make(cls, places: Places) -> "Bench":
+        """With an open directory."""
+        store = Store(places.volumes)
+        store.open()
+        return cls(store, FakeTargets(places.kubelet))
+
+    @property
+    def entries(self) -> Entries:
+        """The entries of the directory."""
+        return Entries(self.store, self.devices, self.table, self.operations)
+
+    def looks(self) -> Looks:
+        """New looks, which have seen nothing."""
+        return Looks(self.table, self.entries, self.targets, self.events, Health())

@@ -1,0 +1,272 @@
+"""The looks: claims become events, and what is lost behind an entry is restored or reported."""
+
+import asyncio
+import datetime
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from crust import errors, supervised, volumes
+from crust.handoff import entry, layout, look
+from crust.handoff.claims import Claim, State
+from crust.operations import KeyedOperations
+from crust.proxy import look as proxy_look
+from crust.proxy.events import Event, Events
+from crust.rpc.serving.health import Health
+from crust.wire.v1 import inspect_pb2
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import GUARD
+from tests.support.nodes.node import Node, Places
+from tests.support.nodes.tables import Bench
+from tests.support.records import records
+from tests.support.runtimes import fake_handler
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def bench(places: Places) -> Bench:
+    return Bench.make(places)
+
+
+def _touch(node: Node, target: str) -> None:
+    """Whatever changes an entry causes a look."""
+    entry = node.entry(target)
+    assert entry is not None
+    os.utime(entry.directory)
+
+
+@asynccontextmanager
+async def _events(node: Node) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Wait for the next event of a kind, and return its target path."""
+    watch: Any = node.inspect.Watch(inspect_pb2.WatchRequest(), timeout=60)
+    await watch.initial_metadata()
+
+    async def next_of(kind: str) -> str:
+        while (event := await watch.read()).kind != kind:
+            pass
+        return str(event.target_path)
+
+    yield next_of
+    watch.cancel()
+
+
+async def _problems(node: Node) -> list[str]:
+    answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest(), timeout=10)
+    return [each.part for each in answer.conditions]
+
+
+async def test_lost_guard_mount_is_restored_and_reported(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    async with _events(kata) as next_of:
+        os.unlink(f"{target}/{GUARD}")
+        _touch(kata, target)
+        assert await next_of("guard-restored") == target
+    kata.check_published("vol-1", target)
+    await kata.co.unpublish("vol-1", target)
+    kata.check_untouched(target)
+
+
+async def test_guard_that_cannot_be_restored_is_reported_until_it_is(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    await _look(kata)
+    async with _events(kata) as next_of:
+        os.unlink(f"{target}/{GUARD}")
+        kata.targets.foreign.add(target)
+        _touch(kata, target)
+        assert await next_of("unhealthy") == target
+        assert await _problems(kata) == [f"guard mount of {target}"]
+        kata.targets.foreign.clear()
+        _touch(kata, target)
+        assert await next_of("healthy") == target
+    assert await _problems(kata) == []
+    assert kata.targets.has_guard(volumes.TargetPath(target))
+
+
+async def test_device_that_is_another_one_now_is_reported_until_the_volume_is_unpublished(
+    kata: Node,
+) -> None:
+    target, other = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", target)
+    async with _events(kata) as next_of:
+        kata.driver.identities["vol-1"] = (7, 1, 99)
+        _touch(kata, target)
+        assert await next_of("unhealthy") == target
+        assert await _problems(kata) == [f"device of {target}"]
+        await kata.co.unpublish("vol-1", target)
+        await kata.co.publish("vol-2", other)
+        _touch(kata, other)
+        assert await next_of("healthy") == target
+    assert await _problems(kata) == []
+
+
+@pytest.mark.spec("H-38")
+async def test_restored_guard_has_the_group_that_a_look_has_seen(kata: Node) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    kata.targets.groups[target] = 3000
+    await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+    async with _events(kata) as next_of:
+        os.unlink(f"{target}/{GUARD}")
+        kata.targets.groups.clear()
+        _touch(kata, target)
+        assert await next_of("guard-restored") == target
+    assert kata.targets.groups[target] == 3000
+    assert await _problems(kata) == []
+
+
+async def test_guard_lost_before_its_group_was_seen_is_reported_and_its_volume_not_renewed(
+    places: Places,
+) -> None:
+    """The first look of a proxy that was started finds the target open."""
+    target = places.target("one")
+    async with nodes.running(places) as node, node.handler():
+        await node.co.publish("vol-1", target)
+    os.unlink(f"{target}/{GUARD}")
+    async with nodes.running(places, driver=node.driver) as node, node.handler():
+        async with _events(node) as next_of:
+            while (await _look(node)) != [f"group of {target}"]:
+                pass  # the first look has restored it, or is about to
+            assert node.targets.has_guard(volumes.TargetPath(target))
+            await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "GuardGroupUnknown")
+            await node.co.unpublish("vol-1", target)
+            await _look(node)
+            assert await next_of("healthy") == target
+        assert await _problems(node) == []
+
+
+async def _look(node: Node) -> list[str]:
+    """Have the proxy look; returns its problems."""
+    await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
+    return await _problems(node)
+
+
+class StubbornLooks(look.Looks):
+    """Looks that fail `failures` times, or always, if that is None."""
+
+    failures: int | None = None
+
+    def __init__(self, root: layout.Layout) -> None:
+        super().__init__(root)
+        self.number = 0
+
+    def look(self) -> look.Look:
+        self.number += 1
+        if self.failures is None or self.number <= self.failures:
+            raise RuntimeError("can't start new thread")
+        return super().look()
+
+
+@pytest.mark.parametrize("failures", [3, None])
+async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_failing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, failures: int | None
+) -> None:
+    """Not only errors of crust's own: no thread can be started, no memory is left."""
+    monkeypatch.setattr(supervised, "ATTEMPTS", 5)
+    monkeypatch.setattr(supervised, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(StubbornLooks, "failures", failures)
+    monkeypatch.setattr(look, "Looks", StubbornLooks)
+    bench.store.publish(records.a_record())
+    looks, ended = bench.looks(), asyncio.Queue[errors.CrustError]()
+    async with (
+        asyncio.timeout(60),
+        bench.events.watch() as watch,
+        proxy_look.watching(
+            looks,
+            bench.store.root,
+            KeyedOperations(),
+            Health(),
+            end=ended.put_nowait,
+            rescan_s=0.01,
+        ),
+    ):
+        if failures is None:
+            assert "can't start new thread" in str(await ended.get())
+            return
+        with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="box-7"):
+            event = await anext(watch(asyncio.Event()))
+            while event.kind != "claimed":
+                event = await anext(watch(asyncio.Event()))
+        assert event.message == "sandbox box-7"
+        assert ended.empty()
+
+
+SINCE = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
+
+def claim(box: str, state: State = State.CLAIMED, *, error: str = "", live: bool = True) -> Claim:
+    return Claim(box, "kata", state, error, 7, SINCE, live)
+
+
+UNNAMED = claim("")
+A_BOOTS, A_RUNS = claim("a"), claim("a", State.MOUNTED)
+A_FAILED = claim("a", State.ERROR, error="no kernel")
+A_ENDED = claim("a", State.ERROR, error="no kernel", live=False)
+
+
+@pytest.mark.parametrize(
+    ("read", "reported"),
+    [
+        ([None, None], []),
+        ([UNNAMED, A_BOOTS, A_BOOTS], ["claimed: sandbox a"]),
+        ([A_BOOTS, A_RUNS, A_RUNS], ["claimed: sandbox a", "mounted: sandbox a"]),
+        ([A_RUNS], ["claimed: sandbox a", "mounted: sandbox a"]),
+        ([A_BOOTS, UNNAMED], ["claimed: sandbox a"]),  # its lock is still held
+        ([A_BOOTS, UNNAMED, None], ["claimed: sandbox a", "released: sandbox a"]),
+        ([A_BOOTS, A_FAILED], ["claimed: sandbox a", "failed: sandbox a: no kernel"]),
+        ([A_BOOTS, A_ENDED], ["claimed: sandbox a", "released: sandbox a: no kernel"]),
+        ([A_BOOTS, claim("b")], ["claimed: sandbox a", "released: sandbox a", "claimed: sandbox b"]),
+        (
+            [A_BOOTS, claim("b", State.ERROR, error="b's")],
+            ["claimed: sandbox a", "released: sandbox a", "claimed: sandbox b", "failed: sandbox b: b's"],
+        ),
+    ],
+)  # fmt: skip
+async def test_looks_become_the_events_of_what_lies_between(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, read: list[Claim | None], reported: list[str]
+) -> None:
+    looks = bench.looks()
+    bench.store.publish(records.a_record())
+    there = bench.store.layout.entry(records.TARGET).directory
+    async with bench.events.watch() as watch:
+        for each in read:
+            monkeypatch.setattr(entry, "_claim_of", lambda _, each=each: (each, None))
+            os.utime(there)
+            await looks.look()
+        assert await _heard(bench.events, watch) == reported
+
+
+async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Bench) -> None:
+    looks = bench.looks()
+    bench.store.publish(records.a_record())
+    async with bench.events.watch() as watch:
+        with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="a"):
+            await looks.look()
+        bench.table.drop(records.TARGET.digest)
+        with bench.store.begin_unpublish(records.TARGET) as unpublish:
+            unpublish.complete()
+        for _ in range(2):
+            await looks.look()
+        heard = await _heard(bench.events, watch)
+    assert heard == ["claimed: sandbox a", "mounted: sandbox a", "released: sandbox a"]
+
+
+async def _heard(
+    events: Events, watch: Callable[[asyncio.Event], AsyncIterator[Event]]
+) -> list[str]:
+    """All events until now."""
+    events.emit(Event("end"))
+    heard: list[str] = []
+    async for event in watch(asyncio.Event()):
+        if event.kind == "end":
+            return heard
+        if event.kind in ("claimed", "mounted", "failed", "released"):
+            heard.append(f"{event.kind}: {event.message}")
+    return heard

@@ -1,0 +1,155 @@
+"""Raw publishes beside deferred ones: two writers of one device, in either order, are refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from crust import volumes
+from crust.host.block.device_sets import DeviceSet
+from crust.host.process.oserrors import ProcessOutOfResources
+from crust.proxy.publish import raw_targets
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.drivers.fake_driver import Failure, device_of
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_targets import FakeDevices
+from tests.support.nodes.node import Node, Places, publish_request
+
+Code = grpc.StatusCode
+PUBLISH = "plugins/kubernetes.io/csi/volumeDevices/publish"
+
+
+def raw_request(
+    node: Node, name: str, volume_id: str, **fields: Any
+) -> csi_pb2.NodePublishVolumeRequest:
+    """A raw publish at a target where the driver makes the device's node."""
+    target = node.places.target(name)
+    node.devices.nodes[target] = device_of(volume_id)
+    request = publish_request(volume_id, target, defer=False, **fields)
+    request.volume_capability.block.SetInParent()
+    return request
+
+
+async def publish_raw(node: Node, name: str, volume_id: str, **fields: Any) -> str:
+    request = raw_request(node, name, volume_id, **fields)
+    await node.co.node.NodePublishVolume(request, timeout=60)
+    return request.target_path
+
+
+def share(node: Node, one: str, other: str) -> None:
+    """Two volumes with one device, by two paths."""
+    mine, theirs = (node.devices.identify(device_of(each)) for each in (one, other))
+    both = DeviceSet(frozenset({mine, theirs}), frozenset({mine, theirs}))
+    node.devices.related.update({mine: both, theirs: both})
+
+
+async def test_raw_publish_of_a_device_that_a_runtime_has_is_undone(kata: Node) -> None:
+    await kata.co.publish("vol-1", kata.places.target("one"))
+    share(kata, "vol-1", "vol-2")
+    request = raw_request(kata, "raw", "vol-2")
+    call = kata.co.node.NodePublishVolume(request, timeout=60)
+    await refused(call, Code.FAILED_PRECONDITION, "DeviceReserved", kata.places.target("one"))
+    (undo,) = kata.driver.called("NodeUnpublishVolume")
+    assert (undo.request.target_path, undo.request.defer_fs_ops) == (request.target_path, False)
+    assert ("crust-extensions", "deferral") not in undo.metadata
+    kata.check_published("vol-1", kata.places.target("one"))
+
+
+async def test_raw_publish_that_cannot_be_undone_is_not_final(kata: Node) -> None:
+    await kata.co.publish("vol-1", kata.places.target("one"))
+    share(kata, "vol-1", "vol-2")
+    kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
+    call = kata.co.node.NodePublishVolume(raw_request(kata, "raw", "vol-2"), timeout=60)
+    await refused(call, Code.UNAVAILABLE, "DeviceReserved")
+
+
+async def test_deferred_publish_of_a_device_that_is_published_raw_is_undone(kata: Node) -> None:
+    raw, target = await publish_raw(kata, "raw", "vol-2"), kata.places.target("one")
+    await kata.co.publish("vol-3", kata.places.target("three"))
+    share(kata, "vol-1", "vol-2")
+    await refused(
+        kata.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "DevicePublishedRaw", raw
+    )
+    assert target not in kata.driver.published
+    assert kata.entry(target) is None
+    await kata.co.unpublish("vol-2", raw)
+    await kata.co.publish("vol-1", target)
+
+
+async def test_readers_share_a_device_raw_and_deferred(kata: Node) -> None:
+    await publish_raw(kata, "raw", "vol-2", readonly=True)
+    share(kata, "vol-1", "vol-2")
+    await kata.co.publish("vol-1", kata.places.target("one"), readonly=True)
+    await publish_raw(kata, "raw-2", "vol-2", readonly=True)
+    await refused(
+        kata.co.node.NodePublishVolume(raw_request(kata, "raw-3", "vol-2"), timeout=60),
+        Code.FAILED_PRECONDITION,
+        "only readers may share",
+    )
+
+
+async def test_raw_target_without_a_device_refuses_nothing(kata: Node) -> None:
+    raw = await publish_raw(kata, "raw", "vol-1")
+    del kata.devices.nodes[raw]
+    await kata.co.publish("vol-1", kata.places.target("one"))
+
+
+class FullProcess(FakeDevices):
+    """No descriptor is left to look at a raw target."""
+
+    def identify(self, path: str, /) -> volumes.DeviceIdentity:
+        if "raw" in path:
+            raise ProcessOutOfResources("cannot look", why="EMFILE")
+        return super().identify(path)
+
+
+async def test_raw_target_that_cannot_be_looked_at_is_not_taken_for_free(places: Places) -> None:
+    async with nodes.running(places, devices=FullProcess()) as node, node.handler():
+        request = raw_request(node, "raw", "vol-1")
+        node.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "stuck")
+        await refused(
+            node.co.node.NodePublishVolume(request, timeout=60), Code.UNAVAILABLE, "EMFILE"
+        )
+        target = places.target("one")
+        await refused(node.co.publish("vol-2", target), Code.UNAVAILABLE, "EMFILE")
+        assert node.entry(target) is None
+
+
+async def test_raw_publish_of_an_earlier_process_is_known(places: Places) -> None:
+    target = f"{places.kubelet}/{PUBLISH}/pvc-1/uid-1"
+    os.makedirs(target)
+    devices = FakeDevices(nodes={target: device_of("vol-1")})
+    async with nodes.running(places, devices=devices) as node, node.handler():
+        await refused(
+            node.co.publish("vol-1", places.target("one")), Code.FAILED_PRECONDITION, target
+        )
+
+
+def test_kubelets_raw_volumes_are_found_and_a_shims_are_not(tmp_path: Path) -> None:
+    ours, other = (
+        f"{tmp_path}/{PUBLISH}/crust-{'a' * 40}/{'b' * 40}",
+        f"{tmp_path}/{PUBLISH}/pvc-1/uid-1",
+    )
+    for each in (ours, other):
+        os.makedirs(each)
+    assert raw_targets([str(tmp_path), f"{tmp_path}/absent"]) == [other]
+
+
+@pytest.mark.parametrize(
+    ("readonly", "deferred_readonly", "passes"),
+    [(False, False, False), (False, True, False), (True, False, False), (True, True, True)],
+)
+async def test_host_publish_beside_a_deferred_one_passes_for_two_readers_alone(
+    kata: Node, *, readonly: bool, deferred_readonly: bool, passes: bool
+) -> None:
+    one, two = kata.places.target("one"), kata.places.target("two")
+    await kata.co.publish("vol-1", one, readonly=deferred_readonly)
+    publish = kata.co.publish("vol-1", two, defer=False, readonly=readonly)
+    if passes:
+        await publish
+    else:
+        await refused(publish, Code.FAILED_PRECONDITION, "mounted on the host", one)
+    assert (two in kata.driver.published) is passes

@@ -1,0 +1,207 @@
+"""The table of targets: looks and the proxy's own changes meet, and devices are reserved."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust import errors, volumes
+from crust.handoff import look
+from crust.handoff.record import Record
+from crust.host.block.device_sets import DeviceSet
+from crust.proxy.table import Table
+from crust.proxy.target import Target
+from tests.support.nodes.node import Places
+from tests.support.nodes.tables import Bench
+from tests.support.raised import raised
+from tests.support.records import records
+
+RECORD = records.a_record()
+ALONE = DeviceSet.alone(RECORD.identity)
+
+
+class SlowLooks(look.Looks):
+    """Looks that have read the directory, and return when the test allows it."""
+
+    entered = threading.Event()
+    go_on = threading.Event()
+
+    def look(self) -> look.Look:
+        found = super().look()
+        self.entered.set()
+        assert self.go_on.wait(20)
+        return found
+
+
+@pytest.fixture
+def bench(places: Places) -> Bench:
+    return Bench.make(places)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowLooks]]:
+    SlowLooks.entered, SlowLooks.go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr("crust.handoff.look.Looks", SlowLooks)
+    yield SlowLooks
+    SlowLooks.go_on.set()
+
+
+def _publish(bench: Bench, record: Record) -> None:
+    """Write an entry, as a publish does."""
+    written = bench.entries.write(record)
+    read = bench.store.read(written.target)
+    assert read is not None
+    bench.table.put(bench.entries.row_of(read))
+
+
+def row(record: Record, devices: DeviceSet = ALONE) -> Target:
+    """A row that reserves a record's volume and a device."""
+    return Target(record.digest, record.target.text, key=record.key, devices=devices)
+
+
+async def test_publish_during_a_look_stays_in_the_table(
+    slow: type[SlowLooks], bench: Bench
+) -> None:
+    looking = asyncio.create_task(bench.looks().look())
+    await asyncio.to_thread(slow.entered.wait, 20)
+    await asyncio.to_thread(_publish, bench, RECORD)
+    slow.go_on.set()
+    await looking
+    assert bench.table.find(RECORD.target.text) == RECORD
+    assert bench.table.of_volume(RECORD.key) == (RECORD,)
+
+
+async def test_unpublish_during_a_look_does_not_reappear_in_the_table(
+    slow: type[SlowLooks], bench: Bench
+) -> None:
+    bench.store.publish(RECORD)
+    looking = asyncio.create_task(bench.looks().look())
+    await asyncio.to_thread(slow.entered.wait, 20)
+    with bench.store.begin_unpublish(RECORD.target) as unpublish:
+        unpublish.complete()
+    bench.table.drop(RECORD.digest)
+    slow.go_on.set()
+    await looking
+    assert bench.table.find(RECORD.target.text) is None
+    assert bench.table.of_volume(RECORD.key) == ()
+
+
+async def test_row_of_an_operation_is_left_alone_by_a_look_and_read_by_the_next(
+    bench: Bench,
+) -> None:
+    """The publish began before the look, and has neither guard nor entry yet: its reservation must not go."""
+    looks, busy = bench.looks(), replace(row(RECORD), busy=True)
+    bench.table.put(busy)
+    for _ in range(2):
+        await looks.look()
+    assert bench.table.at(RECORD.target.text) == busy
+    bench.table.put(replace(busy, busy=False))
+    bench.store.publish(RECORD)
+    await looks.look()
+    assert bench.table.find(RECORD.target.text) == RECORD
+
+
+async def test_look_ends_while_publishes_go_on_and_the_next_one_reads_what_it_skipped(
+    slow: type[SlowLooks], bench: Bench
+) -> None:
+    """A publish in every look: it neither makes a look begin again, nor is anything lost."""
+    bench.store.publish(RECORD)
+    looks = bench.looks()
+    for number in range(3):
+        slow.entered.clear()
+        slow.go_on.clear()
+        looking = asyncio.create_task(looks.look())
+        await asyncio.to_thread(slow.entered.wait, 20)
+        other = _other_volume(records.a_record(f"/var/lib/kubelet/{number}"))
+        await asyncio.to_thread(_publish, bench, other)
+        slow.go_on.set()
+        await looking
+    assert len(bench.table.records()) == 4
+    os.rename(bench.store.layout.entry(RECORD.target).directory, f"{bench.store.root}/../moved")
+    await looks.look()
+    assert bench.table.find(RECORD.target.text) is None
+    assert len(bench.table.records()) == 3
+
+
+async def test_look_at_rest_reads_only_a_few_entries_in_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among them, after some looks, one that was damaged in place: its directory has not changed."""
+    monkeypatch.setattr(look, "FRESH_NS", 0)
+    looks = bench.looks()
+    for number in range(20):
+        bench.store.publish(_other_volume(records.a_record(f"/var/lib/kubelet/{number}")))
+    assert len(await looks.look()) == 20
+    damaged = bench.store.layout.entry(volumes.TargetPath("/var/lib/kubelet/7"))
+    before = os.stat(damaged.directory).st_mtime_ns
+    Path(damaged.record).write_text("{")
+    assert os.stat(damaged.directory).st_mtime_ns == before
+    read = [await looks.look() for _ in range(20 // look.IN_TURN)]
+    assert max(len(names) for names in read) == look.IN_TURN + 1  # one is damaged, each time
+    with pytest.raises(errors.Corrupt, match="cannot be read"):
+        bench.table.find("/var/lib/kubelet/7")
+
+
+def test_device_is_reserved_while_its_entry_is_created() -> None:
+    """Two volumes on one device, published at the same time: neither has an entry yet."""
+    table = Table()
+    one = row(records.a_record("/var/lib/kubelet/one"))
+    two = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
+    table.reserve(one)
+    with raised("DeviceReserved", match="/var/lib/kubelet/one"):
+        table.reserve(two)
+    table.drop(one.name)
+    table.reserve(two)
+
+
+@pytest.mark.parametrize(
+    ("holder", "wanted", "free"),
+    [(False, False, False), (True, False, False), (False, True, False), (True, True, True)],
+)
+def test_device_is_shared_by_readers_alone(*, holder: bool, wanted: bool, free: bool) -> None:
+    """`holder` and `wanted` say whether they only read."""
+    table = Table()
+    there = replace(row(RECORD), readonly=holder)
+    other = replace(row(_other_volume(records.a_record("/k/two"))), readonly=wanted)
+    table.reserve(there)
+    with nullcontext() if free else raised("DeviceReserved"):
+        table.check(other, deferred=False)
+
+
+@pytest.mark.parametrize("first", ["disk", "partition"])
+def test_partition_and_its_disk_are_one_reservation_whichever_comes_first(first: str) -> None:
+    table = Table()
+    disk, partition = volumes.DeviceIdentity(8, 0, 5), volumes.DeviceIdentity(8, 1, 5)
+    sets = {
+        "disk": DeviceSet(frozenset({disk}), frozenset({disk, partition})),
+        "partition": DeviceSet(frozenset({partition}), frozenset({disk, partition})),
+    }
+    neighbour = volumes.DeviceIdentity(8, 2, 5)
+    other = DeviceSet(frozenset({neighbour}), frozenset({neighbour, disk}))
+    table.reserve(row(RECORD, sets.pop(first)))
+    (second,) = sets.values()
+    wanted = _other_volume(records.a_record("/var/lib/kubelet/two"))
+    with raised("DeviceReserved"):
+        table.reserve(row(wanted, second))
+    if first == "partition":
+        table.reserve(row(wanted, other))
+
+
+def test_row_with_a_new_device_releases_the_old_one() -> None:
+    table = Table()
+    table.reserve(row(RECORD))
+    moved = DeviceSet.alone(volumes.DeviceIdentity(7, 9, 99))
+    table.reserve(row(RECORD, moved))
+    wanted = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
+    table.check(wanted)
+    with raised("DeviceReserved"):
+        table.check(replace(wanted, devices=moved))
+
+
+def _other_volume(record: Record) -> Record:
+    return replace(record, key=replace(record.key, volume_id=volumes.VolumeId("vol-2")))
