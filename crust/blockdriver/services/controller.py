@@ -82,9 +82,10 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         is_snapshot = create.source is not None and create.source.kind == "snapshot"
 
         async def work() -> Volume:
-            # a snapshot cannot change: any number of copies share it
+            # A snapshot cannot change: any number of copies share it. (The volume's own id is none: NOT_FOUND.)
+            is_shared = is_snapshot and source != key
             copies = self._running.shared(source, "CreateVolume")
-            with copies if is_snapshot else contextlib.nullcontext():
+            with copies if is_shared else contextlib.nullcontext():
                 return await self._provisioner.create(create)
 
         volume = await deadlines.change(

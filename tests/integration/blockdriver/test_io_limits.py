@@ -333,28 +333,6 @@ async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
     assert record.io_limits == NONE
 
 
-async def test_expand_and_modify_in_one_window_are_applied_together(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id, block())
-    await limited.publish(made.volume_id, target, block())
-    expanded, modified, other = await asyncio.gather(
-        limited.grow(made.volume_id, 128 * MIB),
-        limited.modify(made.volume_id, readIOPS="50"),
-        limited.modify(made.volume_id, readIOPS="60"),
-        return_exceptions=True,
-    )
-    assert isinstance(expanded, csi_pb2.ControllerExpandVolumeResponse)
-    assert modified is None
-    assert isinstance(other, errors.OperationPending)
-    assert in_force(limited, kernel, made.volume_id).read_iops == 50
-    assert device_of(limited, made.volume_id).size_bytes == 128 * MIB
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
-
-
 async def test_validate_confirms_the_present_limits(limited: Bench) -> None:
     made = await limited.create(mutable=SENT)
     request = csi_pb2.ValidateVolumeCapabilitiesRequest(
@@ -415,5 +393,26 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
     assert guest.limits.read_iops == 50
     assert end.closed
     limited.restart()
+    await limited.unpublish(made.volume_id, target)
+    await limited.unstage(made.volume_id)
+
+
+async def test_of_two_changes_of_a_volume_at_once_one_is_aborted_and_succeeds_when_repeated(
+    limited: Bench, kernel: FakeThrottle
+) -> None:
+    made = await limited.create(mutable=SENT)
+    target = limited.target("pod-a")
+    await limited.stage(made.volume_id, block())
+    await limited.publish(made.volume_id, target, block())
+    outcomes = await asyncio.gather(
+        limited.grow(made.volume_id, 128 * MIB),
+        limited.modify(made.volume_id, readIOPS="50"),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, errors.OperationPending) for each in outcomes) == 1
+    await limited.grow(made.volume_id, 128 * MIB)
+    await limited.modify(made.volume_id, readIOPS="50")
+    assert in_force(limited, kernel, made.volume_id).read_iops == 50
+    assert device_of(limited, made.volume_id).size_bytes == 128 * MIB
     await limited.unpublish(made.volume_id, target)
     await limited.unstage(made.volume_id)
