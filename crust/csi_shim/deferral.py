@@ -45,17 +45,6 @@ class InnerNode(Protocol):
         """Whether it advertises DEFER_FS_OPS now, to a caller that opts in to deferral."""
 
 
-class MountedInsteadOfDeferred(errors.RuntimeFailed):
-    """The inner driver advertises deferral, but mounted a volume instead of deferring it."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]} was not deferred",
-            why="the driver answered a deferred publish without deferred_mount",
-            hint="this is a bug in the driver; do not defer its volumes until it is fixed",
-        )
-
-
 class Deferral:
     """Answers the flagged calls. Constructed with the driver and a client of the proxy's Runtime API."""
 
@@ -77,7 +66,12 @@ class Deferral:
         response = await self._inner.publish(request, context)
         try:
             if not response.HasField("deferred_mount"):
-                raise MountedInsteadOfDeferred(request.volume_id)
+                raise errors.RuntimeFailed.named(
+                    "MountedInsteadOfDeferred",
+                    f"volume {request.volume_id[:128]} was not deferred",
+                    why="the driver answered a deferred publish without deferred_mount",
+                    hint="this is a bug in the driver; do not defer its volumes until it is fixed",
+                )
             csi.deferred_mount(response.deferred_mount)
         except errors.CrustError as error:
             undo = asyncio.create_task(self._undo(request, context))

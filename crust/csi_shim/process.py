@@ -188,20 +188,18 @@ async def part(  # noqa: PLR0913 - one per setting
         yield
 
 
-class DriverNotConnected(errors.PeerUnavailable):
-    """The shim has no connection to its driver."""
-
-    def __init__(self, socket_path: str) -> None:
-        super().__init__(
+def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustError | None:
+    state = driver.get_state(try_to_connect=True)
+    return (
+        None
+        if state is grpc.ChannelConnectivity.READY
+        else errors.PeerUnavailable.named(
+            "DriverNotConnected",
             "the driver cannot be reached",
             why=f"there is no connection to {socket_path}",
             hint="start the driver, and look at its log",
         )
-
-
-def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustError | None:
-    state = driver.get_state(try_to_connect=True)
-    return None if state is grpc.ChannelConnectivity.READY else DriverNotConnected(socket_path)
+    )
 
 
 def _wrapped(driver: grpc.aio.Channel, runtime: RuntimeClient) -> WrappedVolumes:

@@ -21,17 +21,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 TIMEOUT_S = 120.0
 
 
-class VolumeInUseAgain(errors.NotReady):
-    """A volume that was about to be unstaged has got another user."""
-
-    def __init__(self, orphan: Orphan, why: str) -> None:
-        super().__init__(
-            f"volume {orphan.volume_id} stays staged at {orphan.staging}",
-            why=f"{why}, since the proof",
-            hint="run crust gc again",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is done for one orphan. `why_staged`: why its volume must stay staged, if it must."""
@@ -99,7 +88,12 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
 def _check_unused(plan: Plan) -> None:
     """Look again: an unpublish may take minutes, in which a kubelet can have staged the volume for a new pod."""
     if why := proof.why_staged(plan.orphan, plan.grace_s):
-        raise VolumeInUseAgain(plan.orphan, why)
+        raise errors.NotReady.named(
+            "VolumeInUseAgain",
+            f"volume {plan.orphan.volume_id} stays staged at {plan.orphan.staging}",
+            why=f"{why}, since the proof",
+            hint="run crust gc again",
+        )
 
 
 def _release(mapped: str, kernel: Kernel) -> None:

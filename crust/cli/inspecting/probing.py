@@ -26,17 +26,6 @@ _CAUSE_MAX = 1024
 _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
 
 
-class NotRegisteredYet(errors.NotReady):
-    """The kubelet has not looked at a driver that the proxy offers to it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the driver {name} is not registered with the kubelet",
-            why="the kubelet has not answered to its socket in plugins_registry",
-            hint="start the kubelet; check that plugins_registry is below the kubelet's root directory",
-        )
-
-
 async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
     """The driver as it is now, with the reason if it is not ready."""
     version = shim = ""
@@ -44,7 +33,15 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
     try:
         version, shim = await _probe(answer.name, answer.socket)
         if answer.registration == "waiting":
-            problem = NotRegisteredYet(answer.name)
+            problem = errors.NotReady.named(
+                "NotRegisteredYet",
+                f"the driver {answer.name} is not registered with the kubelet",
+                why="the kubelet has not answered to its socket in plugins_registry",
+                hint=(
+                    "start the kubelet; check that plugins_registry is below the kubelet's root "
+                    "directory"
+                ),
+            )
     except grpc.aio.AioRpcError as err:
         problem = await workers.run(_diagnosed, answer, err)
     except errors.CrustError as err:

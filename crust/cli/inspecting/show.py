@@ -19,18 +19,6 @@ from crust.wire.v1 import inspect_pb2
 TIMEOUT_S = 5.0
 
 
-class VolumeNotDeferred(errors.NotFound):
-    """No deferred volume of this node has that id, PersistentVolume, target path or entry."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} is not deferred on this node",
-            why="the handoff directory has no entry for it",
-            hint="`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, a target path or "
-            "an entry",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
     """An answer in every format, and whether it is as it should be."""
@@ -169,7 +157,15 @@ def describe(name: str, run_dir: str) -> Question:
             if name in (each.volume_id, each.target_path, each.entry, each.pv)
         )
         if not rows:
-            raise VolumeNotDeferred(name)
+            raise errors.NotFound.named(
+                "VolumeNotDeferred",
+                f"{name} is not deferred on this node",
+                why="the handoff directory has no entry for it",
+                hint=(
+                    "`crust volumes` lists what is deferred; give a volume id, a "
+                    "PersistentVolume, a target path or an entry"
+                ),
+            )
         return Shown(
             {"volumes": rows},
             tuple(each.entry for each in rows),

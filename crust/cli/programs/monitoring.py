@@ -38,17 +38,6 @@ CONNECTIONS = 32
 """How many there may be; each has a thread."""
 
 
-class LoopHangs(errors.RuntimeFailed):
-    """The event loop of this process does not answer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this process hangs",
-            why=f"its event loop has not answered for {ANSWER_S:g} s",
-            hint="restart it: volumes and sandboxes are not affected",
-        )
-
-
 class _Monitor:
     """Asks the daemon of this process, in its loop."""
 
@@ -82,7 +71,12 @@ class _Monitor:
         try:
             answer.result(ANSWER_S)
         except concurrent.futures.TimeoutError:
-            raise LoopHangs() from None
+            raise errors.RuntimeFailed.named(
+                "LoopHangs",
+                "this process hangs",
+                why=f"its event loop has not answered for {ANSWER_S:g} s",
+                hint="restart it: volumes and sandboxes are not affected",
+            ) from None
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -32,18 +32,6 @@ _AS_CRUST = {"bytesperinode": deferral_keys.EXT4_BYTES_PER_INODE}
 """Vendors' parameters for mkfs that a guest's mkfs can follow, and crust's keys for them. Lower case."""
 
 
-class UnknownCrustParameter(errors.InvalidRequest):
-    """A parameter that begins as crust's do, and is none."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"the parameter {key[:128]!r} is not known",
-            why=f"the shim knows {', '.join(_PARAMETERS)}",
-            hint="correct the StorageClass",
-        )
-        self.key = key
-
-
 @dataclass(frozen=True, slots=True)
 class DeferralRequest:
     """The keys of crust in parameters or in a volume context, checked, and what they decide."""
@@ -57,7 +45,12 @@ class DeferralRequest:
         wish = cls.of_context(parameters, default)
         for key in wish.keys:
             if key not in _PARAMETERS:
-                raise UnknownCrustParameter(key)
+                raise errors.InvalidRequest.named(
+                    "UnknownCrustParameter",
+                    f"the parameter {key[:128]!r} is not known",
+                    why=f"the shim knows {', '.join(_PARAMETERS)}",
+                    hint="correct the StorageClass",
+                )
         translated = {
             _AS_CRUST[key.lower()]: value
             for key, value in parameters.items()

@@ -16,7 +16,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
-from crust import errors, volumes
+from crust import volumes
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import limits
@@ -29,17 +29,6 @@ _DEFERRAL = (
     _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
     _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
 )
-
-
-class NoVolumeAt(errors.NotFound):
-    """A volume is to be expanded at a path where nothing is."""
-
-    def __init__(self, volume_id: str, path: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]} is not at {path}",
-            why="there is no such path on this node",
-            hint="call it with the path at which the volume is published or staged",
-        )
 
 
 class Advertised:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from crust import deferral_keys, volumes
+from crust import deferral_keys, errors, volumes
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import (
@@ -271,7 +271,12 @@ class Frontend:
                 return await self._pass("NodeExpandVolume", request.volume_id, data, context)
             path = advertised.path_of(request)
             if not await self._operations.look(volume, advertised.is_there, path):
-                raise advertised.NoVolumeAt(request.volume_id, path)
+                raise errors.NotFound.named(
+                    "NoVolumeAt",
+                    f"volume {request.volume_id[:128]} is not at {path}",
+                    why="there is no such path on this node",
+                    hint="call it with the path at which the volume is published or staged",
+                )
             # the CO calls because of the shim: by its capabilities, the driver needs nothing of a node
             size = request.capacity_range.required_bytes
             return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()

@@ -36,17 +36,6 @@ class NotPublishedAsBlock(errors.RuntimeFailed):
         )
 
 
-class CoveredDevice(errors.PeerUnavailable):
-    """Different files are mounted over each other where the driver publishes the device of a deferred volume."""
-
-    def __init__(self, key: volumes.VolumeKey, leaf: str, sources: int) -> None:
-        super().__init__(
-            f"volume {key} cannot be deferred now",
-            why=f"{sources} different files are mounted at {leaf}, and which of them is the volume is not known",
-            hint=f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did not mount",
-        )
-
-
 class Kind(enum.Enum):
     """What is at a leaf, as a user sees it."""
 
@@ -196,7 +185,18 @@ def device(
     """
     found = look(leaf)
     if found.sources > 1:
-        raise CoveredDevice(key, leaf, found.sources)
+        raise errors.PeerUnavailable.named(
+            "CoveredDevice",
+            f"volume {key} cannot be deferred now",
+            why=(
+                f"{found.sources} different files are mounted at {leaf}, and which of them is "
+                "the volume is not known"
+            ),
+            hint=(
+                f"findmnt -o SOURCE,FSROOT -M {leaf} shows them: unmount what the driver did "
+                "not mount"
+            ),
+        )
     if found.kind is not Kind.DEVICE:
         raise NotPublishedAsBlock(key, found.kind)
     number = found.number

@@ -39,28 +39,6 @@ class StageForgotten(errors.NotReady):
         )
 
 
-class PublishedAsBlock(errors.NotReady):
-    """The volume cannot be unstaged while the driver has it published for a deferred mount."""
-
-    def __init__(self, key: volumes.VolumeKey, leaf: str) -> None:
-        super().__init__(
-            f"volume {key} cannot be unstaged",
-            why=f"its device is published at {leaf}",
-            hint="unpublish it first: the CO's NodeUnpublishVolume does",
-        )
-
-
-class PublishedOnHost(errors.NotReady):
-    """The volume cannot be staged as block while the host has it published."""
-
-    def __init__(self, key: volumes.VolumeKey, target: str) -> None:
-        super().__init__(
-            f"volume {key} cannot be deferred",
-            why=f"it is published on this host at {target}, and would have to be unstaged",
-            hint="stop the pod that has it there",
-        )
-
-
 class StagedForMount(errors.Conflict):
     """The volume is staged as block for a deferred mount, and the CO wants it as a raw block volume."""
 
@@ -165,7 +143,12 @@ class Staging:
         """Complete where it matters: whoever knows the stage has seen all publishes since."""
         for target in sorted(self._on_host.get(key, ())):
             if private_directories.is_mounted(target):
-                raise PublishedOnHost(key, target)
+                raise errors.NotReady.named(
+                    "PublishedOnHost",
+                    f"volume {key} cannot be deferred",
+                    why=f"it is published on this host at {target}, and would have to be unstaged",
+                    hint="stop the pod that has it there",
+                )
 
     async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
         """Before a publish on the host: stage as the CO asked what is staged as block. Raises `StageForgotten`."""
@@ -220,7 +203,12 @@ class Staging:
         """What is left of a publish of an earlier boot: only what is not mounted."""
         found = await workers.run(leaves.look, leaf)
         if found.mounts and not is_ours:
-            raise PublishedAsBlock(volume.paths.key, leaf)
+            raise errors.NotReady.named(
+                "PublishedAsBlock",
+                f"volume {volume.paths.key} cannot be unstaged",
+                why=f"its device is published at {leaf}",
+                hint="unpublish it first: the CO's NodeUnpublishVolume does",
+            )
         with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
         await workers.run(leaves.remove, leaf)

@@ -31,20 +31,6 @@ _STACK_MAX = 8
 """How many binds on one leaf are taken off, one unpublish each."""
 
 
-class NotStagedSinceRestart(errors.PeerUnavailable):
-    """The driver does not expand a volume that is only staged, and the shim cannot publish it for the call.
-
-    Not the driver's code: a kubelet would take INVALID_ARGUMENT or NOT_FOUND for an expansion that is never possible.
-    """
-
-    def __init__(self, key: volumes.VolumeKey, said: str) -> None:
-        super().__init__(
-            f"volume {key} cannot be expanded now",
-            why=f"the shim was started after it was staged, and cannot publish it for the driver, which says: {said}",
-            hint="the CO stages it again before it is published, and retries",
-        )
-
-
 @dataclass(slots=True)
 class _Attempt:
     """One publish: what it found at the leaf, and what is known of the driver's part."""
@@ -204,7 +190,15 @@ class WrappedVolumes:
             except grpc.aio.AioRpcError as error:
                 if not outcome.is_final(error):
                     raise
-                raise NotStagedSinceRestart(volume.paths.key, error.details() or "") from error
+                raise errors.PeerUnavailable.named(
+                    "NotStagedSinceRestart",
+                    f"volume {volume.paths.key} cannot be expanded now",
+                    why=(
+                        "the shim was started after it was staged, and cannot publish it for the "
+                        f"driver, which says: {error.details() or ''}"
+                    ),
+                    hint="the CO stages it again before it is published, and retries",
+                ) from error
         leaf = volume.paths.leaf(known.staging_target_path)
         try:
             await self._take_down_left(volume, leaf)

@@ -11,6 +11,7 @@ from crust import errors, volumes
 from crust.cli.checking import trial
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
+from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -87,7 +88,7 @@ async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
 
 async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
     other = trial.TrialRequest("other", "kata", 64 << 20, "ext4", chain.places.kubelet, {}, 0)
-    with pytest.raises(trial.NoDriverToTry, match=r"block\.csi\.crust\.dev"):
+    with raised("NoDriverToTry", match=r"block\.csi\.crust\.dev"):
         await trial.run(chain.places.run, other)
     assert_nothing_left(chain)
 

@@ -15,6 +15,7 @@ import pytest
 from crust import errors
 from crust.cli.programs import monitoring
 from crust.rpc.serving.daemon import Daemon, starting
+from tests.support.raised import raised
 
 
 @asynccontextmanager
@@ -92,9 +93,7 @@ def test_loop_that_hangs_is_unhealthy(
     monkeypatch.setattr(monitoring, "ANSWER_S", 0.01)
     loop = asyncio.new_event_loop()  # it does not run
     try:
-        with pytest.raises(
-            monitoring.LoopHangs, match=re.escape("its event loop has not answered")
-        ):
+        with raised("LoopHangs", match=re.escape("its event loop has not answered")):
             monitoring._Monitor(loop).check_health()
     finally:
         loop.close()
