@@ -10,9 +10,9 @@ import click
 
 import crust
 from crust.cli.ceph.command import ceph
-from crust.cli.checking import commands as checking
-from crust.cli.inspecting import commands as inspecting
-from crust.cli.programs import commands as programs
+from crust.cli.checking import check_commands as checking
+from crust.cli.inspecting import operator_commands as inspecting
+from crust.cli.programs import daemon_commands as programs
 
 
 class _Commands(click.Group):

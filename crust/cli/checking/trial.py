@@ -12,7 +12,8 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,6 @@ import grpc.aio
 
 from crust import deferral_keys, errors
 from crust.cli import asking
-from crust.cli.checking import sandbox_events
 from crust.host.process import workers
 from crust.rpc import channel, status
 from crust.rpc.messages import extensions
@@ -33,28 +33,14 @@ _METADATA = ((extensions.KEY, extensions.ERROR_INFO),)
 _NODE_RPC = csi_pb2.NodeServiceCapability.RPC
 _CONTROLLER_RPC = csi_pb2.ControllerServiceCapability.RPC
 _UNDO_ATTEMPTS = 10
-
-
-class NoDriverToTry(errors.NotFound):
-    """The proxy serves no driver of the name, or several and none was named."""
-
-    def __init__(self, name: str, served: list[str]) -> None:
-        super().__init__(
-            f"no driver {name or '(none was named)'} can be tried",
-            why=f"the proxy serves {', '.join(served) or 'none'}",
-            hint="choose one with --driver; `crust drivers` shows them",
-        )
-
-
-class NotClaimed(errors.NotReady):
-    """No sandbox took the volume in time."""
-
-    def __init__(self, target: str, handler: str, waited_s: float) -> None:
-        super().__init__(
-            f"no sandbox claimed the volume at {target} in {waited_s:g} s",
-            why=f"it is published to the handler {handler}, which starts no sandbox by itself",
-            hint="start a sandbox with that mount source meanwhile",
-        )
+Show = Callable[[str], None]
+State = Callable[[], Awaitable[inspect_pb2.DeferredVolume]]
+_SENTENCES = {
+    "claimed": "claimed by {}",
+    "mounted": "mounted in {}",
+    "failed": "failed in {}",
+    "released": "released by {}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +54,76 @@ class TrialRequest:
     target_root: str
     parameters: Mapping[str, str]
     wait_s: float
+
+
+class EventsEnded(errors.PeerUnavailable):
+    """The proxy ended the stream of events."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "what sandboxes do with the volume is not known",
+            why="the proxy ended its events: it stops, or is replaced by another process",
+            hint="try again when the proxy serves",
+        )
+
+
+class SandboxEvents:
+    """The events of the volume at `target`. `show` gets a sentence for each.
+
+    A sandbox may be over before anybody asks for the volume's state, so the events count, from before the publish on.
+    The state is asked for only if the proxy had to drop some.
+    """
+
+    def __init__(
+        self,
+        stream: "grpc.aio.UnaryStreamCall[inspect_pb2.WatchRequest, inspect_pb2.Event]",
+        target: str,
+        state: State,
+        show: Show,
+    ) -> None:
+        self._stream = stream
+        self._target = target
+        self._state = state
+        self._show = show
+
+    async def claimed(self) -> None:
+        """Return when a sandbox has claimed the volume. Raises `EventsEnded`."""
+        while True:
+            kind = await self._next()
+            if kind == "claimed":
+                return
+            if kind == "missed" and (await self._state()).sandbox_id:
+                return
+
+    async def released(self) -> None:
+        """Return when no sandbox has the volume any more. Raises `EventsEnded`."""
+        while True:
+            kind = await self._next()
+            if kind == "released":
+                return
+            if kind == "missed" and not (await self._state()).sandbox_id:
+                return
+
+    async def _next(self) -> str:
+        event = await self._stream.read()
+        if not isinstance(event, inspect_pb2.Event):  # EOF
+            raise EventsEnded
+        if event.target_path == self._target and event.kind in _SENTENCES:
+            self._show(_SENTENCES[event.kind].format(event.message))
+        return event.kind if event.target_path in ("", self._target) else ""
+
+
+@asynccontextmanager
+async def watching(
+    inspect: asking.Stub, target: str, state: State, show: Show
+) -> AsyncIterator[SandboxEvents]:
+    """The events from now on. `state` asks for the volume as it is."""
+    stream = inspect.Watch(inspect_pb2.WatchRequest())
+    try:
+        await stream.initial_metadata()
+        yield SandboxEvents(stream, target, state, show)
+    finally:
+        stream.cancel()
 
 
 @dataclass
@@ -124,8 +180,8 @@ class Trial:
         publish = csi_pb2.NodePublishVolumeRequest(
             target_path=self.target, staging_target_path=self.staging, **common
         )
-        watching = sandbox_events.watching(self.inspect, self.target, self._entry, click.echo)
-        async with watching as events:  # from before the publish: a sandbox may be quick
+        following = watching(self.inspect, self.target, self._entry, click.echo)
+        async with following as events:  # from before the publish: a sandbox may be quick
             await self._step("NodePublishVolume", self.node.NodePublishVolume, publish)
             found = await self._entry()
             click.echo(f"published {found.device} to {found.handler} at {self.target}")
@@ -177,13 +233,18 @@ class Trial:
         answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
         return wanted in {each.rpc.type for each in answer.capabilities}
 
-    async def _claimed_and_ended(self, events: sandbox_events.SandboxEvents, handler: str) -> None:
+    async def _claimed_and_ended(self, events: SandboxEvents, handler: str) -> None:
         click.echo(f"waiting for a sandbox with the mount source {self.target}")
         try:
             async with asyncio.timeout(self.wanted.wait_s):
                 await events.claimed()
         except TimeoutError as error:
-            raise NotClaimed(self.target, handler, self.wanted.wait_s) from error
+            raise errors.NotReady.named(
+                "NotClaimed",
+                f"no sandbox claimed the volume at {self.target} in {self.wanted.wait_s:g} s",
+                why=f"it is published to the handler {handler}, which starts no sandbox by itself",
+                hint="start a sandbox with that mount source meanwhile",
+            ) from error
         click.echo("waiting for the end of the sandbox")
         with contextlib.suppress(
             TimeoutError
@@ -265,7 +326,12 @@ async def run(run_dir: str, wanted: TrialRequest) -> int:
         served = (await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=CALL_S)).drivers
         found = [each for each in served if wanted.driver in ("", each.name)]
         if len(found) != 1:
-            raise NoDriverToTry(wanted.driver, [each.name for each in served])
+            raise errors.NotFound.named(
+                "NoDriverToTry",
+                f"no driver {wanted.driver or '(none was named)'} can be tried",
+                why=f"the proxy serves {', '.join([each.name for each in served]) or 'none'}",
+                hint="choose one with --driver; `crust drivers` shows them",
+            )
         async with channel.connect(found[0].socket) as csi:
             trial = Trial(wanted, stub, csi, found[0].name)
             failed = False

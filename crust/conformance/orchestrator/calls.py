@@ -5,13 +5,14 @@ while, longer each time, as kubelets and sidecars do.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from crust.conformance.orchestrator import answers, exchange
+from crust.conformance.orchestrator import exchange
 from crust.rpc.messages import redaction
 from crust.wire.csi.v1 import csi_pb2
 
@@ -23,6 +24,12 @@ Code = grpc.StatusCode
 PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 _RETRY_FIRST_S = 0.02
 _RETRY_MOST_S = 0.5
+STRING_MAX_BYTES = 128
+MAP_MAX_BYTES = 4096
+_OTHER_LIMITS = {"csi.v1.NodeGetInfoResponse.node_id": 256}
+_EXTENSIONS = ("csi.v1.DeferredMount",)
+"""Not of the specification: its paths and options have limits of their own."""
+_DETAILS = "grpc-status-details-bin"
 
 
 class Refusal(AssertionError):
@@ -173,14 +180,14 @@ class Calls:
 
     def _checked(self, request: Message, answer: Answer) -> Answer:
         self._last = lambda: exchange.of(request, Code.OK.name, answer)
-        answers.check_limits(answer)
+        check_limits(answer)
         return answer
 
     def _refused(self, request: Message, error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
         assert isinstance(error, grpc.Call)
         code, why = error.code().name, error.details() or ""
         self._last = lambda: exchange.of(request, code, why)
-        answers.check_refusal(error)
+        check_refusal(error)
         return error.code(), error.details() or ""
 
     def _refusal(self, request: Message, verb: str, error: grpc.RpcError) -> Refusal:
@@ -201,8 +208,45 @@ def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:
         answer: Answer = future.result()
         return answer
     except grpc.RpcError as error:
-        answers.check_refusal(error)
+        check_refusal(error)
         assert isinstance(error, grpc.Call)
         return error.code()
     except grpc.FutureCancelledError:
         return Code.CANCELLED
+
+
+def check_limits(answer: Message) -> None:
+    """CSI "Size Limits" hold in both directions; raises AssertionError that names the field."""
+    for name, size_bytes, limit in _sizes(answer):
+        assert size_bytes <= limit, f"{name} has {size_bytes} bytes, CSI allows {limit}"
+
+
+def check_refusal(error: grpc.RpcError) -> None:
+    """CSI "Error Scheme": a message that a human can read, and no details."""
+    assert isinstance(error, grpc.Call)
+    assert (error.details() or "").strip(), f"{error.code()} came without a message"
+    keys = [key for key, _ in error.trailing_metadata() or ()]
+    assert _DETAILS not in keys, f"{error.code()} came with status details, which CSI forbids"
+
+
+def _sizes(message: Message) -> Iterator[tuple[str, int, int]]:
+    for field, value in message.ListFields():
+        kind = field.message_type
+        if kind is None:
+            if field.type == FieldDescriptor.TYPE_STRING:
+                yield from _strings(field, value)
+        elif kind.GetOptions().map_entry:
+            yield field.full_name, _map_bytes(value), MAP_MAX_BYTES
+        elif kind.full_name not in _EXTENSIONS:
+            for each in value if field.is_repeated else [value]:
+                yield from _sizes(each)
+
+
+def _strings(field: FieldDescriptor, value: object) -> Iterator[tuple[str, int, int]]:
+    limit = _OTHER_LIMITS.get(field.full_name, STRING_MAX_BYTES)
+    for each in [value] if isinstance(value, str) else list(value):  # type: ignore[call-overload]
+        yield field.full_name, len(each.encode()), limit
+
+
+def _map_bytes(value: dict[str, str]) -> int:
+    return sum(len(key.encode()) + len(each.encode()) for key, each in value.items())

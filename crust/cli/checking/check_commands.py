@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from crust import errors
-from crust.cli.inspecting.commands import RUN_DIR
+from crust.cli.inspecting.operator_commands import RUN_DIR
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.output import Format
