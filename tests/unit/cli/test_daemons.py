@@ -12,6 +12,7 @@ import pytest
 
 from crust import operations
 from crust.cli.programs import daemons
+from crust.host.process import workers
 from crust.settings.driver import DriverSettings
 
 
@@ -19,10 +20,10 @@ def test_forty_hanging_calls_leave_threads_for_others() -> None:
     dead, answers = threading.Event(), []
 
     async def run() -> None:
-        hung = [asyncio.create_task(asyncio.to_thread(dead.wait)) for _ in range(40)]
+        hung = [asyncio.create_task(workers.run(dead.wait)) for _ in range(40)]
         await asyncio.sleep(0)
         try:
-            answers.append(await asyncio.to_thread(lambda: "alive"))
+            answers.append(await workers.run(lambda: "alive"))
         finally:
             dead.set()
             await asyncio.gather(*hung)
