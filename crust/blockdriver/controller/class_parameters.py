@@ -44,35 +44,16 @@ Changes = tuple[tuple[str, int], ...]
 """Fields of `IoLimits` and their new values, in order of the fields' names."""
 
 
-class UnknownMutableParameter(errors.InvalidRequest):
-    """A mutable parameter that this driver does not know."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"the mutable parameter {key[:128]!r} is not known",
-            why=f"this driver knows {', '.join(LIMIT_KEYS)}",
-            hint="correct the VolumeAttributesClass; nothing was changed",
-        )
-        self.key = key
-
-
-class InvalidIoLimit(errors.InvalidRequest):
-    """A limit that is not a number, or is out of range."""
-
-    def __init__(self, key: str, value: str, least: int, most: int) -> None:
-        super().__init__(
-            f"the parameter {key} cannot be {value[:64]!r}",
-            why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
-            hint="correct the class; nothing was changed",
-        )
-        self.key = key
-
-
 def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
     """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `InvalidIoLimit`."""
     for key in mutable_parameters:
         if key not in _RANGES and not key.startswith(_SIDECARS):
-            raise UnknownMutableParameter(key)
+            raise errors.InvalidRequest.named(
+                "UnknownMutableParameter",
+                f"the mutable parameter {key[:128]!r} is not known",
+                why=f"this driver knows {', '.join(LIMIT_KEYS)}",
+                hint="correct the VolumeAttributesClass; nothing was changed",
+            )
     return among(mutable_parameters)
 
 
@@ -92,7 +73,15 @@ def _number(key: str, text: str) -> int:
     number = quantities.parse(text)
     if number == 0 or (number is not None and range_.least <= number <= range_.most):
         return number
-    raise InvalidIoLimit(key, text, range_.least, range_.most)
+    raise errors.InvalidRequest.named(
+        "InvalidIoLimit",
+        f"the parameter {key} cannot be {text[:64]!r}",
+        why=(
+            f"it must be 0 (no limit) or from {range_.least} to {range_.most} per second, "
+            "such as 3000 or 64Mi"
+        ),
+        hint="correct the class; nothing was changed",
+    )
 
 
 FS_TYPE = "csi.storage.k8s.io/fstype"
@@ -101,18 +90,6 @@ _IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION)
 KEYS = (FS_TYPE, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
 _DEFER_VALUES = tuple(each.value for each in Defer)
-
-
-class UnknownParameter(errors.InvalidRequest):
-    """A parameter that this driver does not know."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"the parameter {key[:128]!r} is not known",
-            why=f"this driver knows {', '.join(KEYS)}",
-            hint="correct the StorageClass",
-        )
-        self.key = key
 
 
 class InvalidParameter(errors.InvalidRequest):
@@ -153,7 +130,12 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
         if key in KEYS:
             kept[key] = _checked(key, value, fs_types)
         elif not key.startswith(_SIDECARS):
-            raise UnknownParameter(key)
+            raise errors.InvalidRequest.named(
+                "UnknownParameter",
+                f"the parameter {key[:128]!r} is not known",
+                why=f"this driver knows {', '.join(KEYS)}",
+                hint="correct the StorageClass",
+            )
     deferral_keys.formats_in_guest(kept)
     limits = changed(volumes.IoLimits(), among(kept))
     return Parameters(kept.get(FS_TYPE, ""), kept, limits)

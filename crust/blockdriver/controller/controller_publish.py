@@ -33,18 +33,6 @@ class NodeNotFound(errors.NotFound):
         self.node_id = node_id
 
 
-class PublishedToNodeDifferently(errors.Conflict):
-    """The volume is published to the node with other arguments."""
-
-    def __init__(self, volume_id: str, node_id: str) -> None:
-        super().__init__(
-            f"{volume_id} is published to {node_id} already",
-            why="with another capability, or another readonly flag",
-            hint="unpublish it there first",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class PublishRequest:
     """A decoded ControllerPublishVolumeRequest."""
@@ -95,7 +83,12 @@ class ControllerPublish:
         self._provisioning.check_image(request.volume_id)
         present = next((each for each in record.nodes if each.node_id == request.node_id), None)
         if present is not None and not _is_same(present, wanted):
-            raise PublishedToNodeDifferently(request.volume_id, request.node_id)
+            raise errors.Conflict.named(
+                "PublishedToNodeDifferently",
+                f"{request.volume_id} is published to {request.node_id} already",
+                why="with another capability, or another readonly flag",
+                hint="unpublish it there first",
+            )
         if present is not None:
             return
         if record.nodes:

@@ -55,19 +55,6 @@ class VolumeExistsDifferently(errors.Conflict):
         self.name = name
 
 
-class OrphanImage(errors.Corrupt):
-    """An image exists under a new volume's id, but no record of it."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} is not created",
-            why="an image of that id exists without a record of a volume",
-            hint="find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd rename`); "
-            "nothing was changed",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class Create:
     """A decoded CreateVolumeRequest; `parameters` as they were sent, `limits` from mutable_parameters."""
@@ -208,7 +195,15 @@ class Provisioner:
             self.provisioning.changing(volume_id),
         ):
             if self.provisioning.exists(volume_id):
-                raise OrphanImage(volume_id)
+                raise errors.Corrupt.named(
+                    "OrphanImage",
+                    f"{volume_id} is not created",
+                    why="an image of that id exists without a record of a volume",
+                    hint=(
+                        "find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd "
+                        "rename`); nothing was changed"
+                    ),
+                )
             self.content_records.remove(volume_id)  # its image does not exist any more
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 

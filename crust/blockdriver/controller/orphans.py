@@ -24,19 +24,6 @@ GRACE_S = 24 * 3600.0
 _log = logging.getLogger(__name__)
 
 
-class CreatingVolumeUsed(errors.Corrupt):
-    """The volume record says that CreateVolume never succeeded, the content record that the volume was used."""
-
-    def __init__(self, volume_id: str, state: str) -> None:
-        super().__init__(
-            f"the volume {volume_id} is not deleted",
-            why=f'its record says "creating", and its content is {state!r}: the volume was in use after that '
-            "record was written, which is of a backup",
-            hint='restore a newer volume record, or stop the driver and set its field phase to "ready"',
-        )
-        self.volume_id = volume_id
-
-
 class VolumeGarbageCollector:
     """Deletes incomplete volumes."""
 
@@ -97,4 +84,15 @@ class VolumeGarbageCollector:
             return
         is_copy = record.content_source is not None
         if content.revision > 1 or (not is_copy and (content.state != "new" or content.in_guest)):
-            raise CreatingVolumeUsed(record.volume_id, content.state)
+            raise errors.Corrupt.named(
+                "CreatingVolumeUsed",
+                f"the volume {record.volume_id} is not deleted",
+                why=(
+                    f'its record says "creating", and its content is {content.state!r}: the '
+                    "volume was in use after that record was written, which is of a backup"
+                ),
+                hint=(
+                    "restore a newer volume record, or stop the driver and set its field phase "
+                    'to "ready"'
+                ),
+            )

@@ -28,20 +28,6 @@ from crust.host.process import workers
 _log = logging.getLogger(__name__)
 
 
-class DeviceSmallerThanRequested(errors.OutOfRange):
-    """The device is smaller than the requested size."""
-
-    def __init__(self, volume_id: str, size_bytes: int, required_bytes: int) -> None:
-        super().__init__(
-            f"{volume_id} cannot be expanded to {required_bytes} bytes on this node",
-            why=f"its device has {size_bytes}",
-            hint="call ControllerExpandVolume first",
-        )
-        self.volume_id = volume_id
-        self.size_bytes = size_bytes
-        self.required_bytes = required_bytes
-
-
 class OnlineGrowthRefused(errors.NotReady):
     """A mounted filesystem cannot be grown as it is (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
 
@@ -197,8 +183,14 @@ class NodeExpand:
 
 def _check_size(request: Expand, size_bytes: int) -> None:
     if size_bytes < request.wanted.required_bytes:
-        raise DeviceSmallerThanRequested(
-            request.volume_id, size_bytes, request.wanted.required_bytes
+        raise errors.OutOfRange.named(
+            "DeviceSmallerThanRequested",
+            (
+                f"{request.volume_id} cannot be expanded to {request.wanted.required_bytes} "
+                "bytes on this node"
+            ),
+            why=f"its device has {size_bytes}",
+            hint="call ControllerExpandVolume first",
         )
     if request.wanted.limit_bytes and size_bytes > request.wanted.limit_bytes:
         raise capability_check.AboveLimit(request.volume_id, size_bytes, request.wanted.limit_bytes)

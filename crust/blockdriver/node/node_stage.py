@@ -37,16 +37,6 @@ from crust.blockdriver.records.records import Records
 from crust.host.process import workers
 
 
-class StagingPathMissing(errors.NotReady):
-    """The staging path does not exist; the CO creates it (CSI NodeStageVolume)."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the staging path {path} is not a directory", hint="create it before the call"
-        )
-        self.path = path
-
-
 class StagedDifferently(errors.Conflict):
     """The volume is staged with another capability."""
 
@@ -191,7 +181,11 @@ class NodeStage:
         if why:
             raise capability_check.CapabilityExceeded(request.volume_id, why)
         if not os.path.isdir(request.path.text):
-            raise StagingPathMissing(request.path.text)
+            raise errors.NotReady.named(
+                "StagingPathMissing",
+                f"the staging path {request.path.text} is not a directory",
+                hint="create it before the call",
+            )
 
     def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
         access = request.capability.access

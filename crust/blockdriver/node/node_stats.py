@@ -19,18 +19,6 @@ from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
 
 
-class VolumeMountedInGuest(errors.NotReady):
-    """The volume is mounted in a guest."""
-
-    def __init__(self, volume_id: str, path: str) -> None:
-        super().__init__(
-            f"the driver has no statistics of {volume_id} at {path}",
-            why="it was published with deferral: a guest's kernel has it mounted",
-            hint="ask through the shim, which asks the runtime",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """A NodeGetVolumeStats."""
@@ -121,7 +109,12 @@ class NodeStats:
         record = self._volume_records.load(look.volume_id)
         entry = self._node_state.published(look.path)
         if look.deferred or (entry is not None and entry.deferred):
-            raise VolumeMountedInGuest(look.volume_id, look.path.text)
+            raise errors.NotReady.named(
+                "VolumeMountedInGuest",
+                f"the driver has no statistics of {look.volume_id} at {look.path.text}",
+                why="it was published with deferral: a guest's kernel has it mounted",
+                hint="ask through the shim, which asks the runtime",
+            )
         attachment = self._access.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None

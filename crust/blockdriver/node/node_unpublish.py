@@ -30,32 +30,6 @@ from crust.host.mounts import device_mounts, mount_api, mountinfo
 from crust.host.process import workers
 
 
-class OtherVolumeAtTarget(errors.Conflict):
-    """Another volume than the named one is published at the target."""
-
-    def __init__(self, target: str, wanted: str, present: str) -> None:
-        super().__init__(
-            f"{wanted} is not unpublished from {target}",
-            why=f"{present} is published there",
-            hint="unpublish with the id of that volume",
-        )
-        self.target = target
-        self.present = present
-
-
-class ForeignMountAtTarget(errors.NotReady):
-    """Another mount than the volume's is at the target."""
-
-    def __init__(self, target: str, volume_id: str, what: str) -> None:
-        super().__init__(
-            f"{volume_id} is not unpublished from {target}",
-            why=f"{what} is mounted there",
-            hint="find out what mounted it, and unmount it by hand",
-        )
-        self.target = target
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class NodeUnpublish:
     """Unpublishes volumes. The caller makes one call per volume at a time."""
@@ -77,7 +51,12 @@ class NodeUnpublish:
         known = self.node_state.is_published_readable(target)
         entry = self.node_state.published(target) if known else None
         if entry is not None and entry.volume_id != volume_id:
-            raise OtherVolumeAtTarget(target.text, volume_id, entry.volume_id)
+            raise errors.Conflict.named(
+                "OtherVolumeAtTarget",
+                f"{volume_id} is not unpublished from {target.text}",
+                why=f"{entry.volume_id} is published there",
+                hint="unpublish with the id of that volume",
+            )
         if entry is not None and entry.deferred:
             self._remove_unguarded(target)
         else:
@@ -114,8 +93,11 @@ class NodeUnpublish:
         )
         device = attachment.device if attachment is not None else None
         if device is not None and not device_mounts.shows(mount, device):
-            raise ForeignMountAtTarget(
-                target.text, volume_id, f"{mount.fs_type} from {mount.source}"
+            raise errors.NotReady.named(
+                "ForeignMountAtTarget",
+                f"{volume_id} is not unpublished from {target.text}",
+                why=f"{mount.fs_type} from {mount.source} is mounted there",
+                hint="find out what mounted it, and unmount it by hand",
             )
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import volumes
-from crust.blockdriver.records.capability_check import AttachLimitReached
+from crust import errors, volumes
 from crust.blockdriver.records.records import Index
 
 
@@ -61,7 +60,12 @@ class AttachSlots:
         with self._guard:
             taken = self._taken()
             if volume_id not in taken and len(taken) >= self.limit:
-                raise AttachLimitReached(self._node_id, self.limit)
+                raise errors.Exhausted.named(
+                    "AttachLimitReached",
+                    f"no more volumes can be published to {self._node_id}",
+                    why=f"its attach limit of {self.limit} is reached",
+                    hint="unpublish one, or use another node",
+                )
             self._coming.add(volume_id)
         try:
             yield

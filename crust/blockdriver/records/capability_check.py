@@ -117,18 +117,6 @@ class PublishedToOtherNode(errors.NotReady):
         self.node_id = node_id
 
 
-class AttachLimitReached(errors.Exhausted):
-    """The node has reached its attach limit."""
-
-    def __init__(self, node_id: str, limit: int) -> None:
-        super().__init__(
-            f"no more volumes can be published to {node_id}",
-            why=f"its attach limit of {limit} is reached",
-            hint="unpublish one, or use another node",
-        )
-        self.limit = limit
-
-
 def is_readonly(record: VolumeRecord) -> bool:
     """Whether the CO published the volume to its node read-only."""
     return any(each.readonly for each in record.nodes)

@@ -46,22 +46,6 @@ class VolumeNotFound(errors.NotFound):
         self.volume_id = volume_id
 
 
-class SnapshotNotFound(errors.NotFound):
-    """No snapshot of this id exists."""
-
-    def __init__(self, snapshot_id: str) -> None:
-        super().__init__(f"there is no snapshot {snapshot_id!r}")
-        self.snapshot_id = snapshot_id
-
-
-class GroupNotFound(errors.NotFound):
-    """No group snapshot of this id exists."""
-
-    def __init__(self, group_id: str) -> None:
-        super().__init__(f"there is no group snapshot {group_id!r}")
-        self.group_id = group_id
-
-
 class RecordMissing(errors.Corrupt):
     """A volume has no content record."""
 
@@ -349,7 +333,7 @@ class SnapshotRecord(StoredRecord):
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
         """There is no such snapshot."""
-        return SnapshotNotFound(record_id)
+        return errors.NotFound.named("SnapshotNotFound", f"there is no snapshot {record_id!r}")
 
 
 class GroupRecord(StoredRecord):
@@ -376,4 +360,4 @@ class GroupRecord(StoredRecord):
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
         """There is no such group."""
-        return GroupNotFound(record_id)
+        return errors.NotFound.named("GroupNotFound", f"there is no group snapshot {record_id!r}")

@@ -18,13 +18,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class SameVolumeTwice(errors.InvalidRequest):
-    """A group snapshot names a volume more than once."""
-
-    def __init__(self) -> None:
-        super().__init__("source_volume_ids are invalid", why="one id occurs twice")
-
-
 class GroupController(csi_pb2_grpc.GroupControllerServicer):
     """The GroupController service."""
 
@@ -107,7 +100,9 @@ def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
     if not ids:
         raise limits.MissingField("source_volume_ids")
     if len(set(ids)) != len(ids):
-        raise SameVolumeTwice()
+        raise errors.InvalidRequest.named(
+            "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
+        )
     return tuple(sorted(ids))
 
 

@@ -22,17 +22,6 @@ _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
 
-class PoolNotResponding(errors.NotReady):
-    """The pool did not answer a health check in time (CSI Probe: FAILED_PRECONDITION)."""
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(
-            "the block driver cannot serve volumes",
-            why=f"its pool has not answered for {timeout_s:g} s",
-            hint="check the pool's disk and the kernel log",
-        )
-
-
 class Identity(csi_pb2_grpc.IdentityServicer):
     """The Identity service."""
 
@@ -101,7 +90,12 @@ class Identity(csi_pb2_grpc.IdentityServicer):
                 "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
             )
         except operations.SystemCallTimedOut as err:
-            raise PoolNotResponding(err.timeout_s) from err
+            raise errors.NotReady.named(
+                "PoolNotResponding",
+                "the block driver cannot serve volumes",
+                why=f"its pool has not answered for {err.timeout_s:g} s",
+                hint="check the pool's disk and the kernel log",
+            ) from err
         except errors.CrustError:
             if self._is_ready():
                 raise

@@ -67,28 +67,6 @@ class NotServedInMode(errors.Unsupported):
         )
 
 
-class NoAttachNeeded(errors.Unsupported):
-    """An RPC for attaching, which the volumes of a pool that every node reaches do not need."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method.rpartition('/')[2]} is not served here",
-            why="every node reaches the pool, and a volume is claimed in it when it is opened",
-            hint="set attachRequired to false in the CSIDriver object",
-        )
-
-
-class NotInNodeDeployment(errors.Unsupported):
-    """An RPC whose sidecar calls one driver for all nodes, and the driver of each node has its own volumes only."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method.rpartition('/')[2]} is not served here",
-            why="each node has a driver for its own volumes (node_deployment), and this call may reach any of them",
-            hint="volumes need no attach, grow in NodeExpandVolume, and keep the I/O limits of their creation",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
     """The mode of a driver, and whether it is one of a node deployment."""
@@ -121,25 +99,30 @@ class Role:
         if not self.has_node and method.startswith(_OF_NODE):
             raise NotServedInMode(self.mode, method)
         if self.node_deployment and method in _OF_OTHER_NODES:
-            raise NotInNodeDeployment(method)
+            raise errors.Unsupported.named(
+                "NotInNodeDeployment",
+                f"{method.rpartition('/')[2]} is not served here",
+                why=(
+                    "each node has a driver for its own volumes (node_deployment), and this call "
+                    "may reach any of them"
+                ),
+                hint=(
+                    "volumes need no attach, grow in NodeExpandVolume, and keep the I/O limits "
+                    "of their creation"
+                ),
+            )
         if self.is_shared and method in _OF_ATTACH:
-            raise NoAttachNeeded(method)
+            raise errors.Unsupported.named(
+                "NoAttachNeeded",
+                f"{method.rpartition('/')[2]} is not served here",
+                why="every node reaches the pool, and a volume is claimed in it when it is opened",
+                hint="set attachRequired to false in the CSIDriver object",
+            )
 
 
 CsiProfile = Literal["1.12", "1.13"]
 NODE_ID_MAX_BYTES = 256
 """CSI NodeGetInfoResponse."""
-
-
-class NotInCsiProfile(errors.Unsupported):
-    """An RPC of another CSI version than the one that is served."""
-
-    def __init__(self, profile: str) -> None:
-        super().__init__(
-            "this RPC is not served",
-            why=f"it belongs to CSI {profile}, and the driver serves another version",
-            hint=f"start the driver with csi_profile {profile}",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +149,12 @@ class NodeIdentity:
     def require(self, profile: CsiProfile) -> None:
         """Raise `NotInCsiProfile` unless `profile` is served."""
         if self.csi_profile != profile:
-            raise NotInCsiProfile(profile)
+            raise errors.Unsupported.named(
+                "NotInCsiProfile",
+                "this RPC is not served",
+                why=f"it belongs to CSI {profile}, and the driver serves another version",
+                hint=f"start the driver with csi_profile {profile}",
+            )
 
 
 _Rpc = csi_pb2.ControllerServiceCapability.RPC

@@ -27,18 +27,6 @@ _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 
 
-class UnknownSnapshotParameter(errors.InvalidRequest):
-    """A snapshot parameter that this driver does not know."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"the parameter {key[:128]!r} is not known",
-            why="this driver knows no parameters of snapshots",
-            hint="correct the VolumeSnapshotClass",
-        )
-        self.key = key
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
     """The Controller's snapshot calls. `identity` is that of driver and node."""
@@ -175,4 +163,9 @@ def check_parameters(sent: Iterable[str]) -> None:
     """Raise `UnknownSnapshotParameter` for any key that is not a sidecar's."""
     for key in sent:
         if not key.startswith(_SIDECARS):
-            raise UnknownSnapshotParameter(key)
+            raise errors.InvalidRequest.named(
+                "UnknownSnapshotParameter",
+                f"the parameter {key[:128]!r} is not known",
+                why="this driver knows no parameters of snapshots",
+                hint="correct the VolumeSnapshotClass",
+            )

@@ -29,13 +29,6 @@ PIECE_MAX = 4096
 """The most blocks in one message, also without a limit in the request."""
 
 
-class NegativeMaxResults(errors.InvalidRequest):
-    """max_results below zero."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("max_results is invalid", why=f"{count} is negative")
-
-
 class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
     """The SnapshotMetadata service."""
 
@@ -100,7 +93,9 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
 
 def _check_count(count: int) -> None:
     if count < 0:
-        raise NegativeMaxResults(count)
+        raise errors.InvalidRequest.named(
+            "NegativeMaxResults", "max_results is invalid", why=f"{count} is negative"
+        )
 
 
 def _pieces(
@@ -115,36 +110,25 @@ def _pieces(
         ]
 
 
-class OffsetPastEnd(errors.OutOfRange):
-    """CSI GetMetadataAllocated: a starting_offset outside the snapshot is OUT_OF_RANGE."""
-
-    def __init__(self, offset: int, size_bytes: int) -> None:
-        super().__init__(
-            "starting_offset is invalid",
-            why=f"{offset} is not within the snapshot's {size_bytes} bytes",
-        )
-
-
-class UnrelatedSnapshots(errors.InvalidRequest):
-    """Two snapshots of different volumes."""
-
-    def __init__(self, base: str, target: str) -> None:
-        super().__init__(
-            f"{base} and {target} cannot be compared", why="they are of different volumes"
-        )
-
-
 def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
     """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
     if base.source_volume_id != target.source_volume_id:
-        raise UnrelatedSnapshots(base.snapshot_id, target.snapshot_id)
+        raise errors.InvalidRequest.named(
+            "UnrelatedSnapshots",
+            f"{base.snapshot_id} and {target.snapshot_id} cannot be compared",
+            why="they are of different volumes",
+        )
 
 
 def check_offset(offset: int, record: SnapshotRecord) -> None:
     """Raise `OffsetPastEnd` for an offset outside the snapshot."""
     # The end itself is valid: a caller that has read everything continues there.
     if not 0 <= offset <= record.size_bytes:
-        raise OffsetPastEnd(offset, record.size_bytes)
+        raise errors.OutOfRange.named(
+            "OffsetPastEnd",
+            "starting_offset is invalid",
+            why=f"{offset} is not within the snapshot's {record.size_bytes} bytes",
+        )
 
 
 def within(found: Sequence[Region], start: int, end: int) -> Iterator[Region]:

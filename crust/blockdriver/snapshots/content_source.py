@@ -24,30 +24,6 @@ from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.process import workers
 
 
-class SmallerThanSource(errors.OutOfRange):
-    """The requested volume is smaller than its content source (CSI CreateVolume)."""
-
-    def __init__(self, wanted_bytes: int, source_bytes: int) -> None:
-        super().__init__(
-            f"a volume of {wanted_bytes} bytes is too small for its source",
-            why=f"the source has {source_bytes}",
-            hint="request that size or more",
-        )
-        self.wanted_bytes = wanted_bytes
-        self.source_bytes = source_bytes
-
-
-class SourceFilesystemDiffers(errors.InvalidRequest):
-    """The requested filesystem differs from that of the content source."""
-
-    def __init__(self, wanted: str, present: str) -> None:
-        super().__init__(
-            f"the volume cannot have {wanted}",
-            why=f"its source is formatted with {present}",
-            hint=f"request {present}, or a volume without a content source",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A volume_content_source."""
@@ -147,7 +123,12 @@ def least_bytes(
         return wanted
     asked = wanted.required_bytes or wanted.limit_bytes
     if asked and asked < source.size_bytes:
-        raise SmallerThanSource(asked, source.size_bytes)
+        raise errors.OutOfRange.named(
+            "SmallerThanSource",
+            f"a volume of {asked} bytes is too small for its source",
+            why=f"the source has {source.size_bytes}",
+            hint="request that size or more",
+        )
     required = wanted.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, wanted.limit_bytes)
 
@@ -157,7 +138,12 @@ def check_filesystems(record: VolumeRecord) -> None:
     present = record.content_source.fs_type if record.content_source else ""
     for usage in record.usages:
         if present and usage.kind == "mount" and usage.fs_type != present:
-            raise SourceFilesystemDiffers(usage.fs_type, present)
+            raise errors.InvalidRequest.named(
+                "SourceFilesystemDiffers",
+                f"the volume cannot have {usage.fs_type}",
+                why=f"its source is formatted with {present}",
+                hint=f"request {present}, or a volume without a content source",
+            )
 
 
 def _fs_type(known: ContentRecord | SnapshotRecord) -> str:

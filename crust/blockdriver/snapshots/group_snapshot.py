@@ -18,30 +18,6 @@ from crust.pool_ids import PoolIds
 _log = logging.getLogger(__name__)
 
 
-class GroupNameTaken(errors.Conflict):
-    """The name belongs to a group of other volumes (CSI CreateVolumeGroupSnapshot: ALREADY_EXISTS)."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the group snapshot {name!r} exists already",
-            why="it is a group of other volumes",
-            hint="choose another name, or delete it first",
-        )
-        self.name = name
-
-
-class GroupMembersDiffer(errors.InvalidRequest):
-    """The snapshots in a request are not exactly those of the group."""
-
-    def __init__(self, group_id: str) -> None:
-        super().__init__(
-            f"snapshot_ids are not those of {group_id}",
-            why="they must be all of the group's snapshots and no others",
-            hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
-        )
-        self.group_id = group_id
-
-
 class GroupSnapshots:
     """Takes, deletes and finds group snapshots. Methods that are not async block; see `VolumeSnapshots`."""
 
@@ -73,7 +49,12 @@ class GroupSnapshots:
         if present is None:
             return plan(self.pool.ids, name, ids)
         if [volume_id for volume_id, _ in present.members] != ids:
-            raise GroupNameTaken(name)
+            raise errors.Conflict.named(
+                "GroupNameTaken",
+                f"the group snapshot {name!r} exists already",
+                why="it is a group of other volumes",
+                hint="choose another name, or delete it first",
+            )
         return present
 
     async def _take(self, group: GroupRecord) -> tuple[GroupRecord, tuple[SnapshotRecord, ...]]:
@@ -178,4 +159,9 @@ def plan(pool_ids: PoolIds, name: str, ids: Sequence[volumes.VolumeId]) -> Group
 
 def _check_members(group: GroupRecord, snapshot_ids: Sequence[str]) -> None:
     if sorted(snapshot_ids) != sorted(snapshot_id for _, snapshot_id in group.members):
-        raise GroupMembersDiffer(group.id)
+        raise errors.InvalidRequest.named(
+            "GroupMembersDiffer",
+            f"snapshot_ids are not those of {group.id}",
+            why="they must be all of the group's snapshots and no others",
+            hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
+        )

@@ -46,18 +46,6 @@ class ThawedEarly(errors.PeerUnavailable):
         self.volume_ids = tuple(volume_ids)
 
 
-class SandboxStarting(errors.OperationPending):
-    """No guest has mounted the volume yet, and its device is held."""
-
-    def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"{volume_id} is not copied",
-            why=f"no guest has mounted it yet, and its device is held: {why}",
-            hint="retry when the sandbox is running",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class InGuest:
     """A writable deferred publish and its device on this host; the device is empty if it is not attached."""
@@ -229,4 +217,9 @@ def _hold_device(member: InGuest, holds: ExitStack) -> None:
     try:
         holds.callback(os.close, devices.open_exclusive(member.device))
     except devices.DeviceInUse as err:
-        raise SandboxStarting(member.volume_id, err.why) from err
+        raise errors.OperationPending.named(
+            "SandboxStarting",
+            f"{member.volume_id} is not copied",
+            why=f"no guest has mounted it yet, and its device is held: {err.why}",
+            hint="retry when the sandbox is running",
+        ) from err

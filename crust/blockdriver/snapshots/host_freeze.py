@@ -27,18 +27,6 @@ LIMIT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class FrozenTooLong(errors.NotReady):
-    """The copy took longer than a filesystem may be frozen."""
-
-    def __init__(self, volume_ids: Sequence[str], limit_s: float) -> None:
-        super().__init__(
-            f"{', '.join(volume_ids)} is not copied",
-            why=f"its filesystem would have been frozen for more than {limit_s:g} s",
-            hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
-        )
-        self.volume_ids = tuple(volume_ids)
-
-
 @dataclass(frozen=True, slots=True)
 class Freezable:
     """A filesystem that this host has mounted."""
@@ -103,7 +91,15 @@ class Freezer:
                 self._freeze(frozen_set, member)
             yield
         if frozen_set.expired:
-            raise FrozenTooLong([each.volume_id for each in members], self._limit_s)
+            raise errors.NotReady.named(
+                "FrozenTooLong",
+                f"{', '.join([each.volume_id for each in members])} is not copied",
+                why=f"its filesystem would have been frozen for more than {self._limit_s:g} s",
+                hint=(
+                    "unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no "
+                    "time"
+                ),
+            )
 
     def _freeze(self, frozen_set: _FrozenSet, member: Freezable) -> None:
         self._intents.note(Intent(member.volume_id, identity=str(member.identity)))

@@ -24,44 +24,6 @@ from crust.host.block import holders
 from crust.host.mounts import device_mounts
 
 
-class RawDeviceInUse(errors.NotReady):
-    """A raw device is in use, and its writers cannot be stopped."""
-
-    def __init__(self, volume_id: str, target: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be copied now",
-            why=f"it is published as a raw device at {target}, and a copy that takes time would be inconsistent",
-            hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
-        )
-        self.volume_id = volume_id
-        self.target = target
-
-
-class FilesystemMountCovered(errors.NotReady):
-    """The filesystem is mounted where it cannot be frozen."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be copied now",
-            why="each of its mounts is covered by another mount",
-            hint="unmount the mount that covers it",
-        )
-        self.volume_id = volume_id
-
-
-class BusyAfterLazyUnmount(errors.NotReady):
-    """The device of an unpublished volume is busy, as after a lazy unmount."""
-
-    def __init__(self, volume_id: str, device: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be copied now",
-            why=f"it is not published, but {device} is busy: a program has it open, or it was unmounted lazily",
-            hint="end the processes of its last user, then retry",
-        )
-        self.volume_id = volume_id
-        self.device = device
-
-
 class PublishedAt(Protocol):
     """A volume at a target."""
 
@@ -132,7 +94,17 @@ def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> Qu
         return QuiescePlan(in_guests=(InGuest(volume_id, target, device.path if device else ""),))
     raw = next((each for each in writers if each.kind == "block"), None)
     if raw is not None and not at_once:
-        raise RawDeviceInUse(volume_id, raw.target)
+        raise errors.NotReady.named(
+            "RawDeviceInUse",
+            f"{volume_id} cannot be copied now",
+            why=(
+                f"it is published as a raw device at {raw.target}, and a copy that takes time "
+                "would be inconsistent"
+            ),
+            hint=(
+                "unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time"
+            ),
+        )
     if raw is not None:
         return QuiescePlan(raw=(volume_id,))
     here = _mounted(volume_id, device) if device else None
@@ -143,7 +115,15 @@ def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> Qu
 
 def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
     if holders.is_exclusively_held(device):
-        raise BusyAfterLazyUnmount(volume_id, device)
+        raise errors.NotReady.named(
+            "BusyAfterLazyUnmount",
+            f"{volume_id} cannot be copied now",
+            why=(
+                f"it is not published, but {device} is busy: a program has it open, or it was "
+                "unmounted lazily"
+            ),
+            hint="end the processes of its last user, then retry",
+        )
 
 
 def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> Freezable | None:
@@ -157,4 +137,9 @@ def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> Freeza
             mount
         ):  # a covered mount point would freeze the mount that covers it
             return Freezable(volume_id, source.identity, mount.target)
-    raise FilesystemMountCovered(volume_id)
+    raise errors.NotReady.named(
+        "FilesystemMountCovered",
+        f"{volume_id} cannot be copied now",
+        why="each of its mounts is covered by another mount",
+        hint="unmount the mount that covers it",
+    )

@@ -51,43 +51,6 @@ _log = logging.getLogger(__name__)
 SetRecord = TypeVar("SetRecord", SnapshotRecord, GroupRecord)
 
 
-class SnapshotNameTaken(errors.Conflict):
-    """The name belongs to a snapshot of another volume (CSI CreateSnapshot: ALREADY_EXISTS)."""
-
-    def __init__(self, name: str, source_volume_id: str) -> None:
-        super().__init__(
-            f"the snapshot {name!r} exists already",
-            why=f"it is a snapshot of {source_volume_id}",
-            hint="choose another name, or delete it first",
-        )
-        self.name = name
-
-
-class SnapshotBelongsToGroup(errors.InvalidRequest):
-    """A group's snapshots are deleted with their group (CSI DeleteSnapshot)."""
-
-    def __init__(self, snapshot_id: str, group_id: str) -> None:
-        super().__init__(
-            f"{snapshot_id} is not deleted",
-            why=f"it belongs to the group snapshot {group_id}",
-            hint="call DeleteVolumeGroupSnapshot",
-        )
-        self.snapshot_id = snapshot_id
-        self.group_id = group_id
-
-
-class RawDevicesNeverIdle(errors.OperationPending):
-    """Raw devices of a group were written to during every try."""
-
-    def __init__(self, volume_ids: Sequence[str]) -> None:
-        super().__init__(
-            f"{', '.join(volume_ids)} are not copied",
-            why=f"they are raw devices, and in {_ROUNDS} rounds one was written to before the last was copied",
-            hint="retry, pause their users, or unpublish them",
-        )
-        self.volume_ids = tuple(volume_ids)
-
-
 class ContentChanged(errors.OperationPending):
     """What is recorded of a volume's content has changed while the volume was copied."""
 
@@ -148,7 +111,12 @@ class VolumeSnapshots:
         if present is None:
             return self.plan(volume_id, self.pool.ids.snapshot_id(name), name)
         if present.source_volume_id != volume_id:
-            raise SnapshotNameTaken(name, present.source_volume_id)
+            raise errors.Conflict.named(
+                "SnapshotNameTaken",
+                f"the snapshot {name!r} exists already",
+                why=f"it is a snapshot of {present.source_volume_id}",
+                hint="choose another name, or delete it first",
+            )
         self.provisioning.check_snapshot(image_of(present))
         return present
 
@@ -238,7 +206,15 @@ class VolumeSnapshots:
                 self.provisioning.take_snapshot(each)
             if not any(self.provisioning.moved_on(each) for each in images[:-1]):
                 return moment_ns if images else time.time_ns()
-        raise RawDevicesNeverIdle([each.volume_id for each in images])
+        raise errors.OperationPending.named(
+            "RawDevicesNeverIdle",
+            f"{', '.join([each.volume_id for each in images])} are not copied",
+            why=(
+                f"they are raw devices, and in {_ROUNDS} rounds one was written to before the "
+                "last was copied"
+            ),
+            hint="retry, pause their users, or unpublish them",
+        )
 
     def _settle(
         self, plans: Sequence[SnapshotRecord], moment_ns: int
@@ -267,7 +243,12 @@ class VolumeSnapshots:
         if record is None:
             return
         if record.group_id and self.groups.find(record.group_id) is not None:
-            raise SnapshotBelongsToGroup(snapshot_id, record.group_id)
+            raise errors.InvalidRequest.named(
+                "SnapshotBelongsToGroup",
+                f"{snapshot_id} is not deleted",
+                why=f"it belongs to the group snapshot {record.group_id}",
+                hint="call DeleteVolumeGroupSnapshot",
+            )
         self.discard(record)
 
     def discard(self, record: SnapshotRecord) -> None:

@@ -17,32 +17,6 @@ _E2FSCK_UNCORRECTED, _E2FSCK_FAILED = 4, 8
 _OUTPUT_TAIL_BYTES = 1024
 
 
-class FilesystemNeedsRepair(errors.Corrupt):
-    """A filesystem whose damage a program must not repair without being asked."""
-
-    def __init__(self, path: str, fs_type: str, tail: str) -> None:
-        super().__init__(
-            f"the {fs_type} on {path} is damaged",
-            why=tail.strip() or "e2fsck found errors that it does not correct unasked",
-            hint="take a copy, then repair it by hand",
-        )
-        self.path = path
-        self.fs_type = fs_type
-
-
-class FilesystemCheckFailed(errors.Corrupt):
-    """e2fsck failed before it had checked the complete filesystem."""
-
-    def __init__(self, path: str, fs_type: str, output: str) -> None:
-        super().__init__(
-            f"the {fs_type} on {path} cannot be checked",
-            why=output.strip() or "e2fsck failed without a message",
-            hint="check whether the device can be read, or newer tools know the filesystem; it is not mounted",
-        )
-        self.path = path
-        self.fs_type = fs_type
-
-
 async def check(
     path: str, fs_type: str, *, completely: bool = False, inherits: Sequence[int] = ()
 ) -> bool:
@@ -79,9 +53,22 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
     if code >= _E2FSCK_FAILED:
         if await workers.run(holders.is_exclusively_held, path):
             raise await workers.run(holders.device_in_use, path)
-        raise FilesystemCheckFailed(path, "ext4", _tail(done.stderr_tail, path))
+        raise errors.Corrupt.named(
+            "FilesystemCheckFailed",
+            f"the ext4 on {path} cannot be checked",
+            why=_tail(done.stderr_tail, path).strip() or "e2fsck failed without a message",
+            hint=(
+                "check whether the device can be read, or newer tools know the filesystem; "
+                "it is not mounted"
+            ),
+        )
     if code & _E2FSCK_UNCORRECTED:
-        raise FilesystemNeedsRepair(path, "ext4", said)
+        raise errors.Corrupt.named(
+            "FilesystemNeedsRepair",
+            f"the ext4 on {path} is damaged",
+            why=said.strip() or "e2fsck found errors that it does not correct unasked",
+            hint="take a copy, then repair it by hand",
+        )
     return code != 0
 
 

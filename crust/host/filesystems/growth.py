@@ -38,15 +38,6 @@ class MissingCapability(errors.Refused):
         self.capability = capability
 
 
-class FilesystemNotMounted(errors.NotReady):
-    """The path is not a mount point of this kind of filesystem."""
-
-    def __init__(self, mountpoint: str, fs_type: str) -> None:
-        super().__init__(f"no {fs_type} is mounted at {mountpoint}", hint="stage the volume first")
-        self.mountpoint = mountpoint
-        self.fs_type = fs_type
-
-
 async def grow_mounted(mountpoint: str, fs_type: str) -> None:
     """Grow the filesystem mounted at `mountpoint` to its device's size; one that fills it already is a success.
 
@@ -66,7 +57,11 @@ def obstacle(fs_type: str) -> str:
 def _grow(mountpoint: str, fs_type: str) -> None:
     mount = mountinfo.at(mountpoint)
     if mount is None or mount.fs_type != fs_type:
-        raise FilesystemNotMounted(mountpoint, fs_type)
+        raise errors.NotReady.named(
+            "FilesystemNotMounted",
+            f"no {fs_type} is mounted at {mountpoint}",
+            hint="stage the volume first",
+        )
     what = f"cannot grow the {fs_type} at {mountpoint}"
     with oserrors.translating(what):
         device_bytes = _device_bytes(mount)

@@ -41,20 +41,6 @@ class DeviceNotBlank(errors.Conflict):
         self.found = found
 
 
-class DeviceTooSmallForFilesystem(errors.OutOfRange):
-    """A device is smaller than the smallest filesystem of this kind."""
-
-    def __init__(self, path: str, fs_type: str, size_bytes: int, minimum_bytes: int) -> None:
-        super().__init__(
-            f"{path} is too small for {fs_type}",
-            why=f"it has {size_bytes} bytes and {fs_type} needs {minimum_bytes}",
-            hint="request a larger volume or another filesystem",
-        )
-        self.path = path
-        self.size_bytes = size_bytes
-        self.minimum_bytes = minimum_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class _Mkfs:
     """How one filesystem is made: `command` is the command line up to the device."""
@@ -140,7 +126,12 @@ def _check_formattable(
 ) -> None:
     size_bytes = devices.size_bytes(path)
     if size_bytes < least_bytes:
-        raise DeviceTooSmallForFilesystem(path, fs_type, size_bytes, least_bytes)
+        raise errors.OutOfRange.named(
+            "DeviceTooSmallForFilesystem",
+            f"{path} is too small for {fs_type}",
+            why=f"it has {size_bytes} bytes and {fs_type} needs {least_bytes}",
+            hint="request a larger volume or another filesystem",
+        )
     # Held exclusively meanwhile, so that no other mkfs is running on it.
     hold = devices.open_exclusive(path)
     try:

@@ -10,21 +10,14 @@ Row = TypeVar("Row")
 SUPPORTED = ("ext4", "xfs", "btrfs")
 
 
-class UnknownFilesystem(errors.InvalidRequest):
-    """A filesystem that crust does not support."""
-
-    def __init__(self, fs_type: str) -> None:
-        super().__init__(
-            f"the filesystem {fs_type!r} is not supported",
-            why=f"only {', '.join(SUPPORTED)} are",
-            hint="correct fsType of the StorageClass",
-        )
-        self.fs_type = fs_type
-
-
 def row(table: Mapping[str, Row], fs_type: str) -> Row:
     """The row of a filesystem in a table that has one for each; raises `UnknownFilesystem`."""
     try:
         return table[fs_type]
     except KeyError:
-        raise UnknownFilesystem(fs_type) from None
+        raise errors.InvalidRequest.named(
+            "UnknownFilesystem",
+            f"the filesystem {fs_type!r} is not supported",
+            why=f"only {', '.join(SUPPORTED)} are",
+            hint="correct fsType of the StorageClass",
+        ) from None

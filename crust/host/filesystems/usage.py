@@ -62,18 +62,6 @@ _BTRFS = "/sys/fs/btrfs"
 _TEMPORARY_FSIDS = "/sys/fs/btrfs/features/temp_fsid"
 
 
-class DuplicateFilesystemUuid(errors.NotReady):
-    """A btrfs whose UUID another mounted one has, on a kernel that cannot keep them apart."""
-
-    def __init__(self, path: str, mounted: str) -> None:
-        super().__init__(
-            f"the btrfs on {path} cannot be mounted",
-            why=f"the one on {mounted} is mounted and has the same UUID; one is a copy of the other",
-            hint="unmount that one first, use another node, or Linux 6.7 or later",
-        )
-        self.path = path
-
-
 def mount_options(fs_type: str, options: tuple[str, ...]) -> tuple[str, ...]:
     """`options` with which a filesystem mounts while another of the same UUID is mounted."""
     if fs_type == "xfs" and "nouuid" not in options:
@@ -87,7 +75,15 @@ def check(path: str, fs_type: str) -> None:
         return
     devices = _devices_of(superblocks.fsid_of_btrfs(path))
     if devices and os.path.basename(path) not in devices:
-        raise DuplicateFilesystemUuid(path, f"/dev/{devices[0]}")
+        raise errors.NotReady.named(
+            "DuplicateFilesystemUuid",
+            f"the btrfs on {path} cannot be mounted",
+            why=(
+                f"the one on /dev/{devices[0]} is mounted and has the same UUID; one is a "
+                "copy of the other"
+            ),
+            hint="unmount that one first, use another node, or Linux 6.7 or later",
+        )
 
 
 def _devices_of(fsid: str) -> list[str]:

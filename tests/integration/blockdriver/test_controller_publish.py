@@ -9,9 +9,9 @@ from crust import volumes
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
-from crust.blockdriver.services.roles import NotInCsiProfile
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -95,7 +95,7 @@ async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_
     image.rename(tmp_path / "away")
     entry = (await entries(bench))[volume_id]
     assert entry.status.volume_condition.abnormal
-    with pytest.raises(NotInCsiProfile):
+    with raised("NotInCsiProfile"):
         await bench.driver.controller.ControllerListVolumeHealth(
             csi_pb2.ControllerListVolumeHealthRequest(), caller()
         )

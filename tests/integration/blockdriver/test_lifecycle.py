@@ -8,15 +8,15 @@ import pytest
 
 from crust import volumes
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import node_expand, node_stats, node_unpublish
+from crust.blockdriver.node import node_expand, node_unpublish
 from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.node.publish import deferred_publish, publish_rules
 from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -127,7 +127,7 @@ async def test_publish_of_a_raw_volume_read_only_refuses_writes(bench: Bench) ->
     await bench.publish(volume.volume_id, target, block(), readonly=True)
     with pytest.raises(PermissionError):
         write_raw(target)
-    with pytest.raises(publish_rules.PublishedElsewhere):
+    with raised("PublishedElsewhere"):
         await bench.publish(volume.volume_id, bench.target("pod-b"), block())
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, block())
@@ -177,7 +177,7 @@ async def test_stats_are_those_of_the_mounted_filesystem(bench: Bench) -> None:
     assert not stats.condition.abnormal
     await bench.unpublish(volume.volume_id, target)
     await bench.publish(volume.volume_id, target, deferred=True)
-    with pytest.raises(node_stats.VolumeMountedInGuest):
+    with raised("VolumeMountedInGuest"):
         await bench.stats(volume.volume_id, target)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
@@ -243,7 +243,7 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(
         volume_capability=csi.capability_to_wire(root),
         defer_fs_ops=True,
     )
-    with pytest.raises(deferred_publish.RootGroupNotDeferrable):
+    with raised("RootGroupNotDeferrable"):
         await bench.driver.node.NodePublishVolume(request, caller())
     await bench.unstage(volume.volume_id)
 

@@ -13,6 +13,7 @@ from crust.host.block import devices, holders, signatures
 from crust.host.files import target_paths
 from crust.host.mounts import fs_group, mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -132,7 +133,7 @@ async def test_publish_outside_the_roots_or_through_links_is_refused(bench: Benc
     with pytest.raises(target_paths.PathOutsideRoots):
         await bench.publish(volume.volume_id, "/etc/crust-test-target")
     assert mountinfo.below(str(bench.root)) == ()
-    with pytest.raises(node_stage.StagingPathMissing):
+    with raised("StagingPathMissing"):
         await bench.stage(volume.volume_id, path=f"{bench.root}/staging/absent")
     await bench.unstage(volume.volume_id)
 
@@ -217,7 +218,7 @@ async def test_unpublish_with_a_mount_of_somebody_else_at_the_target_leaves_it(
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     mount_api.bind(str(foreign), target)
-    with pytest.raises(node_unpublish.ForeignMountAtTarget):
+    with raised("ForeignMountAtTarget"):
         await bench.unpublish(volume.volume_id, target)
     assert mountinfo.at(target) is not None
     mount_api.unmount(target)

@@ -4,6 +4,7 @@ import pytest
 
 from crust.blockdriver.controller import class_parameters
 from crust.host.filesystems import mkfs
+from tests.support.raised import raised
 
 FS_TYPES = ("ext4", "xfs", "btrfs")
 
@@ -40,5 +41,5 @@ def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> No
     "key", ["ext4-features", "ext4-inode-size", "xfs-reflink", "btrfs-metadata"]
 )
 def test_mkfs_options_with_unknown_key_are_refused_with_the_known_ones(key: str) -> None:
-    with pytest.raises(class_parameters.UnknownParameter, match="ext4-bytes-per-inode"):
+    with raised("UnknownParameter", match="ext4-bytes-per-inode"):
         class_parameters.parse({f"crust.dev/{key}": "1"}, FS_TYPES)

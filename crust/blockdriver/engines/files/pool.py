@@ -35,19 +35,6 @@ _FOLDERS = ("records", "content", "images", "snapshots", "groups")
 _SUFFIXES = (".json", ".img", ".snap")
 
 
-class PoolIdentityMissing(errors.Corrupt):
-    """A pool that is not empty has no identity."""
-
-    def __init__(self, path: str, found: str) -> None:
-        super().__init__(
-            f"the pool has no identity: {path} is missing",
-            why=f"{found} exists, and a new identity would make the pool's volumes unknown",
-            hint="restore the file from a backup, or set another state_dir",
-        )
-        self.path = path
-        self.found = found
-
-
 class PoolIdentityUnreadable(errors.Corrupt):
     """The file with the pool's identity cannot be read."""
 
@@ -226,7 +213,15 @@ class DirectoryPool:
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
             for name in names:
                 if name.endswith(_SUFFIXES):
-                    raise PoolIdentityMissing(str(self._identity), str(path / name))
+                    raise errors.Corrupt.named(
+                        "PoolIdentityMissing",
+                        f"the pool has no identity: {self._identity!s} is missing",
+                        why=(
+                            f"{path / name!s} exists, and a new identity would make the pool's volumes "
+                            "unknown"
+                        ),
+                        hint="restore the file from a backup, or set another state_dir",
+                    )
 
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -40,18 +40,6 @@ _OFFSET_BYTES = 7
 """A file offset has 63 bits."""
 
 
-class VolumeInUseByTool(errors.OperationPending):
-    """A program that an earlier driver process started on the volume still runs."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} is still in use",
-            why="a program that an earlier driver process started on it, mkfs or e2fsck, has not ended",
-            hint="retry; if it never ends, check whether the disk hangs",
-        )
-        self.volume_id = volume_id
-
-
 class ToolLock:
     """The lock of one volume. Programs inherit `fd`."""
 
@@ -86,7 +74,15 @@ class ToolLocks:
             fd = os.open(self.path, flags, 0o600)
         try:
             if ofdlocks.is_locked(fd, at=offset):
-                raise VolumeInUseByTool(volume_id)
+                raise errors.OperationPending.named(
+                    "VolumeInUseByTool",
+                    f"{volume_id} is still in use",
+                    why=(
+                        "a program that an earlier driver process started on it, mkfs or e2fsck, has "
+                        "not ended"
+                    ),
+                    hint="retry; if it never ends, check whether the disk hangs",
+                )
             ofdlocks.hold_shared(fd, at=offset)
         except BaseException:
             os.close(fd)

@@ -22,43 +22,6 @@ from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
 
-class RawVolumeNotDeferrable(errors.InvalidRequest):
-    """A raw block volume has no filesystem to mount."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be published with deferral",
-            why="it is a raw block volume: there is nothing to mount",
-            hint="publish it without deferral; the runtime finds the device at the target",
-        )
-        self.volume_id = volume_id
-
-
-class RootGroupNotDeferrable(errors.InvalidRequest):
-    """A guest would have to give the files of a volume the group 0."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be published with deferral",
-            why="its group is 0, which runtimes treat as no group",
-            hint="correct fsGroup in the pod's security context, or publish it without deferral",
-        )
-        self.volume_id = volume_id
-
-
-class FilesystemMountedOnHost(errors.NotReady):
-    """The host has mounted the filesystem that a guest is to mount."""
-
-    def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
-        super().__init__(
-            f"{volume_id} cannot be published with deferral",
-            why=f"this host has mounted it at {', '.join(targets)}",
-            hint="unpublish it there first",
-        )
-        self.volume_id = volume_id
-        self.targets = targets
-
-
 @dataclass(frozen=True, slots=True)
 class DeferredNodePublish:
     """Publishes volumes to guests. The caller makes one call per volume at a time."""
@@ -81,9 +44,21 @@ class DeferredNodePublish:
     def _publish(self, request: Publish) -> volumes.DeferredMount:
         access = request.capability.access
         if not isinstance(access, volumes.MountAccess):
-            raise RawVolumeNotDeferrable(request.volume_id)
+            raise errors.InvalidRequest.named(
+                "RawVolumeNotDeferrable",
+                f"{request.volume_id} cannot be published with deferral",
+                why="it is a raw block volume: there is nothing to mount",
+                hint="publish it without deferral; the runtime finds the device at the target",
+            )
         if access.group is not None and access.group.gid == 0:
-            raise RootGroupNotDeferrable(request.volume_id)
+            raise errors.InvalidRequest.named(
+                "RootGroupNotDeferrable",
+                f"{request.volume_id} cannot be published with deferral",
+                why="its group is 0, which runtimes treat as no group",
+                hint=(
+                    "correct fsGroup in the pod's security context, or publish it without deferral"
+                ),
+            )
         self.host_image.give_back(request)
         ready = self.publish_check.check(request)
         secrets = _secrets(ready)
@@ -120,7 +95,12 @@ def _check_host(ready: Ready) -> None:
         if not (ready.entry.readonly and "ro" in mount.super_options)
     )
     if in_the_way:
-        raise FilesystemMountedOnHost(ready.entry.volume_id, in_the_way)
+        raise errors.NotReady.named(
+            "FilesystemMountedOnHost",
+            f"{ready.entry.volume_id} cannot be published with deferral",
+            why=f"this host has mounted it at {', '.join(in_the_way)}",
+            hint="unpublish it there first",
+        )
 
 
 def _secrets(ready: Ready) -> Mapping[str, str]:

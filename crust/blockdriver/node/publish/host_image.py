@@ -26,18 +26,6 @@ from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, 
 from crust.host.process import workers
 
 
-class ReadOnlyVolumeNotFormatted(errors.NotReady):
-    """A volume that is only read has no filesystem yet."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be mounted",
-            why="it has no filesystem, or none that was made completely, and it is to be read only",
-            hint="publish it for writing first, or create it from a snapshot",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """What the filesystem of a mapped volume needs; the volume is locked for the programs."""
@@ -134,4 +122,11 @@ def _access(request: Publish, *, on_host: bool) -> Access:
 
 def _check_readable(volume_id: volumes.VolumeId, action: format_decision.Action | None) -> None:
     if action not in (None, format_decision.Action.KEEP):
-        raise ReadOnlyVolumeNotFormatted(volume_id)
+        raise errors.NotReady.named(
+            "ReadOnlyVolumeNotFormatted",
+            f"{volume_id} cannot be mounted",
+            why=(
+                "it has no filesystem, or none that was made completely, and it is to be read only"
+            ),
+            hint="publish it for writing first, or create it from a snapshot",
+        )

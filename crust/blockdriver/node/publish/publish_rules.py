@@ -47,17 +47,6 @@ class TargetPublishedDifferently(errors.Conflict):
         self.volume_id = volume_id
 
 
-class PublishedElsewhere(errors.NotReady):
-    """Another publish of the volume does not allow this one."""
-
-    def __init__(self, volume_id: str, other: str, why: str) -> None:
-        super().__init__(
-            f"{volume_id} is published at {other}", why=why, hint="unpublish it there first"
-        )
-        self.volume_id = volume_id
-        self.other = other
-
-
 @dataclass(frozen=True, slots=True)
 class Publish:
     """A NodePublishVolume. `staging` is its staging path; the contexts are never logged."""
@@ -135,7 +124,12 @@ def check_other_targets(others: Iterable[Published], wanted: Published) -> None:
     for other in others:
         why = _obstacle(other, wanted)
         if why:
-            raise PublishedElsewhere(wanted.volume_id, other.target, why)
+            raise errors.NotReady.named(
+                "PublishedElsewhere",
+                f"{wanted.volume_id} is published at {other.target}",
+                why=why,
+                hint="unpublish it there first",
+            )
 
 
 def _obstacle(other: Published, wanted: Published) -> str:

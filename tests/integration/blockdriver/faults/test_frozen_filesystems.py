@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.snapshots import (
-    host_freeze,
-)
 from crust.host.block import devices
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, mount
+from tests.support.raised import raised
 from tests.support.records.copies import (
     down,
     is_frozen,
@@ -100,7 +98,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
 
     monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
     monkeypatch.setattr(backend, "take_snapshot", slowly)
-    with pytest.raises(host_freeze.FrozenTooLong):
+    with raised("FrozenTooLong"):
         await snapshot(copying, source.volume_id)
     assert not is_frozen(target)
     assert list(copying.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []

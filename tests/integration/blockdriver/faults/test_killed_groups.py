@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node.filesystems import filesystem_preparation
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults import killed_groups
+from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240), pytest.mark.usefixtures("reap")]
 
@@ -212,7 +212,7 @@ def _refused_until_closed(bench: Bench, volume_id: str, copies: Copies, fs_type:
     bench.restart()
     while True:
         for wanted in (mount(fs_type), block()):
-            with pytest.raises(filesystem_preparation.VolumeInUseByTool):
+            with raised("VolumeInUseByTool"):
                 asyncio.run(bench.stage(volume_id, wanted))
         asyncio.run(bench.driver.collect_garbage())
         if copies.devices:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from crust import volumes
-from crust.blockdriver.node.filesystems import filesystem_preparation, format_decision
+from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.host.block import loop_devices
@@ -25,6 +25,7 @@ from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults.syncs import recorded
+from tests.support.raised import raised
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -105,7 +106,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     bench.restart()
 
     for wanted in (capability, block()):
-        with pytest.raises(filesystem_preparation.VolumeInUseByTool):
+        with raised("VolumeInUseByTool"):
             asyncio.run(bench.stage(volume.volume_id, wanted))
     asyncio.run(bench.driver.collect_garbage())
     assert len(loop_devices.find(image)) == 1, (

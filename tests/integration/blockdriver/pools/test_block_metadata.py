@@ -5,9 +5,8 @@ import os
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.records import models
-from crust.blockdriver.services import snapshot_metadata
 from tests.support.drivers.block_driver import MIB, Bench, block
+from tests.support.raised import raised
 from tests.support.records.copies import (
     blocks,
     covered,
@@ -63,11 +62,11 @@ async def test_changed_blocks_match_a_byte_comparison(
     assert covered(rest) == {n for n in covered(changed) if n >= 10 * MIB}
     assert await blocks(cloning, new.snapshot_id, start=64 * MIB) == []
     for start in (-1, 64 * MIB + 1):
-        with pytest.raises(snapshot_metadata.OffsetPastEnd):
+        with raised("OffsetPastEnd"):
             await blocks(cloning, new.snapshot_id, start=start)
-    with pytest.raises(snapshot_metadata.NegativeMaxResults):
+    with raised("NegativeMaxResults"):
         await blocks(cloning, new.snapshot_id, count=-1)
-    with pytest.raises(models.SnapshotNotFound):
+    with raised("SnapshotNotFound"):
         await blocks(cloning, "snap-none")
 
 
@@ -75,7 +74,7 @@ async def test_changed_blocks_of_snapshots_of_two_volumes_are_refused(cloning: B
     one, two = await cloning.create("one"), await cloning.create("two")
     first = await snapshot(cloning, one.volume_id, "a")
     second = await snapshot(cloning, two.volume_id, "b")
-    with pytest.raises(snapshot_metadata.UnrelatedSnapshots):
+    with raised("UnrelatedSnapshots"):
         await blocks(cloning, first.snapshot_id, second.snapshot_id)
 
 

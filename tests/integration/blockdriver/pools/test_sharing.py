@@ -9,10 +9,11 @@ import pytest
 
 from crust import errors, operations, volumes
 from crust.blockdriver.node import node_unpublish
-from crust.blockdriver.node.publish import deferred_publish, publish_rules
+from crust.blockdriver.node.publish import publish_rules
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, Mode, block, is_there, mount
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -79,15 +80,15 @@ async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> 
     guest, host = bench.target("pod-guest"), bench.target("pod-host")
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, guest, deferred=True)
-    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+    with raised("PublishedElsewhere", match="pod-guest"):
         await bench.publish(volume.volume_id, host)
-    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-guest"):
+    with raised("PublishedElsewhere", match="pod-guest"):
         await bench.publish(volume.volume_id, host, deferred=True)
     with pytest.raises(node_unpublish.StillPublished, match="pod-guest"):
         await bench.unstage(volume.volume_id)
     await bench.unpublish(volume.volume_id, guest)
     await bench.publish(volume.volume_id, host)
-    with pytest.raises(publish_rules.PublishedElsewhere, match="pod-host"):
+    with raised("PublishedElsewhere", match="pod-host"):
         await bench.publish(volume.volume_id, guest, deferred=True)
     await bench.unpublish(volume.volume_id, host)
     await bench.unstage(volume.volume_id)
@@ -102,7 +103,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     await bench.stage(volume.volume_id)
     [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     mount_api.mount_device(device.path, str(foreign), "ext4")
-    with pytest.raises(deferred_publish.FilesystemMountedOnHost, match="foreign"):
+    with raised("FilesystemMountedOnHost", match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
     with pytest.raises(node_unpublish.StillPublished, match="foreign"):
         await bench.unstage(volume.volume_id)
@@ -148,7 +149,7 @@ async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench)
     one = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
     await bench.stage(volume.volume_id, one)
     await bench.publish(volume.volume_id, bench.target("pod-a"), one)
-    with pytest.raises(publish_rules.PublishedElsewhere, match="one target"):
+    with raised("PublishedElsewhere", match="one target"):
         await bench.publish(volume.volume_id, bench.target("pod-b"), one)
     with pytest.raises(publish_rules.TargetPublishedDifferently):
         await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)

@@ -12,6 +12,7 @@ from crust.host.mounts import mountinfo
 from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
+from tests.support.raised import raised
 from tests.support.records.copies import made_of, snapshot, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
@@ -101,7 +102,7 @@ async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_so
     clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type="btrfs")
     target = bench.target(clone.volume_id)
     await bench.stage(clone.volume_id, mount("btrfs"))
-    with pytest.raises(usage.DuplicateFilesystemUuid, match=r"/dev/loop\d+ is mounted"):
+    with raised("DuplicateFilesystemUuid", match=r"/dev/loop\d+ is mounted"):
         await bench.publish(clone.volume_id, target, mount("btrfs"))
     assert mountinfo.at(target) is None
     assert not os.path.exists(target)

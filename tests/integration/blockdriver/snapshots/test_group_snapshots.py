@@ -9,15 +9,10 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import models
-from crust.blockdriver.services import group_controller
-from crust.blockdriver.snapshots import (
-    group_snapshot,
-    quiesce,
-    take_snapshot,
-)
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller
+from tests.support.raised import raised
 from tests.support.records.copies import (
     digest,
     down,
@@ -73,15 +68,15 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
     taken = await group(cloning, *ids[:2])
     members = [each.snapshot_id for each in taken.snapshots]
     servicer = cloning.driver.group_controller
-    with pytest.raises(group_snapshot.GroupNameTaken):
+    with raised("GroupNameTaken"):
         await group(cloning, *ids)
     with pytest.raises(models.VolumeNotFound):
         await group(cloning, ids[0], cloning.ids.volume_id("none"), name="h")
     with pytest.raises(limits.MissingField):
         await group(cloning, name="h")
-    with pytest.raises(group_controller.SameVolumeTwice):
+    with raised("SameVolumeTwice"):
         await group(cloning, ids[0], ids[0], name="h")
-    with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
+    with raised("SnapshotBelongsToGroup"):
         await drop(cloning, members[0])
 
     async def get(*named: str) -> csi_pb2.VolumeGroupSnapshot:
@@ -100,11 +95,11 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
     servicer = cloning.driver.group_controller
     assert await get(*members) == taken
     for call in (get, delete):
-        with pytest.raises(group_snapshot.GroupMembersDiffer):
+        with raised("GroupMembersDiffer"):
             await call(members[0])
     await delete(*members)
     await delete(*members)
-    with pytest.raises(models.GroupNotFound):
+    with raised("GroupNotFound"):
         await get(*members)
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
@@ -169,7 +164,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(backend, "take_snapshot", interrupted)
-        with pytest.raises(take_snapshot.RawDevicesNeverIdle):
+        with raised("RawDevicesNeverIdle"):
             await group(cloning, *ids)
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))
@@ -183,7 +178,7 @@ async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(
 ) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
     await up(copying, one.volume_id, raw=True)
-    with pytest.raises(quiesce.RawDeviceInUse):
+    with raised("RawDeviceInUse"):
         await group(copying, one.volume_id, two.volume_id)
     await down(copying, one.volume_id)
     await group(copying, one.volume_id, two.volume_id)

@@ -17,6 +17,7 @@ from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
+from tests.support.raised import raised
 from tests.support.records.copies import (
     digest,
     down,
@@ -228,7 +229,7 @@ async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene
     source = await bench.create("source")
     await on_xfs.hand_over(source.volume_id)
     hold = devices.open_exclusive(on_xfs.device(source.volume_id))
-    with pytest.raises(guest_freeze.SandboxStarting):
+    with raised("SandboxStarting"):
         await snapshot(bench, source.volume_id)
     assert on_xfs.left() == []
     os.close(hold)

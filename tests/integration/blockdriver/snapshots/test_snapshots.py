@@ -11,16 +11,11 @@ from crust import operations
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import guests
 from crust.blockdriver.records import models
-from crust.blockdriver.services import snapshot_calls
-from crust.blockdriver.snapshots import (
-    content_source,
-    quiesce,
-    take_snapshot,
-)
 from crust.host.filesystems import growth
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.raised import raised
 from tests.support.records.copies import (
     digest,
     down,
@@ -125,9 +120,9 @@ async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(
 ) -> None:
     source = await copying.create("source", block())
     await up(copying, source.volume_id, raw=True)
-    with pytest.raises(quiesce.RawDeviceInUse):
+    with raised("RawDeviceInUse"):
         await snapshot(copying, source.volume_id)
-    with pytest.raises(quiesce.RawDeviceInUse):
+    with raised("RawDeviceInUse"):
         await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
     assert records(copying) == {source.volume_id}, "a refused clone keeps its reservation"
     await down(copying, source.volume_id)
@@ -181,15 +176,15 @@ async def test_snapshot_repeated_returns_the_same_and_errors_follow_csi(
     assert again == taken
     assert taken.ready_to_use
     assert taken.creation_time.seconds > 0
-    with pytest.raises(take_snapshot.SnapshotNameTaken):
+    with raised("SnapshotNameTaken"):
         await snapshot(cloning, two.volume_id)
     with pytest.raises(models.VolumeNotFound):
         await snapshot(cloning, cloning.ids.volume_id("none"), "other")
-    with pytest.raises(models.SnapshotNotFound):
+    with raised("SnapshotNotFound"):
         await made_of(cloning, "a", snapshot_id="snap-none")
     with pytest.raises(models.VolumeNotFound):
         await made_of(cloning, "a", volume_id="vol-none")
-    with pytest.raises(content_source.SmallerThanSource):
+    with raised("SmallerThanSource"):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, size=MIB)
     with pytest.raises(models.VolumeNotFound):
         await made_of(cloning, "a", volume_id=cloning.ids.volume_id("a"))
@@ -201,7 +196,7 @@ async def test_snapshot_repeated_returns_the_same_and_errors_follow_csi(
         await cloning.create("a")
     await drop(cloning, taken.snapshot_id)
     assert await made_of(cloning, "a", snapshot_id=taken.snapshot_id) == made
-    with pytest.raises(snapshot_calls.UnknownSnapshotParameter):
+    with raised("UnknownSnapshotParameter"):
         await cloning.driver.controller.CreateSnapshot(
             csi_pb2.CreateSnapshotRequest(
                 source_volume_id=one.volume_id, name="p", parameters={"x": "y"}
@@ -214,7 +209,7 @@ async def test_create_from_a_source_with_another_filesystem_is_refused(cloning: 
     source = await cloning.create("source", size=320 * MIB)
     await up(cloning, source.volume_id)
     taken = await snapshot(cloning, source.volume_id)
-    with pytest.raises(content_source.SourceFilesystemDiffers):
+    with raised("SourceFilesystemDiffers"):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, fs_type="xfs")
     made = await made_of(cloning, "b", snapshot_id=taken.snapshot_id, fs_type="")
     await up(cloning, made.volume_id, "")
@@ -250,7 +245,7 @@ async def test_list_snapshots_pages_survive_changes(cloning: Bench) -> None:
         csi_pb2.GetSnapshotRequest(snapshot_id=ids[0]), caller()
     )
     assert got.snapshot.snapshot_id == ids[0]
-    with pytest.raises(models.SnapshotNotFound):
+    with raised("SnapshotNotFound"):
         await cloning.driver.controller.GetSnapshot(
             csi_pb2.GetSnapshotRequest(snapshot_id=ids[1]), caller()
         )

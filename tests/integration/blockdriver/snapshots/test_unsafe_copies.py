@@ -13,7 +13,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
 from crust.blockdriver.records import models
-from crust.blockdriver.snapshots import content_source, group_snapshot, quiesce, take_snapshot
+from crust.blockdriver.snapshots import group_snapshot
 from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.filesystems import fsfreeze
@@ -21,6 +21,7 @@ from crust.host.mounts import mount_api
 from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
+from tests.support.raised import raised
 from tests.support.records.copies import (
     down,
     drop,
@@ -100,7 +101,7 @@ async def test_clone_retry_has_the_sources_present_size(
     source = await pool.create("source")
     await begun(pool, source.volume_id, monkeypatch)
     await pool.grow(source.volume_id, 128 * MIB)
-    with pytest.raises(content_source.SmallerThanSource):
+    with raised("SmallerThanSource"):
         await made_of(pool, "clone", volume_id=source.volume_id, size=64 * MIB)
     clone = await made_of(pool, "clone", volume_id=source.volume_id)
     assert clone.capacity_bytes == 128 * MIB
@@ -114,7 +115,7 @@ async def test_clone_retry_has_the_sources_present_filesystem(
     await begun(pool, source.volume_id, monkeypatch)
     await pool.stage(source.volume_id, mount("xfs"))
     await pool.unstage(source.volume_id)
-    with pytest.raises(content_source.SourceFilesystemDiffers):
+    with raised("SourceFilesystemDiffers"):
         await made_of(pool, "clone", volume_id=source.volume_id)
     await made_of(pool, "clone", volume_id=source.volume_id, fs_type="xfs")
 
@@ -136,9 +137,9 @@ async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> 
     with open(os.path.join(target, "file"), "wb") as file:
         file.write(b"x")
         unmount_lazily(target)
-        with pytest.raises(quiesce.BusyAfterLazyUnmount):
+        with raised("BusyAfterLazyUnmount"):
             await snapshot(pool, source.volume_id)
-        with pytest.raises(quiesce.BusyAfterLazyUnmount):
+        with raised("BusyAfterLazyUnmount"):
             await made_of(pool, "clone", volume_id=source.volume_id)
     await snapshot(pool, source.volume_id)
     await down(pool, source.volume_id)
@@ -232,7 +233,7 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
     for each in await asyncio.gather(*made):
         assert image(pool, each.volume_id).stat().st_size == 64 * MIB
     await drop(pool, taken.snapshot_id)
-    with pytest.raises(models.SnapshotNotFound):
+    with raised("SnapshotNotFound"):
         await made_of(pool, "c", snapshot_id=pool.ids.volume_id("c"))
 
 
@@ -248,7 +249,7 @@ async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volu
     )
     taken = await snapshot(pool, other.volume_id)
     assert taken.source_volume_id == other.volume_id
-    with pytest.raises(take_snapshot.SnapshotNameTaken):
+    with raised("SnapshotNameTaken"):
         await snapshot(pool, one.volume_id)
 
 
@@ -258,5 +259,5 @@ async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool
     pool.driver.snapshots.groups.save(group_snapshot.plan(pool.ids, "g", begun_with))
     taken = await group(pool, one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
-    with pytest.raises(group_snapshot.GroupNameTaken):
+    with raised("GroupNameTaken"):
         await group(pool, one, two)

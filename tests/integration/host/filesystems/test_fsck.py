@@ -8,6 +8,7 @@ from crust import errors
 from crust.host.block import devices
 from crust.host.filesystems import fsck, mkfs, superblocks, supported
 from tests.integration.host.conftest import Attach, run
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -26,7 +27,7 @@ async def test_check_of_damaged_ext4_raises_filesystem_needs_repair(attach: Atta
     await mkfs.make(device.path, "ext4")
     run("debugfs", "-w", "-R", "clri <2>", device.path)
     run("debugfs", "-w", "-R", "ssv state 2", device.path)  # "errors detected"
-    with pytest.raises(fsck.FilesystemNeedsRepair) as caught:
+    with raised("FilesystemNeedsRepair") as caught:
         await fsck.check(device.path, "ext4")
     assert "Root inode is not a directory" in caught.value.why
 
@@ -38,7 +39,7 @@ async def test_check_of_ext4_with_unknown_feature_raises_filesystem_check_failed
     await mkfs.make(device.path, "ext4")
     run("debugfs", "-w", "-R", "ssv state 0", device.path)
     run("debugfs", "-w", "-R", "feature FEATURE_I31", device.path)
-    with pytest.raises(fsck.FilesystemCheckFailed, match="unsupported feature"):
+    with raised("FilesystemCheckFailed", match="unsupported feature"):
         await fsck.check(device.path, "ext4")
 
 

@@ -8,11 +8,11 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import mount
 from tests.support.drivers.driver_state import NODE
+from tests.support.raised import raised
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
     co = set(ids[1:3])
     for each in co:
         await publisher.publish(to_node(each))
-    with pytest.raises(capability_check.AttachLimitReached):
+    with raised("AttachLimitReached"):
         await publisher.publish(to_node(ids[3]))
     found = publisher.slots(NODE)
     assert found.limit - len(set(found.taken) - co) == len(co)

@@ -17,6 +17,7 @@ from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import NODE
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.raised import raised
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ async def test_controller_publish_repeated_succeeds_and_different_is_a_conflict(
         attach(volume_id, block()),
         attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)),
     ):
-        with pytest.raises(controller_publish.PublishedToNodeDifferently):
+        with raised("PublishedToNodeDifferently"):
             await publisher.publish(other)
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
 
@@ -67,7 +68,7 @@ async def test_controller_publish_without_fs_type_matches_before_and_after_forma
     await publisher.unpublish(volume_id, NODE)
     await publisher.publish(attach(volume_id, mount("xfs")))
     await publisher.publish(attach(volume_id, mount("")))
-    with pytest.raises(controller_publish.PublishedToNodeDifferently):
+    with raised("PublishedToNodeDifferently"):
         await publisher.publish(attach(volume_id, mount("ext4")))
 
 
@@ -126,7 +127,7 @@ async def test_attach_limit_gives_the_last_slot_once(
     ids = [await made(state, name) for name in "abc"]
     await publisher.publish(attach(ids[0]))
     await publisher.publish(attach(ids[1]))
-    with pytest.raises(capability_check.AttachLimitReached):
+    with raised("AttachLimitReached"):
         await publisher.publish(attach(ids[2]))
     await publisher.publish(attach(ids[1]))
     await publisher.unpublish(ids[0], NODE)
@@ -146,7 +147,7 @@ async def test_attach_limit_counts_volumes_attached_without_controller_publish(
     await publisher.publish(attach(published))
     state.stores.access.attach(published)
     assert set(publisher.slots(NODE).taken) == {published, unannounced}
-    with pytest.raises(capability_check.AttachLimitReached):
+    with raised("AttachLimitReached"):
         await publisher.publish(attach(third))
     await publisher.publish(attach(unannounced))
     await publisher.unpublish(unannounced, NODE)
@@ -182,7 +183,7 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
     with slots.taking(ids[0]):
         state.stores.access.attach(ids[0])
     with slots.taking(ids[1]):
-        with pytest.raises(capability_check.AttachLimitReached), slots.taking(ids[2]):
+        with raised("AttachLimitReached"), slots.taking(ids[2]):
             pytest.fail("it was given a place")
         with slots.taking(ids[0]):  # it has its own
             state.stores.access.detach(ids[0])
@@ -197,7 +198,7 @@ async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannoun
     published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
     await publisher.publish(attach(published))
     slots = state.node_rules.node_stage.attach_slots
-    with pytest.raises(capability_check.AttachLimitReached), slots.taking(unannounced):
+    with raised("AttachLimitReached"), slots.taking(unannounced):
         pytest.fail("it was given a slot")
     with slots.taking(published):
         state.stores.access.attach(published)

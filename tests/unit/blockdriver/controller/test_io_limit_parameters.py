@@ -4,6 +4,7 @@ import pytest
 
 from crust import quantities, volumes
 from crust.blockdriver.controller import class_parameters
+from tests.support.raised import raised
 
 FS_TYPES = ("ext4",)
 
@@ -39,7 +40,7 @@ def test_parse_ignores_keys_of_sidecars() -> None:
 
 @pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
 def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
-    with pytest.raises(class_parameters.UnknownMutableParameter, match="readIOPS"):
+    with raised("UnknownMutableParameter", match="readIOPS"):
         class_parameters.parse_mutable({"writeIOPS": "100", key: "1"})
 
 
@@ -61,9 +62,9 @@ def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
     ],
 )
 def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
-    with pytest.raises(class_parameters.InvalidIoLimit, match=key):
+    with raised("InvalidIoLimit", match=key):
         class_parameters.parse_mutable({key: value})
-    with pytest.raises(class_parameters.InvalidIoLimit, match=key):
+    with raised("InvalidIoLimit", match=key):
         class_parameters.parse({key: value}, FS_TYPES)
 
 

@@ -13,6 +13,7 @@ from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
 from crust.pool_ids import PoolIds
 from tests.support.faults import crashes
+from tests.support.raised import raised
 
 IDS = PoolIds("0123456789abcdef")
 OTHERS = PoolIds("fedcba9876543210")
@@ -77,7 +78,7 @@ def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str
     path = tmp_path / name
     path.parent.mkdir()
     path.touch()
-    with pytest.raises(pool.PoolIdentityMissing, match=path.name):
+    with raised("PoolIdentityMissing", match=path.name):
         opened(tmp_path)
     assert not (tmp_path / "pool.json").exists()
 

@@ -7,6 +7,7 @@ from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.publish_rules import Publish
 from tests.support.drivers.block_driver import Mode, block, mount
+from tests.support.raised import raised
 
 SHARED = {
     Mode.MULTI_NODE_READER_ONLY,
@@ -60,7 +61,7 @@ def test_publish_another_target_depends_on_the_access_mode(mode: Mode) -> None:
     if mode in SHARED:
         publish_rules.check_other_targets([present], wanted)
         return
-    with pytest.raises(publish_rules.PublishedElsewhere, match="/pods/a/mount"):
+    with raised("PublishedElsewhere", match="/pods/a/mount"):
         publish_rules.check_other_targets([present], wanted)
 
 
@@ -80,7 +81,7 @@ def test_publish_another_target_with_another_capability_is_refused(
     present = publish_rules.entry_of(publish("/pods/a/mount", other), "xfs")
     if isinstance(other.access, volumes.MountAccess):
         present = publish_rules.entry_of(publish("/pods/a/mount", other), other.access.fs_type)
-    with pytest.raises(publish_rules.PublishedElsewhere):
+    with raised("PublishedElsewhere"):
         publish_rules.check_other_targets([present], entry(publish("/pods/b/mount")))
 
 
@@ -99,7 +100,7 @@ def test_publish_host_and_guest_share_only_read_only(
     wanted = entry(publish("/pods/b/mount", readonly=wanted_readonly, deferred=wanted_deferred))
     kernels_differ = present_deferred or wanted_deferred
     if kernels_differ and not (present_readonly and wanted_readonly):
-        with pytest.raises(publish_rules.PublishedElsewhere):
+        with raised("PublishedElsewhere"):
             publish_rules.check_other_targets([present], wanted)
     else:
         publish_rules.check_other_targets([present], wanted)

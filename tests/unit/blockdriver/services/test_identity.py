@@ -17,6 +17,7 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.raised import raised
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch
     dead = threading.Event()
     served = Identity("driver", Checked(lambda: discard(dead.wait())), "1.12", running())
     for _ in range(2):
-        with pytest.raises(identity.PoolNotResponding):
+        with raised("PoolNotResponding"):
             await probe(served)
     dead.set()
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 30)

@@ -11,10 +11,10 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records.models import SnapshotRecord
-from crust.blockdriver.snapshots import take_snapshot
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults.crashes import at_call, no_space
+from tests.support.raised import raised
 
 Take = Callable[[Driver, "list[volumes.VolumeId]"], None]
 
@@ -98,7 +98,7 @@ def test_delete_member_whose_group_is_gone_deletes_it(tmp_path: Path) -> None:
     groups, taken = driver.snapshots.groups, driver.snapshots.volume_snapshots
     group = next(groups.ready())
     member = group.members[0][1]
-    with pytest.raises(take_snapshot.SnapshotBelongsToGroup):
+    with raised("SnapshotBelongsToGroup"):
         taken.delete(member)
     groups.remove(group.id)
     taken.delete(member)
