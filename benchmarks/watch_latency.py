@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from benchmarks import figures, inotify, node, records
 from crust.handoff import watch
+from crust.handoff.layout import Layout
+from crust.handoff.look import Looks
 from crust.handoff.store import Store
 
 NAME = "watch"
@@ -66,16 +68,22 @@ class Stamped(watch.Watch):
 
 
 class Reader:
-    """Reads the directory as the SDK does."""
+    """Reads the directory as a runtime does: a look at each hint."""
 
     def __init__(self, watched: Stamped) -> None:
         self._watched = watched
-        self._changes = watch.changes(watched)
+        self._looks = Looks(Layout(watched.root))
+        self._names: frozenset[str] | None = None
 
     async def look(self) -> tuple[int, int]:
-        """Wait for the next change; returns the times of its hint and of its record."""
-        await anext(self._changes)
-        return self._watched.hinted_ns, time.monotonic_ns()
+        """Wait until an entry appears or goes; returns the times of the hint and of the record."""
+        async for _ in self._watched:
+            hinted_ns = self._watched.hinted_ns
+            names = frozenset((await asyncio.to_thread(self._looks.look)).names)
+            if names != self._names:
+                self._names = names
+                return hinted_ns, time.monotonic_ns()
+        raise AssertionError("the watch has ended")
 
 
 @dataclass(frozen=True, slots=True)

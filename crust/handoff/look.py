@@ -55,11 +55,6 @@ class Looks:
         for name in names:
             self._stamps.pop(name, None)
 
-    @property
-    def entries(self) -> Mapping[str, Entry]:
-        """The entries as they were last read."""
-        return dict(self._entries)
-
     def look(self) -> Look:
         """Look now. Blocks."""
         fresh_ns = time.time_ns() - FRESH_NS

@@ -25,7 +25,7 @@ from dataclasses import replace
 from crust import errors, volumes
 from crust.handoff import claims, layout, lock_file, reserved
 from crust.handoff import entry as entries
-from crust.handoff.claims import Claim, NotPublished
+from crust.handoff.claims import NotPublished
 from crust.handoff.entry import (
     Entry,
     UnknownHandoffFile,
@@ -179,10 +179,6 @@ class Store:
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
         return entries.read(self.layout.entry(target))
-
-    def claim_state(self, target: volumes.TargetPath) -> Claim | None:
-        """The claim on a target path's volume, live or dead; None without one."""
-        return claims.read(self.layout.entry(target))
 
     def scan(self) -> tuple[Entry, ...]:
         """All entries by name: readable ones, unreadable ones with the error, and unknown names."""

@@ -2,7 +2,7 @@
 
 `Watch` yields a hint at the start, for each event, at least every `rescan_s` seconds, and when watchdog reports that
 the kernel's event queue overflowed. (watchdog only logs the overflow, so `Watch` listens to its log.) Hints coalesce:
-a slow reader gets one hint for any number of events. `changes` compares the scans and yields the differences.
+a slow reader gets one hint for any number of events.
 
 Only the root is watched, not the entries: one inotify watch for any number of volumes. Entries appear and disappear
 by a rename in the root; a writer of a file inside an entry touches the entry's directory, and the watch of the
@@ -15,8 +15,6 @@ The root may be deleted and created again: each hint compares the watched direct
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -25,17 +23,9 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from crust.handoff import layout
-from crust.handoff.entry import Entry
-from crust.handoff.layout import Layout
-from crust.handoff.look import Looks
 from crust.host.process import workers
 
-__all__ = [
-    "Change",
-    "Entry",
-    "Watch",
-    "changes",
-]
+__all__ = ["Watch"]
 
 _log = logging.getLogger(__name__)
 
@@ -167,55 +157,6 @@ class Watch:
             _log.warning("cannot watch the directory", extra={"root": self.root, "error": err})
             return
         self._watched = (watch, identity)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The differences between two scans, and all entries now. For the first scan all entries have appeared."""
-
-    entries: tuple[Entry, ...]
-    appeared: tuple[Entry, ...]
-    changed: tuple[Entry, ...]
-    gone: tuple[Entry, ...]
-    """As the previous scan read them."""
-
-
-async def changes(watch: Watch) -> AsyncIterator[Change]:
-    """Yield the first scan, and then the differences whenever there are any.
-
-    An entry that was unpublished and published again between two scans counts as changed: its record differs.
-    """
-    looks = Looks(Layout(watch.root))
-    known: Mapping[str, Entry] | None = None
-    async for _ in watch:
-        await workers.run(looks.look)
-        now = looks.entries
-        change = _compare(known or {}, now)
-        if known is None or change.appeared or change.changed or change.gone:
-            yield change
-        known = now
-
-
-def _compare(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Change:
-    return Change(
-        entries=tuple(now.values()),
-        appeared=tuple(entry for digest, entry in now.items() if digest not in before),
-        changed=tuple(
-            entry
-            for digest, entry in now.items()
-            if digest in before and _differs(before[digest], entry)
-        ),
-        gone=tuple(entry for digest, entry in before.items() if digest not in now),
-    )
-
-
-def _differs(before: Entry, now: Entry) -> bool:
-    return _comparable(before) != _comparable(now)
-
-
-def _comparable(entry: Entry) -> tuple[object, ...]:
-    """An entry with its errors as text: each scan creates new error objects."""
-    return (entry.record, str(entry.error), entry.claim, str(entry.claim_error), entry.unknown)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

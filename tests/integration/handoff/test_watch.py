@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from watchdog.observers import inotify_c
 
-from crust.handoff import claims, watch
+from crust.handoff import claims, look
+from crust.handoff.entry import Entry
+from crust.handoff.layout import Layout
 from crust.handoff.store import Store
-from crust.handoff.watch import Change, Watch
+from crust.handoff.watch import Watch
 from tests.support.records.records import TARGET, a_record
 
 HOUR_S = 3600.0
@@ -39,9 +41,21 @@ async def looking(store: Store) -> AsyncIterator[Watch]:
         yield made
 
 
-async def _next(changes: AsyncIterator[Change]) -> Change:
+async def _scans(looking: Watch) -> AsyncIterator[list[Entry]]:
+    """The entries after each hint, if they differ from those before."""
+    looks, known = look.Looks(Layout(looking.root)), dict[str, Entry]()
+    yielded: list[Entry] | None = None
+    async for _ in looking:
+        seen = await asyncio.to_thread(looks.look)
+        known = {name: each for name, each in {**known, **seen.read}.items() if name in seen.names}
+        if list(known.values()) != yielded:
+            yielded = list(known.values())
+            yield yielded
+
+
+async def _next(scans: AsyncIterator[list[Entry]]) -> list[Entry]:
     async with asyncio.timeout(DEADLINE_S):
-        return await anext(changes)
+        return await anext(scans)
 
 
 def _unpublish(store: Store) -> None:
@@ -49,37 +63,37 @@ def _unpublish(store: Store) -> None:
         unpublish.complete()
 
 
-async def test_first_change_has_all_entries_even_if_there_are_none(store: Store) -> None:
+async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Store) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as empty:
-        assert await _next(watch.changes(empty)) == Change((), (), (), ())
+        assert await _next(_scans(empty)) == []
     entry = store.publish(a_record())
     async with Watch(store.root, rescan_s=HOUR_S) as full:
-        assert await _next(watch.changes(full)) == Change((entry,), (entry,), (), ())
+        assert await _next(_scans(full)) == [entry]
 
 
-async def test_changes_report_publish_rewrite_claim_and_unpublish(
+async def test_publish_rewrite_claim_and_unpublish_cause_hints(
     store: Store, looking: Watch
 ) -> None:
-    changes = watch.changes(looking)
-    await _next(changes)
+    scans = _scans(looking)
+    await _next(scans)
     published = store.publish(a_record())
-    assert (await _next(changes)).appeared == (published,)
+    assert await _next(scans) == [published]
     rewritten = store.rewrite(published.require(), a_record(capacity_bytes=1).mount)
-    assert (await _next(changes)).changed == (rewritten,)
+    assert await _next(scans) == [rewritten]
     paths = store.layout.entry(TARGET)
     with claims.ClaimLock.acquire(paths, TARGET):
         state = claims.State.MOUNTED
         claims.write(
             paths, claims.Claim("s", "kata", state, "", 1, a_record().published_at, live=True)
         )
-        (claimed,) = (await _next(changes)).changed
+        (claimed,) = await _next(scans)
         assert claimed.live
         claims.remove(paths)
-        (released,) = (await _next(changes)).changed
+        (released,) = await _next(scans)
         assert released.claim is not None
         assert released.claim.sandbox_id == ""
     _unpublish(store)
-    assert (await _next(changes)).gone == (released,)
+    assert await _next(scans) == []
 
 
 class CountingWatch(Watch):
@@ -112,22 +126,20 @@ async def test_hidden_names_cause_no_hint(store: Store) -> None:
 
 
 async def test_many_events_coalesce_into_one_hint(store: Store, looking: Watch) -> None:
-    changes = watch.changes(looking)
-    await _next(changes)
+    scans = _scans(looking)
+    await _next(scans)
     for number in range(50):
         store.publish(a_record(f"/pods/{number}"))
-    seen = 0
-    while seen < 50:
-        seen += len((await _next(changes)).appeared)
-    assert seen == 50
+    while len(await _next(scans)) < 50:
+        pass
 
 
 async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as looking:
-        changes = watch.changes(looking)
-        await _next(changes)
+        scans = _scans(looking)
+        await _next(scans)
         for name in (".a", ".b"):
             os.mkdir(f"{store.root}/{name}")
         with _stalled_reader(looking):
@@ -135,7 +147,7 @@ async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
             for number in range(2 * QUEUE_EVENTS):
                 os.utime(f"{store.root}/{'.a' if number % 2 else '.b'}")
             entry = store.publish(a_record())
-        assert (await _next(changes)).appeared == (entry,)
+        assert await _next(scans) == [entry]
     assert any("overflow" in record.message for record in caplog.records)
 
 
@@ -148,17 +160,17 @@ def _stalled_reader(looking: Watch) -> Any:
 async def test_root_deleted_and_created_again_is_watched_again(
     store: Store, looking: Watch
 ) -> None:
-    changes = watch.changes(looking)
+    scans = _scans(looking)
     entry = store.publish(a_record())
-    assert (await _next(changes)).entries == (entry,)
+    assert await _next(scans) == [entry]
     for _ in range(3):
         shutil.rmtree(store.root)
-        assert (await _next(changes)).gone == (entry,)
+        assert await _next(scans) == []
         store.open()
         looking.notify()  # in place of the periodic scan: a missing directory cannot be watched
         await _until_watched(looking)
         entry = store.publish(a_record())
-        assert (await _next(changes)).appeared == (entry,)
+        assert await _next(scans) == [entry]
 
 
 async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
@@ -180,8 +192,8 @@ async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watc
     store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recursive watch would watch each of them, and meet what is gone; this one watches the root alone."""
-    changes = watch.changes(looking)
-    await _next(changes)
+    scans = _scans(looking)
+    await _next(scans)
     watched: list[bytes] = []
     real = inotify_c.inotify_add_watch
 
@@ -197,17 +209,17 @@ async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watc
                 os.rename(f"{store.root}/{number}", f"{store.root}/moved")
                 shutil.rmtree(f"{store.root}/moved")
         entry = store.publish(a_record())
-        assert (await _next(changes)).appeared == (entry,)
+        assert await _next(scans) == [entry]
         _unpublish(store)
-        assert (await _next(changes)).gone == (entry,)
+        assert await _next(scans) == []
     assert watched == []
 
 
 async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_is_back(
     store: Store, looking: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = watch.changes(looking)
-    await _next(changes)
+    scans = _scans(looking)
+    await _next(scans)
     real = inotify_c.inotify_add_watch
     vanished: list[int] = []
 
@@ -226,7 +238,7 @@ async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_i
     looking.notify()  # in place of the periodic scan
     await _until_watched(looking)
     entry = store.publish(a_record())
-    assert (await _next(changes)).appeared == (entry,)
+    assert await _next(scans) == [entry]
 
 
 async def _until_watched(looking: Watch) -> None:
@@ -238,35 +250,21 @@ async def _until_watched(looking: Watch) -> None:
 async def test_root_created_later_is_found_by_the_periodic_scan(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/later/volumes")
     async with Watch(store.root, rescan_s=0.01) as early:
-        changes = watch.changes(early)
-        await _next(changes)
+        scans = _scans(early)
+        await _next(scans)
         store.open()
         entry = store.publish(a_record())
-        assert (await _next(changes)).appeared == (entry,)
+        assert await _next(scans) == [entry]
 
 
 async def test_death_of_a_sandbox_is_found_by_the_periodic_scan(store: Store) -> None:
     store.publish(a_record())
     lock = claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET)
     async with Watch(store.root, rescan_s=0.01) as looking:
-        changes = watch.changes(looking)
-        assert (await _next(changes)).entries[0].live
+        scans = _scans(looking)
+        assert (await _next(scans))[0].live
         lock.close()
-        assert not (await _next(changes)).entries[0].live
-
-
-async def test_unreadable_entry_is_reported_once(
-    store: Store,
-) -> None:
-    store.publish(a_record())
-    os.truncate(store.layout.entry(TARGET).record, 2)
-    async with Watch(store.root, rescan_s=0.01) as looking:
-        changes = watch.changes(looking)
-        assert (await _next(changes)).appeared[0].error is not None
-        store.publish(a_record("/pods/other"))
-        after = await _next(changes)
-        assert len(after.appeared) == 1
-        assert after.changed == ()
+        assert not (await _next(scans))[0].live
 
 
 async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -> None:
@@ -276,7 +274,7 @@ async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -
     left = {
         each.name
         for each in set(threading.enumerate()) - threads
-        if not each.name.startswith("asyncio_")
+        if not each.name.startswith(("asyncio_", "hop-"))  # of the pools, which stay
     }
     assert left == set()
     assert logging.getLogger("watchdog").handlers == handlers

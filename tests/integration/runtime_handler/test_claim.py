@@ -61,7 +61,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     store.publish(record_of(volume, TARGET))
     with _claim(store) as claim:
         asyncio.run(claim.mounted(nothing_to_grow))
-        held = store.claim_state(TARGET)
+        held = claims.read(store.layout.entry(TARGET))
         assert held is not None
         assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
         (tmp_path / "mnt").mkdir()
@@ -71,7 +71,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
             ["mkfs.ext4", "-q", "-F", volume.path], capture_output=True, check=False, timeout=30
         )
         assert formatting.returncode != 0
-    assert store.claim_state(TARGET) is None
+    assert claims.read(store.layout.entry(TARGET)) is None
     assert _is_free(store, volume.path)
 
 
@@ -98,12 +98,12 @@ def test_claim_lives_as_long_as_the_hypervisor(
             devices.open_exclusive(volume.path)
         hypervisor.kill()
         assert _is_free(store, volume.path)
-        dead = store.claim_state(TARGET)
+        dead = claims.read(store.layout.entry(TARGET))
         assert dead is not None
         assert (dead.sandbox_id, dead.live) == (ONE, False)
     claim.release()
     claim.release()
-    assert store.claim_state(TARGET) is None
+    assert claims.read(store.layout.entry(TARGET)) is None
 
 
 def test_a_device_that_the_host_has_mounted_is_not_claimed(
@@ -119,7 +119,7 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
         for target in (TARGET, OTHER):
             with pytest.raises(devices.DeviceInUse, match="mnt"):
                 _claim(store, ONE, target)
-            assert store.claim_state(target) is None
+            assert claims.read(store.layout.entry(target)) is None
     finally:
         mount_api.unmount(f"{tmp_path}/mnt")
     _claim(store).release()
@@ -133,7 +133,7 @@ def test_claim_refuses_a_device_that_was_attached_again(store: Store, device: Ma
     with pytest.raises(DeviceChanged, match=str(again.identity)):
         _claim(store)
     assert _is_free(store, again.path)
-    assert store.claim_state(TARGET) is None
+    assert claims.read(store.layout.entry(TARGET)) is None
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/etc/hostname", "/dev/crust-is-not-there"])
@@ -186,7 +186,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         adopted.report_error("the guest lost the filesystem")
         adopted.hand_over()
-        found = store.claim_state(TARGET)
+        found = claims.read(store.layout.entry(TARGET))
         assert found is not None
         assert (found.state, found.error) == (State.ERROR, "the guest lost the filesystem")
         with pytest.raises(ClaimLost, match="sandbox-1 has it"):
@@ -201,7 +201,7 @@ def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
         with pytest.raises(ClaimLost, match="ended"):
             adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
     adopted.release()
-    assert store.claim_state(TARGET) is None
+    assert claims.read(store.layout.entry(TARGET)) is None
 
 
 @pytest.mark.spec("H-27")
@@ -218,7 +218,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
     asyncio.run(adopted.mounted(nothing_to_grow))
     adopted.hand_over()
     with _claim(store, TWO):
-        found = store.claim_state(TARGET)
+        found = claims.read(store.layout.entry(TARGET))
         assert found is not None
         assert found.sandbox_id == TWO
 
@@ -250,7 +250,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
             asyncio.run(old.mounted(nothing_to_grow))
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
-    found = store.claim_state(TARGET)
+    found = claims.read(store.layout.entry(TARGET))
     assert found is None
 
 
@@ -273,7 +273,7 @@ def test_handler_killed_at_any_call_of_a_claim_leaves_the_volume_free(
     for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).hand_over()):
         points += 1
         assert _is_free(store, volume.path)
-        found = store.claim_state(TARGET)
+        found = claims.read(store.layout.entry(TARGET))
         assert found is None or not found.live
     assert points > 3
     _claim(store, TWO).release()
@@ -310,7 +310,7 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
     ):
         assert isinstance(error, errors.Exhausted)
         assert _is_free(store, volume.path)
-        found = store.claim_state(TARGET)
+        found = claims.read(store.layout.entry(TARGET))
         assert found is None or not found.live
     assert len(made) > 1
 

@@ -209,10 +209,10 @@ def test_claim_write_killed_at_any_call_leaves_the_old_or_the_new_claim_and_neve
 
     for number in crashes.crash_points(stores.published, claim):
         store = stores(number)
-        found = store.claim_state(TARGET)
+        found = claims.read(store.layout.entry(TARGET))
         assert found is None or (found.sandbox_id == "sandbox-1" and not found.live)
         claim(number)
-        assert store.claim_state(TARGET) is not None
+        assert claims.read(store.layout.entry(TARGET)) is not None
         _unpublish(store)
         assert _names(store) == []
 

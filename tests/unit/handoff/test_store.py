@@ -192,7 +192,7 @@ def test_entry_without_record_is_absent_and_a_publish_replaces_it(store: Store) 
     assert store.read(TARGET) is None
     assert store.scan() == ()
     assert store.publish(a_record()).claim is None
-    assert store.claim_state(TARGET) is None
+    assert claims.read(store.layout.entry(TARGET)) is None
     assert os.listdir(store.root) == [TARGET.digest]
 
 
