@@ -265,21 +265,6 @@ async def test_one_runtime_finds_local_and_shared_volumes_in_one_directory(
     assert mountinfo.below(both.places.kubelet) == ()
 
 
-async def test_next_version_takes_over_both_drivers(both: TwoDrivers) -> None:
-    published = {}
-    for driver in (OWN_DRIVER, SHARED):
-        volume = await both.create(driver, "data")
-        await both.stage(driver, volume)
-        published[driver] = volume, both.places.target(driver)
-        await both.publish(driver, *published[driver])
-    async with process.running(both.settings):
-        for driver, (volume, target) in published.items():
-            await both.publish(driver, volume, target)  # as a restarted kubelet does
-            await both.leave(driver, volume, target)
-    assert both.places.entries() == []
-    assert mountinfo.below(both.places.kubelet) == ()
-
-
 async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: TwoDrivers) -> None:
     volume = await both.create(SHARED, "data")
     pool = Path(both.places.root) / "pool"
