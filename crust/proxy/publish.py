@@ -170,6 +170,7 @@ class Publish:
                 readonly=published.readonly,
                 handler=published.handler,
                 secrets=mount.secrets or None,
+                raw=False,
                 busy=False,
             )
         )

@@ -79,6 +79,22 @@ async def test_deferred_publish_of_a_device_that_is_published_raw_is_undone(kata
     await kata.co.publish("vol-1", target)
 
 
+async def test_deferred_publish_after_a_refused_raw_one_reserves_and_is_unpublished(
+    kata: Node,
+) -> None:
+    """The target of a raw publish that the driver has refused stays looked at, until it is deferred."""
+    target = kata.places.target("one")
+    kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "staged for a mount")
+    await refused(publish_raw(kata, "one", "vol-1"), Code.ALREADY_EXISTS, "staged")
+    del kata.devices.nodes[target]
+    await kata.co.publish("vol-1", target)
+    other = kata.co.publish("vol-1", kata.places.target("two"))
+    await refused(other, Code.FAILED_PRECONDITION, "DeviceReserved", target)
+    await kata.co.unpublish("vol-1", target)
+    assert kata.entry(target) is None
+    assert not kata.driver.published
+
+
 async def test_readers_share_a_device_raw_and_deferred(kata: Node) -> None:
     await publish_raw(kata, "raw", "vol-2", readonly=True)
     share(kata, "vol-1", "vol-2")
