@@ -68,6 +68,19 @@ def _new_each_time(method: str) -> Twist:
     return twist
 
 
+def _refuses_the_first(method: str) -> Twist:
+    """Honest afterwards, so that the case's cleaning up, whose clause is another one, succeeds."""
+    asked: list[str] = []
+
+    def twist(called: str, _request: Any, answer: Any) -> Any:
+        if called != method:
+            return answer
+        asked.append(called)
+        return Refused(UNREADY, "no") if len(asked) == 1 else answer
+
+    return twist
+
+
 def _refuses_the_retry(method: str) -> Twist:
     calls = count()
 
@@ -293,7 +306,7 @@ TROUBLE = (
     faulty(501, "defer-mounts"),
     altered(501, "NodePublishVolume", lambda a: a.ClearField("deferred_mount"), "returns-nothing"),
     not_refused(502, "NodePublishVolume", EXISTS),
-    refused(503, "NodeUnpublishVolume", lambda _: True, UNREADY),
+    Mutant("C-503", "refuses-the-first", lambda: _refuses_the_first("NodeUnpublishVolume")),
     faulty(601, "logs-requests"),
     faulty(602, "logs-requests"),
     repeats_secrets(602),
