@@ -8,12 +8,12 @@ below the kubelet's root is followed.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.host.block import devices as host_devices
+from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
@@ -62,12 +62,15 @@ class Targets(Protocol):
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
 
-    def check_unmounted(
-        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    def check_unused(
+        self,
+        source: volumes.BlockSource,
+        *,
+        readonly: bool,
+        claims: Collection[str],
+        probe: bool = True,
     ) -> None:
-        """Raise DeviceMountedOnHost if the host has mounted the device; read-only mounts of a reader are allowed.
-        The probe opens the device exclusively for a moment: not where a sandbox may do so.
-        """
+        """As `in_use.check`."""
 
 
 def observe(store: Store, there: Targets, target: volumes.TargetPath) -> Seen:
@@ -193,16 +196,16 @@ class GuardedTargets:
         target_paths.remove_empty_below(target, self._roots)
         target_paths.remove(target, self._roots)
 
-    def check_unmounted(
-        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    def check_unused(
+        self,
+        source: volumes.BlockSource,
+        *,
+        readonly: bool,
+        claims: Collection[str],
+        probe: bool = True,
     ) -> None:
         """See `Targets`."""
-        if probe and host_devices.is_free(source.path, source.identity):
-            return  # it is mounted in no mount namespace; reading the mount list takes ten times as long
-        found = mountinfo.of_device(source.identity.major, source.identity.minor)
-        where = [each.target for each in found if not (readonly and each.readonly)]
-        if where:
-            raise mounted_on_host(source.path, where)
+        in_use.check(source, readonly=readonly, claims=claims, probe=probe)
 
     def _guard_on(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top; raises TargetMounted for another mount."""
@@ -210,13 +213,3 @@ class GuardedTargets:
         if seen.is_covered:
             raise seen.mounted(target)
         return seen.stack is Stack.GUARD
-
-
-def mounted_on_host(device: str, where: Sequence[str]) -> errors.CrustError:
-    """The error about a device that the host has mounted."""
-    return errors.NotReady.named(
-        "DeviceMountedOnHost",
-        f"the device {device} cannot be published to a runtime",
-        why=f"this node has it mounted at {', '.join(where)}",
-        hint="unmount it there first; two kernels writing to one filesystem destroy it",
-    )

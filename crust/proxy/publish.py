@@ -284,7 +284,14 @@ class Publish:
             is_new = run.began is None or run.began.entry is None
             if is_new:
                 self._check_raw(record, devices)
-            self._targets.check_unmounted(record.block, readonly=record.readonly, probe=is_new)
+            claims = [
+                self._entries.store.layout.entry(row.name).claim_lock
+                for row in self._table.sharing(reserved)
+                if row.path == reserved.path or (row.readonly and record.readonly)
+            ]
+            self._targets.check_unused(
+                record.block, readonly=record.readonly, claims=claims, probe=is_new
+            )
         return self._entries.write(record), devices
 
     def _check_raw(self, record: Record, devices: DeviceSet) -> None:

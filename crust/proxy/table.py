@@ -121,6 +121,11 @@ class Table:
         with self._lock:
             self._check(wanted, deferred=deferred)
 
+    def sharing(self, wanted: Target) -> tuple[Target, ...]:
+        """The rows that have the target's volume or device, its own too."""
+        with self._lock:
+            return tuple(self._holders(wanted))
+
     def reserve(self, wanted: Target) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,
         ReservedByUnreadableEntry. Any thread may do so.

@@ -3,17 +3,15 @@
 The descriptor is an exclusive hold: opened with O_EXCL it makes a mount or mkfs on the host fail, while the
 hypervisor's plain open works. So only a runtime whose mounts are made by another kernel can use a claim: mount(2) is
 EBUSY for the claimant too. Sandboxes may share read-only volumes, and a second O_EXCL open would fail, so those
-are opened without it: then only an existing writable mount is refused, and the proxy's device reservation does the
-rest.
+are asked for once, as a publish asks (crust/host/block/in_use.py), and opened without it; the proxy's device
+reservation does the rest.
 """
 
 import os
 
 from crust import errors, volumes
 from crust.handoff.record import Record
-from crust.host.block import devices, holders
-from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
+from crust.host.block import devices, in_use
 
 
 class DeviceChanged(errors.NotReady):
@@ -39,21 +37,16 @@ def hold(record: Record) -> int:
 
 def _opened(record: Record) -> int:
     """Open the record's device, then check its identity: an open device does not change any more."""
-    fd = _opened_shared(record) if record.readonly else devices.open_exclusive(record.device)
+    is_reader = record.readonly
+    fd = (devices.open_shared if is_reader else devices.open_exclusive)(record.device)
     try:
         _check_identity(record, fd)
+        if is_reader:  # asks once for exclusivity, and does not keep it: readers share the device
+            in_use.check(record.block, readonly=True)
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _opened_shared(record: Record) -> int:
-    identity = devices.identify(record.device)
-    if any(not each.readonly for each in mountinfo.of_device(identity.major, identity.minor)):
-        raise holders.device_in_use(record.device)
-    with oserrors.translating(f"cannot open {record.device}"):
-        return os.open(record.device, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _check_identity(record: Record, fd: int) -> None:

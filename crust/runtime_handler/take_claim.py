@@ -49,7 +49,7 @@ def claim_volume(
 
     `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
     `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
-    `devices.DeviceInUse`, and the record's own error if it cannot be read.
+    `devices.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     undo: list[Callable[[], None]] = []

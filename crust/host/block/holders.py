@@ -11,7 +11,7 @@ server that hangs, so nothing here asks for more than the kernel knows without i
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,19 +94,19 @@ class MountBusy(errors.NotReady):
         return bool(self.mounts or self.loops or self.holders)
 
 
-def device_in_use(path: str) -> DeviceInUse:
-    """The error for a busy device, with its mounts, loop devices and processes."""
+def device_in_use(path: str, related: Collection[tuple[int, int]] = ()) -> DeviceInUse:
+    """The error for a busy device, with its mounts, loop devices and processes, and those of `related` devices."""
     try:
-        number = os.stat(path).st_rdev
+        own = os.stat(path).st_rdev
     except OSError:
         return DeviceInUse(path)
-    mounts = mountinfo.of_device(os.major(number), os.minor(number))
+    numbers = {(os.major(own), os.minor(own)), *related}
     return DeviceInUse(
         path,
-        tuple(m.target for m in mounts),
-        _loops_on(number),
-        of_device(number),
-        stacked_on(number),
+        tuple(mount.target for mount in mountinfo.of_devices(numbers, "self")),
+        tuple(sorted({loop for number in numbers for loop in _loops_on(os.makedev(*number))})),
+        of_devices(numbers),
+        tuple(sorted({above for number in numbers for above in stacked_on(os.makedev(*number))})),
     )
 
 
@@ -127,12 +127,13 @@ def mount_busy(target: str) -> MountBusy:
     return MountBusy(target, mounts, _loops_below(target), of_mount(target))
 
 
-def of_device(number: int) -> tuple[Holder, ...]:
-    """The processes that have the block device with this `st_rdev` open."""
+def of_devices(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
+    """The processes that have a block device with one of these numbers open."""
+    wanted = {os.makedev(*number) for number in numbers}
     found: set[Holder] = set()
     for process, descriptor in _descriptors():
         with suppress(OSError):
-            if syscalls.block_device_at(str(descriptor)) == number:
+            if syscalls.block_device_at(str(descriptor)) in wanted:
                 found.add(_holder(process, f"fd {descriptor.name}"))
     return tuple(sorted(found))
 

@@ -10,8 +10,10 @@ import re
 import select
 import stat
 import weakref
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from crust import errors
 from crust.host.mounts import statmount
 from crust.host.process import oserrors, syscalls, sysfs
 
@@ -158,11 +160,35 @@ class Changes:
 
 def of_device(major: int, minor: int) -> tuple[Mount, ...]:
     """The mounts of the filesystem on a device, binds of parts of it included, in this namespace."""
+    return of_devices({(major, minor)}, "self")
+
+
+def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, ...]:
+    """The mounts of the filesystems on these devices in the mount namespace of a process; none if it has ended."""
     # A node of many pods has hundreds of lines, so only those that may be meant are parsed.
-    fields = (b" %d:%d " % (major, minor), b" - btrfs ")
-    lines = _text().split(b"\n")
+    fields = (*(b" %d:%d " % number for number in numbers), b" - btrfs ")
+    lines = _text(pid).split(b"\n")
     found = (_parse_line(line) for line in lines if any(field in line for field in fields))
-    return tuple(mount for mount in found if (mount.major, mount.minor) == (major, minor))
+    return tuple(mount for mount in found if (mount.major, mount.minor) in numbers)
+
+
+def namespaces() -> Iterator[str]:
+    """A process of each mount namespace that can be seen: "self", then the pids of the others."""
+    seen = {_namespace_of("self"), ""}
+    yield "self"
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal():
+            namespace = _namespace_of(pid)
+            if namespace not in seen:
+                seen.add(namespace)
+                yield pid
+
+
+def _namespace_of(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:  # it has ended
+        return ""
 
 
 def stacked_at(target: str) -> tuple[Mount, ...]:
@@ -180,9 +206,14 @@ def below(target: str) -> tuple[Mount, ...]:
     return tuple(m for m in read_all() if m.target.startswith(target.rstrip("/") + "/"))
 
 
-def _text() -> bytes:
-    with oserrors.translating("cannot list the mounts"):
-        return sysfs.read_bytes("/proc/self/mountinfo")
+def _text(pid: str = "self") -> bytes:
+    try:
+        with oserrors.translating("cannot list the mounts"):
+            return sysfs.read_bytes(f"/proc/{pid}/mountinfo")
+    except (errors.NotFound, OSError):
+        if pid == "self":
+            raise
+        return b""  # it has ended
 
 
 def _parse_line(line: bytes) -> Mount:

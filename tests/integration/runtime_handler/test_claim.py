@@ -117,7 +117,7 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
     mount_api.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
     try:
         for target in (TARGET, OTHER):
-            with pytest.raises(devices.DeviceInUse, match="mnt"):
+            with pytest.raises(errors.NotReady, match="mnt"):
                 _claim(store, ONE, target)
             assert claims.read(store.layout.entry(target)) is None
     finally:

@@ -6,10 +6,11 @@ The walk to the target is the real one (`crust.host.files.target_paths`); only m
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from crust import errors, volumes
+from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
@@ -47,12 +48,17 @@ class FakeTargets:
     def group_of(self, target: volumes.TargetPath) -> int | None:
         return self.groups.get(target.text, 0) if self.has_guard(target) else None
 
-    def check_unmounted(
-        self, source: volumes.BlockSource, *, readonly: bool, probe: bool = True
+    def check_unused(
+        self,
+        source: volumes.BlockSource,
+        *,
+        readonly: bool,
+        claims: Collection[str],
+        probe: bool = True,
     ) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
-            raise guard.mounted_on_host(source.path, ["/mnt"])
+            raise in_use.mounted_on_host(source, ["/mnt"])
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
         self._check_free(target)

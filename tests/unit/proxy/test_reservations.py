@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from crust import volumes
+from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo
-from crust.proxy.guard import GuardedTargets
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
@@ -165,9 +165,9 @@ def test_only_a_readers_publish_passes_beside_read_only_host_mounts(
             mount_id=1, parent_id=0, major=7, minor=7, root="/", target="/mnt", options=(host_option,),
             fs_type="ext4", source="/dev/loop7", super_options=("rw",),
         )  # fmt: skip
-        monkeypatch.setattr(mountinfo, "of_device", lambda *_: [mount])
+        monkeypatch.setattr(mountinfo, "of_devices", lambda *_: [mount])
         source = volumes.BlockSource("/dev/loop7", volumes.DeviceIdentity(7, 7, 42))
-        GuardedTargets(["/"]).check_unmounted(source, readonly=publish == "reader", probe=False)
+        in_use.check(source, readonly=publish == "reader", probe=False)
 
     check("reader", "ro")
     with raised("DeviceMountedOnHost", match="mounted at /mnt"):

@@ -1,0 +1,130 @@
+"""Whether a block device is free for a guest: the one answer for a publish and for a reader's claim.
+
+The kernel has one exclusive holder of a disk at a time, and its partitions count: a mount holds, and so do mkfs, md,
+LVM, swap and a claim. One open with O_EXCL asks for all of them, in every mount namespace, and is over at once. It
+succeeds beside a process that has the device open plainly, as a tool that only reads may.
+
+A device that is busy is refused, unless that is explained: by read-only mounts, for a reader, or by a process that
+has the claim of an entry that the caller names. That no holder can be found explains nothing. Tools that have a
+device for a moment (udev, smartd, multipathd, the probe of another publish) are waited for within the call.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from crust import errors, volumes
+from crust.host.block import devices, holders
+from crust.host.block.device_sets import device_set
+from crust.host.block.holders import Holder
+from crust.host.mounts import mountinfo
+
+_log = logging.getLogger(__name__)
+
+_PAUSES_S = (0.0, 0.01, 0.05, 0.15)
+"""Before each look at a busy device. Tools have it for a moment."""
+
+
+def check(
+    device: volumes.BlockSource,
+    *,
+    readonly: bool,
+    claims: Collection[str] = (),
+    probe: bool = True,
+) -> None:
+    """Return if a guest may have the device. Blocks. Raises `DeviceMountedOnHost`, `holders.DeviceInUse`.
+
+    `readonly`: the guest only reads, and may share the device with other readers. `claims` are the lock files of
+    entries whose holders may have it: of this very entry, or of others that only read. Without `probe`, for an entry
+    that exists, whose sandbox may be opening the device just now, only this namespace's mounts are looked for: the
+    claim asks for the others.
+    """
+    if not probe:
+        _check_mounts(device, _related(device), ("self",), readonly=readonly)
+        return
+    for pause_s in _PAUSES_S:
+        if pause_s:
+            time.sleep(pause_s)
+        if devices.is_free(device.path, device.identity):
+            return
+        numbers = _related(device)
+        if _check_mounts(device, numbers, mountinfo.namespaces(), readonly=readonly):
+            return
+        opened = holders.of_devices(numbers)
+        if opened and all(_has_claim(holder, claims) for holder in opened):
+            return
+        extra = {"device": device.path, "processes": ", ".join(map(str, opened))}
+        _log.info("a device is busy", extra=extra)
+    raise holders.device_in_use(device.path, numbers)
+
+
+def _related(device: volumes.BlockSource) -> frozenset[tuple[int, int]]:
+    """The numbers of the devices that share bytes with this one, and its own."""
+    identities = device_set(device.identity).related | {device.identity}
+    return frozenset(
+        (identity.major, identity.minor)
+        for identity in identities
+        if isinstance(identity, volumes.DeviceIdentity)
+    )
+
+
+def _check_mounts(
+    device: volumes.BlockSource,
+    numbers: Collection[tuple[int, int]],
+    namespaces: Iterable[str],
+    *,
+    readonly: bool,
+) -> bool:
+    """Whether these devices are mounted in one of the namespaces; raises unless guest and mounts only read."""
+    places: list[str] = []
+    is_readonly = readonly
+    for pid in namespaces:
+        for mount in mountinfo.of_devices(numbers, pid):
+            named = f" as {holders.command_of(int(pid))}[{pid}] has it" if pid != "self" else ""
+            places.append(f"{mount.target}{named}")
+            is_readonly = is_readonly and mount.readonly
+    if places and not is_readonly:
+        raise mounted_on_host(device, places)
+    return bool(places)
+
+
+def mounted_on_host(device: volumes.BlockSource, places: Iterable[str]) -> errors.NotReady:
+    """The error about a device that the host has mounted at these places."""
+    return errors.NotReady.named(
+        "DeviceMountedOnHost",
+        f"the device {device.path} cannot be used by a guest",
+        why=f"this node has it mounted at {', '.join(sorted(set(places)))}",
+        hint="unmount it there first; two kernels writing to one filesystem destroy it",
+    )
+
+
+def _has_claim(holder: Holder, claims: Collection[str]) -> bool:
+    """Whether the process has the lock of one of these files."""
+    locks = set()
+    for path in claims:
+        with suppress(OSError):
+            status = os.stat(path)
+            major, minor = os.major(status.st_dev), os.minor(status.st_dev)
+            locks.add(f"{major:02x}:{minor:02x}:{status.st_ino}".encode())
+    return any(
+        line.startswith(b"lock:") and not locks.isdisjoint(line.split())
+        for descriptor in _names(f"/proc/{holder.pid}/fdinfo")
+        for line in _lines(f"/proc/{holder.pid}/fdinfo/{descriptor}")
+    )
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it has ended
+        return []
+
+
+def _lines(path: str) -> list[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read().split(b"\n")
+    except OSError:  # closed meanwhile
+        return []

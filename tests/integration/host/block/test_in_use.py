@@ -1,0 +1,223 @@
+"""Whether a device is free for a guest: what holds it anywhere on the host refuses it, and is named."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crust import volumes
+from crust.handoff.record import Record
+from crust.host.block import devices, holders, in_use
+from crust.host.files import ofdlocks
+from crust.runtime_handler import claimed_device
+from tests.integration.host.conftest import Attach, partition_table, run, write
+from tests.support.raised import raised
+
+pytestmark = pytest.mark.root
+
+MIB = 1024 * 1024
+READONLY = pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
+
+
+def source(path: str) -> volumes.BlockSource:
+    return volumes.BlockSource(path, devices.identify(path))
+
+
+@pytest.fixture
+def disk(attach: Attach) -> str:
+    """A disk with an ext4."""
+    device = attach()
+    run("mkfs.ext4", "-q", device.path)
+    return device.path
+
+
+@pytest.fixture
+def partition(attach: Attach, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A disk and its one partition, with an ext4."""
+    device = attach()
+    sectors = 62 * MIB // 512
+    write(device.path, 0, partition_table(sectors=sectors))
+    run("addpart", device.path, "1", "2048", str(sectors))
+    name = os.path.basename(device.path)
+    number = Path(f"/sys/block/{name}/{name}p1/dev").read_text().strip()
+    major, minor = map(int, number.split(":"))
+    node = str(tmp_path / "p1")
+    os.mknod(node, 0o600 | 0o060000, os.makedev(major, minor))
+    run("mkfs.ext4", "-q", node)
+    yield device.path, node
+    run("delpart", device.path, "1")
+
+
+@contextmanager
+def a_process(code: str, *arguments: str) -> Iterator[int]:
+    """Another process that runs `code`, says so, and lives while the block runs."""
+    argv = [
+        sys.executable,
+        "-c",
+        f"import os, sys\n{code}\nprint('ok', flush=True)\nsys.stdin.read()",
+        *arguments,
+    ]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ok\n"
+        yield process.pid
+        process.communicate()
+
+
+@contextmanager
+def mounted_elsewhere(device: str, target: str, option: str) -> Iterator[int]:
+    """The device is mounted in a mount namespace of its own."""
+    code = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.unshare(0x20000) == 0\n"
+        "assert libc.mount(b'none', b'/', None, 0x44000, None) == 0\n"
+        "import subprocess; subprocess.run(['mount', '-o', sys.argv[3], *sys.argv[1:3]], check=True)"
+    )
+    with a_process(code, device, target, option) as pid:
+        yield pid
+
+
+@READONLY
+def test_device_that_nobody_has_is_free(disk: str, *, readonly: bool) -> None:
+    in_use.check(source(disk), readonly=readonly)
+
+
+@READONLY
+def test_disk_whose_partition_is_mounted_is_refused(
+    partition: tuple[str, str], mountpoint: str, *, readonly: bool
+) -> None:
+    disk, part = partition
+    run("mount", part, mountpoint)
+    for probe in (True, False):
+        with raised("DeviceMountedOnHost", match=mountpoint):
+            in_use.check(source(disk), readonly=readonly, probe=probe)
+
+
+def test_partition_of_a_disk_that_is_held_is_refused(partition: tuple[str, str]) -> None:
+    disk, part = partition
+    held = devices.open_exclusive(disk)
+    with pytest.raises(holders.DeviceInUse, match=rf"\[{os.getpid()}\] by fd {held}"):
+        in_use.check(source(part), readonly=True)
+    os.close(held)
+    in_use.check(source(part), readonly=True)
+
+
+@READONLY
+def test_device_that_is_mounted_in_another_mount_namespace_is_refused(
+    disk: str, tmp_path: Path, *, readonly: bool
+) -> None:
+    said = raised("DeviceMountedOnHost", match=rf"{tmp_path} as .*\[\d+\] has it")
+    with mounted_elsewhere(disk, str(tmp_path), "rw"), said:
+        in_use.check(source(disk), readonly=readonly)
+
+
+def test_reader_is_admitted_beside_read_only_mounts_and_a_writer_is_not(
+    disk: str, tmp_path: Path, mountpoint: str
+) -> None:
+    run("mount", "-o", "ro", disk, mountpoint)
+    with mounted_elsewhere(disk, str(tmp_path), "ro"):
+        in_use.check(source(disk), readonly=True)
+        with raised("DeviceMountedOnHost"):
+            in_use.check(source(disk), readonly=False)
+
+
+@READONLY
+def test_device_that_is_busy_without_a_mount_is_refused_and_its_holder_named(
+    disk: str, *, readonly: bool
+) -> None:
+    """Another virtual machine, md, swap: whatever it is, it is somebody."""
+    code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
+    with a_process(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
+        in_use.check(source(disk), readonly=readonly)
+
+
+def test_device_whose_holder_cannot_be_found_is_refused(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder in a PID namespace that this process does not see."""
+    held = devices.open_exclusive(disk)
+    monkeypatch.setattr(holders, "of_devices", lambda _: ())
+    with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
+        in_use.check(source(disk), readonly=True)
+    os.close(held)
+
+
+def test_holder_of_a_claim_that_the_caller_names_explains_a_busy_device(
+    disk: str, tmp_path: Path
+) -> None:
+    claim, other = tmp_path / "claim.lock", tmp_path / "other.lock"
+    claim.touch()
+    other.touch()
+    locked = os.open(claim, os.O_RDWR)
+    assert ofdlocks.try_lock(locked)
+    held = devices.open_exclusive(disk)
+    in_use.check(source(disk), readonly=True, claims=[str(claim)])
+    with pytest.raises(holders.DeviceInUse):
+        in_use.check(source(disk), readonly=True, claims=[str(other), "/none"])
+    os.close(locked)
+    with pytest.raises(holders.DeviceInUse):
+        in_use.check(source(disk), readonly=True, claims=[str(claim)])
+    os.close(held)
+
+
+def test_tool_that_has_the_device_for_a_moment_is_waited_for(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [devices.open_exclusive(disk)]
+    look = holders.of_devices
+
+    def looked(numbers: frozenset[tuple[int, int]]) -> tuple[holders.Holder, ...]:
+        found = look(numbers)
+        if held:
+            os.close(held.pop())
+        return found
+
+    monkeypatch.setattr(holders, "of_devices", looked)
+    in_use.check(source(disk), readonly=False)
+    assert held == []
+
+
+def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
+    """udev, smartd, multipathd."""
+    with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
+        in_use.check(source(disk), readonly=False)
+
+
+# The claim asks O_EXCL alone; a reader's claim asks once, and then shares.
+
+
+def record_of(device: str, *, readonly: bool) -> Record:
+    mount = volumes.DeferredMount(
+        source(device), "ext4", readonly=readonly, capacity_bytes=64 * MIB
+    )
+    key = volumes.VolumeKey(volumes.DriverName("d"), volumes.VolumeId("v"))
+    return Record.of(mount, key, volumes.TargetPath("/t"), volumes.HandlerName("kata"))
+
+
+def test_claim_of_a_reader_is_refused_while_the_host_writes_a_partition(
+    partition: tuple[str, str], mountpoint: str
+) -> None:
+    disk, part = partition
+    run("mount", part, mountpoint)
+    with raised("DeviceMountedOnHost"):
+        claimed_device.hold(record_of(disk, readonly=True))
+    run("mount", "-o", "remount,ro", mountpoint)
+    os.close(claimed_device.hold(record_of(disk, readonly=True)))
+
+
+def test_claims_of_readers_share_the_device_and_a_writers_excludes_them(disk: str) -> None:
+    first = claimed_device.hold(record_of(disk, readonly=True))
+    second = claimed_device.hold(record_of(disk, readonly=True))
+    os.close(first)
+    os.close(second)
+    writer = claimed_device.hold(record_of(disk, readonly=False))
+    with pytest.raises(holders.DeviceInUse):
+        claimed_device.hold(record_of(disk, readonly=True))
+    os.close(writer)
