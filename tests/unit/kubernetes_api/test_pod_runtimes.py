@@ -56,6 +56,14 @@ async def test_pod_is_asked_for_once(api: FakeKubernetes, runtimes: PodRuntimes)
     assert api.requests == []
 
 
+async def test_class_of_a_later_pod_of_the_same_name_decides_nothing(
+    api: FakeKubernetes, runtimes: PodRuntimes
+) -> None:
+    api.add_pod("web", "uid-2", "microvm")
+    with pytest.raises(pod_runtimes.PodUnknown, match="uid-1"):
+        await runtimes.handler_of(WEB)
+
+
 async def test_another_pod_of_the_same_name_is_not_treated_as_it(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:

@@ -107,6 +107,13 @@ async def test_readers_share_a_device_raw_and_deferred(kata: Node) -> None:
     )
 
 
+async def test_deferred_reader_beside_a_raw_writer_is_refused(kata: Node) -> None:
+    raw = await publish_raw(kata, "raw", "vol-2")
+    share(kata, "vol-1", "vol-2")
+    reader = kata.co.publish("vol-1", kata.places.target("one"), readonly=True)
+    await refused(reader, Code.FAILED_PRECONDITION, "DevicePublishedRaw", raw)
+
+
 async def test_raw_target_without_a_device_refuses_nothing(kata: Node) -> None:
     raw = await publish_raw(kata, "raw", "vol-1")
     del kata.devices.nodes[raw]
