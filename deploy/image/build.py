@@ -29,7 +29,7 @@ PACKAGES = (
 )  # fmt: skip
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _CEPH = "ln -s /usr/lib/python3/dist-packages/{rados,rbd}.*.so /opt/crust/lib/python*/site-packages"
-_IMPORTED = "import cryptography, lightkube, rados, rbd, yaml"
+_IMPORTED = "import lightkube, rados, rbd, yaml"
 """What engines and extras need: a build without it fails, and not a pod."""
 _PATH = "PATH=/opt/crust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -400,7 +400,7 @@ async def test_node_that_was_switched_off_has_its_image_again_after_its_boot(ben
     await bench.vm.reset()
     await bench.prepare()
     assert volume.holders() == before
-    await volume.stage()
+    await volume.stage_when_free()
     await volume.publish()
     assert await volume.read() == "kept"
     await volume.write("more")

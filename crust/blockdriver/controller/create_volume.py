@@ -195,6 +195,7 @@ class Provisioner:
             self.provisioning.changing(volume_id),
         ):
             if self.provisioning.exists(volume_id):
+                self.volume_records.check_stored(wanted)  # another controller may have made it
                 raise errors.Corrupt.named(
                     "OrphanImage",
                     f"{volume_id} is not created",

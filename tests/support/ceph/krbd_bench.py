@@ -9,7 +9,7 @@ import contextlib
 import sys
 import tomllib
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,17 +94,11 @@ class Bench:
         return csi_pb2_grpc.NodeStub(self.channels[-1])
 
     async def delete(self, volume_id: str) -> None:
-        """Delete a volume; a controller that flattens its clone has it open meanwhile, and the CO retries."""
+        """Delete a volume; a controller that flattens its clone has it open meanwhile."""
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    await self.controller.DeleteVolume(request, timeout=60)
-                except grpc.aio.AioRpcError as err:
-                    if "StillAttached" not in (err.details() or ""):
-                        raise
-                else:
-                    return
+        await _repeated(
+            lambda: self.controller.DeleteVolume(request, timeout=60), while_named="StillAttached"
+        )
 
     async def volume(
         self,
@@ -173,6 +167,10 @@ class Volume:
             ),
             timeout=60,
         )
+
+    async def stage_when_free(self) -> None:
+        """Stage, after the controller has cut off the client that the node had before its boot."""
+        await _repeated(self.stage, while_named="ImageNotCutOff")
 
     async def publish(self, *, readonly: bool = False, deferred: bool = False) -> Any:
         return await self.bench.node.NodePublishVolume(
@@ -251,6 +249,20 @@ class Volume:
         return await self.bench.vm.shell(
             f"dd if={self.target} bs=512 count=1 iflag=direct 2>/dev/null | tr -d '\\0'"
         )
+
+
+async def _repeated(call: Callable[[], Awaitable[Any]], *, while_named: str) -> None:
+    """Repeat a call, as a CO does, while it is refused with this name."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await call()
+            except grpc.aio.AioRpcError as err:
+                if while_named not in (err.details() or ""):
+                    raise
+                await asyncio.sleep(0.2)
+            else:
+                return
 
 
 @contextlib.asynccontextmanager

@@ -93,16 +93,17 @@ def _sockets(pid: int) -> list[socket.socket]:
 
 
 def _far_ends(port: int) -> list[socket.socket]:
-    """The other ends of connections from this port, in whichever process of this host they are."""
+    """The other ends of connections from this port, each once: a daemon that forks has it in two processes."""
     inodes = {f"socket:[{each.inode}]" for each in _connections() if each.peer == port}
-    found = []
+    found: dict[str, socket.socket] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{number}") in inodes:
-                        found.append(_duplicate(int(pid), int(number)))
-    return found
+                    name = os.readlink(f"/proc/{pid}/fd/{number}")
+                    if name in inodes and name not in found:
+                        found[name] = _duplicate(int(pid), int(number))
+    return list(found.values())
 
 
 def _connections() -> list[_Connection]:
