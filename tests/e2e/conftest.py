@@ -19,7 +19,7 @@ from tests.support.nodes.whole_node import WholeNode, whole_node
 CACHE = Path(__file__).parents[2] / ".cache" / "guest"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
     """A cluster, and its pool."""
     capabilities.need("vm")

@@ -15,8 +15,8 @@ QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
 
 @pytest.fixture(scope="session")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """A cluster without a manager, which no test breaks for good."""
-    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
+    """A cluster with a manager, without which no capacity is known. No test breaks it for good."""
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
         yield cluster
 
 

@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, ceph, cluster
+from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, cluster
 
-__all__ = ["ceph", "cluster"]
+__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,14 +5,12 @@ topology and nothing to attach.
 """
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support import capabilities
 from tests.support.ceph import rbd_driver
@@ -40,16 +38,8 @@ _CLONE = (
 """Its clean-up deletes the source once, while the copy still reads it: external-provisioner deletes again."""
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """A cluster with a manager, without which no capacity is known."""
-    directory = tmp_path_factory.mktemp("ceph") / "c"
-    with ceph_cluster.running(directory, with_mgr=True) as cluster:
-        yield cluster
-
-
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
-def test_the_controller_conforms(measured: CephCluster, profile: Profile) -> None:
+def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
     given = Parameters(
         mutable_parameters={"writeIOPS": "100", "readBytesPerSecond": "0"},
         size_bytes=320 * MIB,
@@ -58,7 +48,7 @@ def test_the_controller_conforms(measured: CephCluster, profile: Profile) -> Non
     )
     with (
         tempfile.TemporaryDirectory() as target_root,
-        rbd_driver.serving(measured, profile=profile) as driver,
+        rbd_driver.serving(ceph, profile=profile) as driver,
     ):
         outcome = suite.run(
             Options(
@@ -82,11 +72,11 @@ def test_the_controller_conforms(measured: CephCluster, profile: Profile) -> Non
 
 
 def test_csi_sanity_fails_only_where_it_mounts_and_the_kernel_has_no_rbd(
-    measured: CephCluster,
+    ceph: CephCluster,
 ) -> None:
     """On a host whose kernel maps no images a volume is published with deferral alone, which csi-sanity knows not."""
     capabilities.need("csi-sanity")
-    with rbd_driver.serving(measured, mode="all") as driver:
+    with rbd_driver.serving(ceph, mode="all") as driver:
         mutable = driver.base / "mutable.yaml"
         mutable.write_text('writeIOPS: "100"\n')
         outcome = csi_sanity.run(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from crust.ceph.claim_object import Mode
 from crust.rpc import channel
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.image_claims import as_admin
@@ -116,14 +115,6 @@ class Cluster:
     def images(self) -> list[str]:
         with self.ceph.ioctx(POOL, self.namespace) as ioctx:
             return list(rbd.RBD().list(ioctx))
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """With a manager, without which no capacity is known."""
-    directory = tmp_path_factory.mktemp("ceph") / "c"
-    with ceph_cluster.running(directory, with_mgr=True) as running:
-        yield running
 
 
 @pytest.fixture

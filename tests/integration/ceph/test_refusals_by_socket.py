@@ -21,12 +21,12 @@ import rbd
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_node import SIZE, Cluster, ceph, cluster
+from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
 from tests.support.faults.refusals import refused
 
-__all__ = ["ceph", "cluster"]
+__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 

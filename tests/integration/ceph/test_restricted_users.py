@@ -17,11 +17,11 @@ from crust.ceph.claims import Host
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_volume_users import SIZE, Node, ceph, node
+from tests.integration.ceph.test_volume_users import SIZE, Node, node
 from tests.support.drivers.block_driver import mount
 from tests.support.faults.refusals import refused
 
-__all__ = ["ceph", "node"]
+__all__ = ["node"]
 
 pytestmark = pytest.mark.timeout(240)
 

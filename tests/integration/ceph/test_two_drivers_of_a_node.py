@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from crust.settings import loading
 from crust.settings.driver import OWN_DRIVER
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
@@ -169,14 +168,6 @@ class TwoDrivers:
         entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
         assert entry is not None
         return entry.require()
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """With a manager, without which no capacity is known."""
-    directory = tmp_path_factory.mktemp("ceph") / "c"
-    with ceph_cluster.running(directory, with_mgr=True) as running:
-        yield running
 
 
 @asynccontextmanager

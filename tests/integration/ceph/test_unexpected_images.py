@@ -15,10 +15,10 @@ from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
 from examples.cluster.ceph_cluster import POOL
-from tests.integration.ceph.test_node import SIZE, Cluster, ceph, cluster
+from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.support.faults.refusals import refused
 
-__all__ = ["ceph", "cluster"]
+__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 

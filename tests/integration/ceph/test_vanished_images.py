@@ -15,11 +15,11 @@ from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL
-from tests.integration.ceph.test_node import SIZE, Cluster, ceph, cluster
+from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.integration.ceph.test_unexpected_images import check_untouched, put_foreign
 from tests.support.faults.refusals import refused
 
-__all__ = ["ceph", "cluster"]
+__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from crust.rpc import channel
 from crust.rpc.messages import csi
 from crust.volumes import VolumeId
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
@@ -31,14 +30,6 @@ pytestmark = pytest.mark.timeout(240)
 OPT_IN = (("crust-extensions", "deferral"),)
 SIZE = 64 << 20
 NOT_READY = grpc.StatusCode.FAILED_PRECONDITION
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """With a manager, without which no capacity is known."""
-    directory = tmp_path_factory.mktemp("ceph") / "c"
-    with ceph_cluster.running(directory, with_mgr=True) as running:
-        yield running
 
 
 @dataclass

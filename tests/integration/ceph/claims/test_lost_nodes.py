@@ -5,7 +5,7 @@ import contextlib
 import re
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from crust.kubernetes_api.out_of_service import TAINT
 from crust.rpc import channel
 from crust.volumes import VolumeId
 from crust.wire.csi.v1 import csi_pb2_grpc
-from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.test_node import _created, _serving
 from tests.support.ceph import rbd_driver
@@ -146,14 +145,6 @@ def test_cluster_that_does_not_answer_ends_the_pass(bench: Bench, fencing: RbdFe
 # the driver as a process, and the Kubernetes API
 
 
-@pytest.fixture
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """A cluster with a manager, without which no capacity is known."""
-    directory = tmp_path_factory.mktemp("ceph") / "m"
-    with ceph_cluster.running(directory, with_mgr=True) as cluster:
-        yield cluster
-
-
 def tainted(api: FakeKubernetes, name: str, *, ready: str) -> None:
     api.add_object(
         "nodes",
@@ -202,9 +193,9 @@ def metrics_at(address: str) -> str:
 
 @pytest.mark.spec("H-53")
 async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_gone(
-    measured: CephCluster, tmp_path: Path
+    ceph: CephCluster, tmp_path: Path
 ) -> None:
-    namespace = measured.make_namespace()
+    namespace = ceph.make_namespace()
     user = f"controller-{namespace}"
     api = FakeKubernetes()
     with (
@@ -213,8 +204,8 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         contextlib.ExitStack() as stack,
     ):
         base = Path(name)
-        key = measured.controller(user, namespace)
-        config = rbd_driver.write_config(base, measured, user, key, namespace)
+        key = ceph.controller(user, namespace)
+        config = rbd_driver.write_config(base, ceph, user, key, namespace)
         with config.open("a") as file:
             file.write(f'[kubernetes]\nkubeconfig = "{kubeconfig}"\n')
         text = config.read_text()
@@ -225,7 +216,7 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         api.add_object("csinodes", "node-of-kubernetes", spec={"drivers": ids})
         async with controller(driver) as stub:
             image = (await _created(stub)).volume.volume_id
-        there = stack.enter_context(as_admin(measured, namespace, image))
+        there = stack.enter_context(as_admin(ceph, namespace, image))
         claims.take(there, Mode.WRITER, A, "sandbox-1", "vm-1")
         with pytest.raises(claims.ImageClaimed):
             claims.take(there, Mode.WRITER, B, "sandbox-2", "vm-2")
