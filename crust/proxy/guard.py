@@ -13,8 +13,9 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.host.block import in_use
+from crust.host.block import holders, in_use
 from crust.host.block.device_sets import DeviceSet
+from crust.host.block.holders import Writers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy.target import Seen, Stack
@@ -68,9 +69,12 @@ class Targets(Protocol):
         *,
         readonly: bool,
         claims: Collection[str],
-        probe: bool = True,
+        writers: Writers | None,
     ) -> None:
-        """As `in_use.check`."""
+        """As `in_use.check` and `in_use.check_unwritten`; without `writers`, as the former without its probe."""
+
+    def writers(self) -> Writers:
+        """As `holders.writers`."""
 
 
 def observe(store: Store, there: Targets, target: volumes.TargetPath) -> Seen:
@@ -202,10 +206,16 @@ class GuardedTargets:
         *,
         readonly: bool,
         claims: Collection[str],
-        probe: bool = True,
+        writers: Writers | None,
     ) -> None:
         """See `Targets`."""
-        in_use.check(source, readonly=readonly, claims=claims, probe=probe)
+        in_use.check(source, readonly=readonly, claims=claims, probe=writers is not None)
+        if writers is not None:
+            in_use.check_unwritten(source, claims=claims, writers=writers)
+
+    def writers(self) -> Writers:
+        """See `Targets`."""
+        return holders.writers()
 
     def _guard_on(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top; raises TargetMounted for another mount."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust import errors, volumes
 from crust.csi_shim.wrap import vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
-from crust.host.block import device_nodes, devices
+from crust.host.block import device_nodes, devices, in_use
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 
@@ -207,6 +207,22 @@ def device(
     if os.makedev(identity.major, identity.minor) != number:
         raise device_nodes.DeviceNodeMissing(f"{os.major(number)}:{os.minor(number)}", path)
     return volumes.BlockSource(path, identity), devices.size_bytes(path)
+
+
+def check_unwritten(leaf: str) -> None:
+    """Raise `DeviceInUse` while a process writes to the device at the leaf: its driver may detach it from there on.
+
+    Nobody writes to a device that the kernel has lost, and its pod must be able to end.
+    """
+    found = look(leaf)
+    if found.kind is not Kind.DEVICE or not found.mounts:
+        return
+    try:
+        path = device_nodes.node_of(found.number)
+        identity = devices.identify(path)
+    except (errors.NotFound, device_nodes.DeviceNodeMissing):
+        return
+    in_use.check_unwritten(volumes.BlockSource(path, identity))
 
 
 def size_at(leaf: str) -> tuple[int, bool]:

@@ -138,8 +138,10 @@ class WrappedVolumes:
         return await self._inner.publish(request, volume.metadata)
 
     async def unpublish(self, volume: Volume, target: str) -> None:
-        """NodeUnpublishVolume. Raises the driver's status, `DriverDidNotCleanUp`."""
-        await self._take_down(volume, volume.paths.leaf(target))
+        """NodeUnpublishVolume. Raises `DeviceInUse`, the driver's status, `DriverDidNotCleanUp`."""
+        leaf = volume.paths.leaf(target)
+        await workers.run(leaves.check_unwritten, leaf)
+        await self._take_down(volume, leaf)
 
     async def _take_down(self, volume: Volume, leaf: str) -> None:
         """Unpublish until no mount is left: a driver takes one off per call, and may answer an error meanwhile."""

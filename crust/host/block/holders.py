@@ -11,7 +11,7 @@ server that hangs, so nothing here asks for more than the kernel knows without i
 
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,10 @@ class Holder:
 
     def __str__(self) -> str:
         return f"{self.command}[{self.pid}] by {self.by}"
+
+
+Writers = Mapping[tuple[int, int], tuple[Holder, ...]]
+"""The processes that have a block device open for writing, by its number."""
 
 
 class DeviceInUse(errors.NotReady):
@@ -130,12 +134,38 @@ def mount_busy(target: str) -> MountBusy:
 def of_devices(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
     """The processes that have a block device with one of these numbers open."""
     wanted = {os.makedev(*number) for number in numbers}
-    found: set[Holder] = set()
-    for process, descriptor in _descriptors():
-        with suppress(OSError):
-            if syscalls.block_device_at(str(descriptor)) in wanted:
-                found.add(_holder(process, f"fd {descriptor.name}"))
-    return tuple(sorted(found))
+    opened = ((pid, fd) for pid, fd, device in _block_devices() if device in wanted)
+    return tuple(sorted(_holder(pid, f"fd {fd}") for pid, fd in opened))
+
+
+def writers() -> "Writers":
+    """The processes that have block devices open for writing.
+
+    The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time,
+    and is no writer.
+    """
+    found: dict[tuple[int, int], tuple[Holder, ...]] = {}
+    for pid, fd, device in _block_devices():
+        if _writes(pid, fd) and not _serves(pid, device):
+            number = (os.major(device), os.minor(device))
+            found[number] = (*found.get(number, ()), _holder(pid, f"fd {fd}"))
+    return found
+
+
+def _writes(pid: str, fd: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+            flags = next(line for line in file if line.startswith(b"flags:"))
+    except (OSError, StopIteration):  # closed meanwhile
+        return False
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _serves(pid: str, device: int) -> bool:
+    try:
+        return sysfs.read(f"{_BY_NUMBER}/{os.major(device)}:{os.minor(device)}/pid") == pid
+    except OSError:
+        return False
 
 
 def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
@@ -168,13 +198,13 @@ def of_mount(target: str) -> tuple[Holder, ...]:
         return ()
     target = mount.target
     found: set[Holder] = set()
-    for process in _processes():
-        found.update(_holder(process, by) for by in _links_below(process, target))
-        found.update(_holder(process, "map") for _ in _maps_below(process, target))
-    for process, descriptor in _descriptors():
+    for pid in _processes():
+        found.update(_holder(pid, by) for by in _links_below(pid, target))
+        found.update(_holder(pid, "map") for _ in _maps_below(pid, target))
+    for pid, fd in _descriptors():
         with suppress(OSError):
-            if mountinfo.mount_id_of(process.name, descriptor.name) == mount.mount_id:
-                found.add(_holder(process, f"fd {descriptor.name}"))
+            if mountinfo.mount_id_of(pid, fd) == mount.mount_id:
+                found.add(_holder(pid, f"fd {fd}"))
     return tuple(sorted(found))
 
 
@@ -209,20 +239,36 @@ def _some(texts: tuple[str, ...]) -> str:
     return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _holder(process: Path, by: str) -> Holder:
-    pid = int(process.name)
-    return Holder(pid, command_of(pid), by)
+def _holder(pid: str, by: str) -> Holder:
+    return Holder(int(pid), command_of(int(pid)), by)
 
 
-def _processes() -> Iterator[Path]:
-    yield from (entry for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+def _processes() -> Iterator[str]:
+    yield from (name for name in os.listdir("/proc") if name.isdecimal())
 
 
-def _descriptors() -> Iterator[tuple[Path, Path]]:
-    for process in _processes():
-        with suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
-                yield process, descriptor
+def _descriptors() -> Iterator[tuple[str, str]]:
+    """The process and the number of each descriptor of a file that has a path; sockets and pipes have none."""
+    for pid in _processes():
+        directory = f"/proc/{pid}/fd"
+        for fd in _names(directory):
+            try:
+                path = os.readlink(f"{directory}/{fd}")
+            except OSError:  # closed meanwhile
+                continue
+            if path[0] == "/" and path != "/dev/null":
+                yield pid, fd
+
+
+def _block_devices() -> Iterator[tuple[str, str, int]]:
+    """The process, the descriptor and the number (st_rdev) of each open block device."""
+    for pid, fd in _descriptors():
+        try:
+            device = syscalls.block_device_at(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if device is not None:
+            yield pid, fd, device
 
 
 def _loops_below(target: str) -> tuple[str, ...]:
@@ -281,16 +327,16 @@ def _is_backed_by(loop_number: int, number: int) -> bool:
         os.close(fd)
 
 
-def _links_below(process: Path, target: str) -> Iterator[str]:
+def _links_below(pid: str, target: str) -> Iterator[str]:
     for name in ("cwd", "root", "exe"):
         with suppress(OSError):
-            link = os.readlink(process / name)
+            link = os.readlink(f"/proc/{pid}/{name}")
             if link == target or link.startswith(target + "/"):
                 yield name
 
 
-def _maps_below(process: Path, target: str) -> Iterator[None]:
+def _maps_below(pid: str, target: str) -> Iterator[None]:
     with suppress(OSError):
-        text = (process / "maps").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         if f" {target}/" in text:
             yield None

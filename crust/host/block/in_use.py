@@ -2,7 +2,9 @@
 
 The kernel has one exclusive holder of a disk at a time, and its partitions count: a mount holds, and so do mkfs, md,
 LVM, swap and a claim. One open with O_EXCL asks for all of them, in every mount namespace, and is over at once. It
-succeeds beside a process that has the device open plainly, as a tool that only reads may.
+succeeds beside a process that has the device open plainly. A tool that only reads may; a process that writes, as a
+virtual machine that has lost its runtime, is looked for among the open files of all processes (`check_unwritten`):
+before a publish, before a format, and before a driver detaches. A claim asks for exclusivity alone.
 
 A device that is busy is refused, unless that is explained: by read-only mounts, for a reader, or by a process that
 has the claim of an entry that the caller names. That no holder can be found explains nothing. Tools that have a
@@ -58,6 +60,30 @@ def check(
         extra = {"device": device.path, "processes": ", ".join(map(str, opened))}
         _log.info("a device is busy", extra=extra)
     raise holders.device_in_use(device.path, numbers)
+
+
+def check_unwritten(
+    device: volumes.BlockSource,
+    *,
+    claims: Collection[str] = (),
+    writers: holders.Writers | None = None,
+) -> None:
+    """Return if no process has the device open for writing, those excepted that have a claim. Blocks.
+
+    `writers` is the result of a first look (`holders.writers`), if the caller has one. Raises `holders.DeviceInUse`
+    with the processes. Those of other PID namespaces are not seen.
+    """
+    numbers = _related(device)
+    for pause_s in _PAUSES_S:
+        if pause_s:
+            time.sleep(pause_s)
+            writers = None
+        seen = holders.writers() if writers is None else writers
+        named = [holder for number in numbers for holder in seen.get(number, ())]
+        others = tuple(holder for holder in named if not _has_claim(holder, claims))
+        if not others:
+            return
+    raise holders.DeviceInUse(device.path, holders=others)
 
 
 def _related(device: volumes.BlockSource) -> frozenset[tuple[int, int]]:

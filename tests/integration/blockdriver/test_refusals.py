@@ -55,6 +55,20 @@ async def test_publish_with_a_refused_mount_option_leaves_nothing(bench: Bench) 
     await bench.unstage(volume.volume_id)
 
 
+async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) -> None:
+    volume = await bench.create()
+    volume_id = volumes.VolumeId(volume.volume_id)
+    attachment = bench.driver.stores.access.attach(volume_id)  # by a stage that was interrupted
+    with (
+        open(attachment.host_device.path, "r+b", buffering=0),
+        pytest.raises(holders.DeviceInUse, match=str(os.getpid())),
+    ):
+        await bench.stage(volume_id)
+    assert bench.driver.stores.content_records.load(volume_id).state == "new"
+    await bench.stage(volume_id)
+    await bench.unstage(volume_id)
+
+
 async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     volume = await bench.create()
     image = bench.root / "state" / "images" / f"{volume.volume_id}.img"

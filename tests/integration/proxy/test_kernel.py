@@ -298,6 +298,22 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
     await node.co.unpublish("vol-1", target)
 
 
+@pytest.mark.spec("D-21")
+async def test_device_that_a_process_writes_is_refused_naming_the_process(
+    node: Node, device: loop_devices.LoopDevice
+) -> None:
+    """A hypervisor whose runtime has died: it has no claim any more, and opened the device plainly."""
+    target = node.places.target("one")
+    with open(device.path, "r+b", buffering=0):
+        named = f"[{os.getpid()}] by fd"
+        await refused(node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, named)
+        node.check_untouched(target)
+    await node.co.publish("vol-1", target)
+    with open(device.path, "r+b", buffering=0):  # a retry changes nothing that a guest may have
+        await node.co.publish("vol-1", target)
+    await node.co.unpublish("vol-1", target)
+
+
 @pytest.mark.spec("D-19")
 async def test_sdk_claim_blocks_host_mounts_and_unpublish(
     node: Node, device: loop_devices.LoopDevice

@@ -182,6 +182,29 @@ async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wr
     await node.check_gone(volume, target)
 
 
+async def test_unpublish_reaches_no_driver_while_a_process_writes_to_the_device(
+    cloud_node: Wrapped,
+) -> None:
+    """A hypervisor whose runtime has died. The driver would detach the device from it."""
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    await node.publish(volume, target)
+    entry = node.entry(target)
+    assert entry is not None
+    with open(entry.require().device, "r+b", buffering=0):
+        await refused(
+            node.unpublish(volume, target),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "DeviceInUse",
+            f"[{os.getpid()}] by fd",
+        )
+        assert node.driver.calls("NodeUnpublishVolume") == []
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
 async def test_device_is_the_drivers_own_and_not_devtmpfs(node: Wrapped) -> None:
     volume, target = await node.volume(), node.target("one")
     await node.stage(volume)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from crust import errors, volumes
 from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
+from crust.host.block.holders import Writers
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
@@ -54,11 +55,14 @@ class FakeTargets:
         *,
         readonly: bool,
         claims: Collection[str],
-        probe: bool = True,
+        writers: Writers | None,
     ) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
             raise in_use.mounted_on_host(source, ["/mnt"])
+
+    def writers(self) -> Writers:
+        return {}
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
         self._check_free(target)

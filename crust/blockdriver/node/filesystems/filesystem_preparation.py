@@ -29,7 +29,7 @@ from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
-from crust.host.block import devices, signatures
+from crust.host.block import devices, in_use, signatures
 from crust.host.files import ofdlocks
 from crust.host.files.held_directory import Place
 from crust.host.filesystems import fsck, mkfs, superblocks
@@ -230,6 +230,7 @@ class FilesystemPreparation:
             filled_bytes=attachment.size_bytes,
         )
         clear = action is format_decision.Action.CLEAR_AND_MAKE
+        await workers.run(in_use.check_unwritten, attachment.host_device)
         intended = await workers.run(self._begin, intended, device, clear=clear)
         options = mkfs.arguments(fs_type, parameters)
         await mkfs.make(

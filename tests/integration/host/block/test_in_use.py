@@ -13,6 +13,7 @@ from crust import volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use
 from crust.host.files import ofdlocks
+from crust.host.process import sysfs
 from crust.runtime_handler import claimed_device
 from tests.integration.host.conftest import Attach, partition_table, run, write
 from tests.support.raised import raised
@@ -188,6 +189,67 @@ def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
     """udev, smartd, multipathd."""
     with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
         in_use.check(source(disk), readonly=False)
+
+
+# A hypervisor opens its disk plainly: O_EXCL succeeds beside it.
+
+
+def test_process_that_writes_refuses_a_device_that_is_free_by_exclusivity(disk: str) -> None:
+    with a_process("held = os.open(sys.argv[1], os.O_RDWR)", disk) as pid:
+        assert devices.is_free(disk, devices.identify(disk))
+        with pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\] by fd \d+"):
+            in_use.check_unwritten(source(disk))
+    in_use.check_unwritten(source(disk))
+
+
+def test_process_that_writes_to_a_partition_refuses_its_disk(partition: tuple[str, str]) -> None:
+    disk, part = partition
+    code = "held = os.open(sys.argv[1], os.O_WRONLY)"
+    with a_process(code, part), pytest.raises(holders.DeviceInUse):
+        in_use.check_unwritten(source(disk))
+
+
+def test_node_of_the_device_in_another_directory_is_the_same_device(
+    disk: str, tmp_path: Path
+) -> None:
+    """As in the /dev of a container, and removed since."""
+    node = tmp_path / "vda"
+    os.mknod(node, 0o600 | 0o060000, os.stat(disk).st_rdev)
+    code = "held = os.open(sys.argv[1], os.O_RDWR); os.unlink(sys.argv[1])"
+    with a_process(code, str(node)), pytest.raises(holders.DeviceInUse):
+        in_use.check_unwritten(source(disk))
+
+
+def test_process_that_only_reads_is_no_writer(disk: str) -> None:
+    with a_process("held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)", disk):
+        in_use.check_unwritten(source(disk))
+
+
+def test_holder_of_a_named_claim_may_write(disk: str, tmp_path: Path) -> None:
+    claim = tmp_path / "claim.lock"
+    claim.touch()
+    locked, held = os.open(claim, os.O_RDWR), os.open(disk, os.O_RDWR)
+    assert ofdlocks.try_lock(locked)
+    in_use.check_unwritten(source(disk), claims=[str(claim)])
+    with pytest.raises(holders.DeviceInUse):
+        in_use.check_unwritten(source(disk))
+    os.close(held)
+    os.close(locked)
+
+
+def test_server_of_a_network_block_device_is_no_writer(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rbd-nbd and qemu-nbd have the device open for as long as it is there; sysfs names them."""
+    read = sysfs.read
+    monkeypatch.setattr(
+        sysfs,
+        "read",
+        lambda path: str(os.getpid()) if path.endswith("/pid") else read(path),
+    )
+    held = os.open(disk, os.O_RDWR)
+    in_use.check_unwritten(source(disk))
+    os.close(held)
 
 
 # The claim asks O_EXCL alone; a reader's claim asks once, and then shares.
