@@ -13,7 +13,7 @@ from typing import Protocol
 
 from crust import errors, volumes
 from crust.handoff.store import Store
-from crust.host.block import holders, in_use
+from crust.host.block import device_nodes, holders, in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Writers
 from crust.host.files import target_paths
@@ -75,6 +75,9 @@ class Targets(Protocol):
 
     def writers(self) -> Writers:
         """As `holders.writers`."""
+
+    def mounted_device(self, path: str) -> str | None:
+        """The node of the device whose filesystem is mounted at a path; None if none is, or it has no node here."""
 
 
 def observe(store: Store, there: Targets, target: volumes.TargetPath) -> Seen:
@@ -216,6 +219,16 @@ class GuardedTargets:
     def writers(self) -> Writers:
         """See `Targets`."""
         return holders.writers()
+
+    def mounted_device(self, path: str) -> str | None:
+        """See `Targets`."""
+        mount = mountinfo.at(path)
+        if mount is None or not mount.major:
+            return None
+        try:
+            return device_nodes.node_of(os.makedev(mount.major, mount.minor))
+        except (errors.NotFound, device_nodes.DeviceNodeMissing):
+            return None
 
     def _guard_on(self, target: volumes.TargetPath) -> bool:
         """Whether the guard is on top; raises TargetMounted for another mount."""

@@ -7,8 +7,8 @@ guard and calls the driver, whose answer identifies the device, and repeats the 
 writes the entry, which appears atomically.
 
 A publish that is not deferred is no operation of the proxy: publishes of one volume reach the driver side by side, as
-they would without a proxy. Of a raw block volume the device is verified after the driver's answer: a bind of a
-device's node holds nothing, so a raw publish is a row of the table, and one of two writers is refused here.
+they would without a proxy. Its device is verified after the driver's answer: a deferred publish may have it under
+another volume's id. A bind of a device's node holds nothing, so a raw publish is a row of the table.
 """
 
 import asyncio
@@ -394,9 +394,18 @@ class Publish:
         )
         return row
 
-    def raw_begins(self, row: Target) -> None:
-        """A raw publish reaches the driver now: from now on its target is looked at."""
-        self._table.put(row)
+    async def begins_on_host(self, row: Target) -> bool:
+        """The publish reaches the driver now; returns whether nothing of it is there yet.
+
+        The target of a raw publish is looked at from now on.
+        """
+        if row.raw:
+            is_new = self._table.at(row.path) is None
+            self._table.put(row)
+            return is_new
+        if not self._table.reservations():
+            return False
+        return await workers.run(self._targets.mounted_device, row.path) is None
 
     def raw_ended(self, path: str) -> None:
         """The driver has unpublished whatever was at the target."""
@@ -404,25 +413,30 @@ class Publish:
         if row is not None and row.raw:
             self._table.drop(row.name)
 
-    async def check_raw(
+    async def check_device(
         self, row: Target, backend: Backend, caller: Caller, *, is_new: bool
     ) -> None:
-        """Verify the device of a raw publish that the driver has carried out; raises DeviceReserved.
+        """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
 
         A publish that was not there before this call is undone then.
         """
         try:
-            devices = await workers.run(self._devices_at, row.path)
+            devices = await workers.run(self._host_devices, row)
             if devices is not None:
                 row = replace(row, devices=devices)
                 self._table.check(row, deferred=False)
-                self._table.put(row)
+                if row.raw:  # a mount holds its device: a deferred publish finds it
+                    self._table.put(row)
         except Exception as error:
-            undone = is_new and await self._undo_raw(row, backend, caller)
+            undone = is_new and await self._undo_on_host(row, backend, caller)
             residue = Residue.NONE if undone else Residue.EXISTS
             raise self._answer(row.path, error, residue, None) from error
 
-    async def _undo_raw(self, row: Target, backend: Backend, caller: Caller) -> bool:
+    def _host_devices(self, row: Target) -> DeviceSet | None:
+        path = row.path if row.raw else self._targets.mounted_device(row.path)
+        return None if path is None else self._devices_at(path)
+
+    async def _undo_on_host(self, row: Target, backend: Backend, caller: Caller) -> bool:
         assert row.key is not None
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=row.key.volume_id, target_path=row.path
@@ -431,7 +445,7 @@ class Publish:
             await backend.unpublish_from_host(request, caller)
         except Exception as failure:
             extra = {"target": row.path, "error": failure}
-            _log.warning("raw publish not undone", extra=extra)
+            _log.warning("publish on the host not undone", extra=extra)
             return False
         self.raw_ended(row.path)
         return True

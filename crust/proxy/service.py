@@ -136,13 +136,12 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            is_new = self._table.at(target.text) is None
             row = self._calls.publish.check_host(key, request)
-            if not row.raw:
-                return await self._pass("NodePublishVolume", data, context)
-            self._calls.publish.raw_begins(row)
+            is_new = await self._calls.publish.begins_on_host(row)
             response = await self._pass("NodePublishVolume", data, context)
-            await self._calls.publish.check_raw(row, self._backend, _caller(context), is_new=is_new)
+            if row.raw or self._table.reservations():
+                caller = _caller(context)
+                await self._calls.publish.check_device(row, self._backend, caller, is_new=is_new)
             return response
 
     async def _node_unpublish(

@@ -298,6 +298,17 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
     await node.co.unpublish("vol-1", target)
 
 
+def test_device_of_a_mount_is_found_by_its_target(
+    places: Places, device: loop_devices.LoopDevice
+) -> None:
+    guarded, where = guard.GuardedTargets([places.kubelet]), f"{places.root}/mounted"
+    os.mkdir(where)
+    assert guarded.mounted_device(where) is None
+    mount_api.mount_device(device.path, where, "ext4")
+    assert guarded.mounted_device(where) == device.path
+    mount_api.unmount(where)
+
+
 @pytest.mark.spec("D-21")
 async def test_device_that_a_process_writes_is_refused_naming_the_process(
     node: Node, device: loop_devices.LoopDevice

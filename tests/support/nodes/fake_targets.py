@@ -33,6 +33,8 @@ class FakeTargets:
         self.foreign: set[str] = set()
         self.mounted_devices: dict[str, bool] = {}
         """Devices that the host has mounted, and whether read-only."""
+        self.host_mounts: dict[str, str] = {}
+        """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
         """The groups of guards, as a kubelet sets them."""
 
@@ -63,6 +65,9 @@ class FakeTargets:
 
     def writers(self) -> Writers:
         return {}
+
+    def mounted_device(self, path: str) -> str | None:
+        return self.host_mounts.get(path)
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
         self._check_free(target)

@@ -312,6 +312,23 @@ async def test_host_writer_beside_a_deferred_reader_is_refused_and_a_reader_is_n
     assert host in kata.driver.published
 
 
+@pytest.mark.parametrize("is_retry", [False, True])
+async def test_host_mount_of_a_deferred_device_by_another_volume_id_is_refused(
+    kata: Node, *, is_retry: bool
+) -> None:
+    """Two PersistentVolumes of one disk. What stood before the call is not undone by it."""
+    deferred, host = kata.places.target("deferred"), kata.places.target("host")
+    device = fake_driver.device_of("vol-1")
+    await kata.co.publish("vol-1", deferred)
+    if is_retry:
+        kata.targets.host_mounts[host] = device
+    kata.driver.after_publish = lambda: kata.targets.host_mounts.update({host: device})
+    code = Code.UNAVAILABLE if is_retry else Code.FAILED_PRECONDITION
+    await refused(kata.co.publish("vol-2", host, defer=False), code, "DeviceReserved")
+    assert (host in kata.driver.published) == is_retry
+    kata.check_published("vol-1", deferred)
+
+
 async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
     target = kata.places.target("one")
     request = nodes.publish_request("vol-1", target)
