@@ -9,9 +9,9 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust import volumes
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import create_request, publish_request, stage_request
 from tests.support.drivers.block_driver import MIB, block, mount
 from tests.support.drivers.killed_driver import Co
 
@@ -33,9 +33,9 @@ class Volume:
     content: list[bytes] = field(default_factory=list)
 
     @property
-    def capability(self) -> volumes.VolumeCapability:
+    def wire(self) -> csi_pb2.VolumeCapability:
         """How it is used."""
-        return mount(self.fs_type) if self.fs_type else block()
+        return csi.capability_to_wire(mount(self.fs_type) if self.fs_type else block())
 
 
 class Life:
@@ -79,13 +79,9 @@ class Life:
         await self._take_down(volume)
 
     async def _create(self, volume: Volume, snapshot_id: str = "") -> None:
-        request = csi_pb2.CreateVolumeRequest(
-            name=volume.name,
-            volume_capabilities=[csi.capability_to_wire(volume.capability)],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=volume.size_bytes),
+        request = create_request(
+            volume.name, volume.wire, size=volume.size_bytes, snapshot=snapshot_id
         )
-        if snapshot_id:
-            request.volume_content_source.snapshot.snapshot_id = snapshot_id
         made = (await self._co.call(self._co.controller.CreateVolume, request)).volume
         assert made.capacity_bytes >= volume.size_bytes
         volume.volume_id = made.volume_id
@@ -116,25 +112,17 @@ class Life:
         request = csi_pb2.ControllerPublishVolumeRequest(
             volume_id=volume.volume_id,
             node_id=NODE,
-            volume_capability=csi.capability_to_wire(volume.capability),
+            volume_capability=volume.wire,
         )
         await self._co.call(self._co.controller.ControllerPublishVolume, request)
 
     async def _stage(self, volume: Volume) -> None:
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume.volume_id,
-            staging_target_path=self._staging(volume),
-            volume_capability=csi.capability_to_wire(volume.capability),
-        )
+        request = stage_request(volume.volume_id, self._staging(volume), volume.wire)
         await self._co.call(self._co.node.NodeStageVolume, request)
 
-    def _publish(self, volume: Volume) -> csi_pb2.NodePublishVolumeRequest:
-        return csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume.volume_id,
-            staging_target_path=self._staging(volume),
-            target_path=self._target(volume),
-            volume_capability=csi.capability_to_wire(volume.capability),
-        )
+    def _publish(self, volume: Volume, *, defer: bool = False) -> csi_pb2.NodePublishVolumeRequest:
+        target, staging = self._target(volume), self._staging(volume)
+        return publish_request(volume.volume_id, target, volume.wire, defer=defer, staging=staging)
 
     async def _unpublish(self, volume: Volume) -> None:
         request = csi_pb2.NodeUnpublishVolumeRequest(
@@ -155,8 +143,7 @@ class Life:
         """Published to a guest that never starts."""
         await self._attach(volume)
         await self._stage(volume)
-        request = self._publish(volume)
-        request.defer_fs_ops = True
+        request = self._publish(volume, defer=True)
         granted = (await self._co.call(self._co.node.NodePublishVolume, request)).deferred_mount
         assert granted.capacity_bytes == volume.size_bytes
         await self._take_down(volume)

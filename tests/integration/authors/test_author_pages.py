@@ -8,13 +8,12 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import Co
 from tests.support.faults.refusals import refused
 from tests.support.pages.page_programs import program
 
@@ -43,12 +42,6 @@ async def _said(runtime: Process, line: str) -> str:
     runtime.stdin.write(f"{line}\n".encode())
     async with asyncio.timeout(CALL_S):
         return (await runtime.stdout.readline()).decode().strip()
-
-
-def _capability() -> csi_pb2.VolumeCapability:
-    made = csi_pb2.VolumeCapability(mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"))
-    made.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
-    return made
 
 
 async def test_driver_and_runtime_of_the_pages_work_with_the_proxy(tmp_path: Path) -> None:
@@ -84,40 +77,20 @@ async def test_driver_and_runtime_of_the_pages_work_with_the_proxy(tmp_path: Pat
 
 async def _life(co: grpc.aio.Channel, runtime: Process, kubelet: str) -> None:
     """Create, publish deferred, start a sandbox, ask for statistics, and all the way back."""
-    controller: Any = csi_pb2_grpc.ControllerStub(co)
-    node: Any = csi_pb2_grpc.NodeStub(co)
-    created = await controller.CreateVolume(
-        csi_pb2.CreateVolumeRequest(
-            name="one",
-            volume_capabilities=[_capability()],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=32 * MIB),
-            parameters={"crust.dev/defer": "always", "crust.dev/runtime-handler": "box"},
-        ),
-        timeout=CALL_S,
-        wait_for_ready=True,
-    )
-    volume, target = created.volume, f"{kubelet}/pods/one/mount"
+    calls = Co(co, CALL_S, waits=True)
+    wish = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "box"}
+    volume = await calls.create("one", size=32 * MIB, parameters=wish)
+    target, staging = f"{kubelet}/pods/one/mount", f"{kubelet}/staging"
     os.makedirs(os.path.dirname(target))
-    staged = {"volume_id": volume.volume_id, "staging_target_path": f"{kubelet}/staging"}
-    published = {"volume_id": volume.volume_id, "target_path": target}
-    context = {"volume_capability": _capability(), "volume_context": volume.volume_context}
-    stage = csi_pb2.NodeStageVolumeRequest(**staged, **context)
-    await node.NodeStageVolume(stage, timeout=CALL_S)
-    publish = csi_pb2.NodePublishVolumeRequest(
-        **published, staging_target_path=staged["staging_target_path"], **context
-    )
-    await node.NodePublishVolume(publish, timeout=CALL_S)
+    volume_id, context = volume.volume_id, volume.volume_context
+    await calls.stage(volume_id, staging, volume_context=context)
+    await calls.publish(volume_id, target, defer=False, staging=staging, volume_context=context)
     assert await _said(runtime, f"start box-1 {target}") == "ok"
-    unpublish = csi_pb2.NodeUnpublishVolumeRequest(**published)
     code = grpc.StatusCode.FAILED_PRECONDITION
-    await refused(node.NodeUnpublishVolume(unpublish, timeout=CALL_S), code, "box-1")
-    stats = await node.NodeGetVolumeStats(
-        csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=target),
-        timeout=CALL_S,
-    )
+    await refused(calls.unpublish(volume_id, target), code, "box-1")
+    stats = await calls.stats(volume_id, target)
     assert 16 * MIB < stats.usage[0].total <= 32 * MIB
     assert await _said(runtime, "stop box-1") == "ok"
-    await node.NodeUnpublishVolume(unpublish, timeout=CALL_S)
-    await node.NodeUnstageVolume(csi_pb2.NodeUnstageVolumeRequest(**staged), timeout=CALL_S)
-    gone = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
-    await controller.DeleteVolume(gone, timeout=CALL_S)
+    await calls.unpublish(volume_id, target)
+    await calls.unstage(volume_id, staging)
+    await calls.delete(volume_id)

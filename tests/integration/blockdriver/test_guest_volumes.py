@@ -6,9 +6,8 @@ import pytest
 
 from crust import deferral_keys
 from crust.blockdriver.node.filesystems import format_decision
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import Bench, block
 
 pytestmark = pytest.mark.root
 GUEST = {"crust.dev/format-in": "guest", "crust.dev/ext4-reserved-percent": "3"}
@@ -125,15 +124,7 @@ async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: B
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
     for name, parameters in (("guest", GUEST), ("host", None)):
-        source = csi_pb2.VolumeContentSource.VolumeSource(volume_id=volume.volume_id)
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[csi.capability_to_wire(mount())],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-            parameters=parameters or {},
-            volume_content_source=csi_pb2.VolumeContentSource(volume=source),
-        )
-        copy = (await bench.driver.controller.CreateVolume(request, caller())).volume
+        copy = await bench.create(name, parameters=parameters, volume=volume.volume_id)
         if parameters is None:
             with pytest.raises(format_decision.NoFilesystemOnDevice):
                 await bench.stage(copy.volume_id)

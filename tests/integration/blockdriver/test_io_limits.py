@@ -324,11 +324,7 @@ async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
 
 async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
     made = await limited.create(mutable=SENT)
-    request = csi_pb2.CreateVolumeRequest(
-        name="copy", volume_capabilities=[csi.capability_to_wire(mount())]
-    )
-    request.volume_content_source.volume.volume_id = made.volume_id
-    copy = (await limited.driver.controller.CreateVolume(request, caller())).volume
+    copy = await limited.create("copy", size=0, volume=made.volume_id)
     record = limited.driver.stores.volume_records.load(volumes.VolumeId(copy.volume_id))
     assert record.io_limits == NONE
 

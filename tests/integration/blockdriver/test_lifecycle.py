@@ -14,7 +14,7 @@ from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import publish_request
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
 from tests.support.raised import raised
 
@@ -236,12 +236,11 @@ async def test_publish_with_group_0_is_refused_only_if_deferred(
     assert (Path(target) / "file").stat().st_gid == 0
     assert (Path(target) / "file").stat().st_mode & 0o660 == 0o660
     await bench.unpublish(volume.volume_id, target)
-    request = csi_pb2.NodePublishVolumeRequest(
-        volume_id=volume.volume_id,
-        staging_target_path=bench.staging(volume.volume_id),
-        target_path=target,
-        volume_capability=csi.capability_to_wire(root),
-        defer_fs_ops=True,
+    request = publish_request(
+        volume.volume_id,
+        target,
+        csi.capability_to_wire(root),
+        staging=bench.staging(volume.volume_id),
     )
     with raised("RootGroupNotDeferrable"):
         await bench.driver.node.NodePublishVolume(request, caller())

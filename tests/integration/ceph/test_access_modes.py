@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.ceph.test_node import OPT_IN, SIZE, Cluster, cluster
+from tests.integration.ceph.test_node import OPT_IN, Cluster, cluster
+from tests.support.co import capability, create_request, publish_request, stage_request
 
 __all__ = ["cluster"]
 
@@ -33,13 +34,7 @@ class Row:
 
     def capability(self) -> csi_pb2.VolumeCapability:
         """As a kubelet sends it."""
-        pb = csi_pb2.VolumeCapability()
-        pb.access_mode.mode = Mode.Value(self.mode)
-        if self.kind == "raw":
-            pb.block.SetInParent()
-        else:
-            pb.mount.fs_type = "ext4"
-        return pb
+        return capability(block=self.kind == "raw", mode=self.mode)
 
 
 def rows() -> Iterator[Row]:
@@ -77,13 +72,9 @@ class Volume:
     row: Row
     volume_id: str = ""
 
-    async def create(self, capability: csi_pb2.VolumeCapability) -> None:
+    async def create(self, given: csi_pb2.VolumeCapability) -> None:
         """A volume."""
-        request = csi_pb2.CreateVolumeRequest(
-            name=f"{self.row.kind}-{self.row.mode}",
-            volume_capabilities=[capability],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        )
+        request = create_request(f"{self.row.kind}-{self.row.mode}", given)
         made = await self.cluster.controller.CreateVolume(request, timeout=60)
         self.volume_id = made.volume.volume_id
 
@@ -102,10 +93,10 @@ class Volume:
         """NodeStageVolume."""
         self.cluster.staging.mkdir(exist_ok=True)
         return self.cluster.node.NodeStageVolume(
-            csi_pb2.NodeStageVolumeRequest(
-                volume_id=self.volume_id,
-                staging_target_path=str(self.cluster.staging),
-                volume_capability=self.row.capability(),
+            stage_request(
+                self.volume_id,
+                str(self.cluster.staging),
+                self.row.capability(),
                 secrets=self.cluster.secrets,
             ),
             timeout=60,
@@ -114,12 +105,12 @@ class Volume:
     def publish(self, *, deferred: bool) -> Any:
         """NodePublishVolume."""
         return self.cluster.node.NodePublishVolume(
-            csi_pb2.NodePublishVolumeRequest(
-                volume_id=self.volume_id,
-                staging_target_path=str(self.cluster.staging),
-                target_path=str(self.cluster.target),
-                volume_capability=self.row.capability(),
-                defer_fs_ops=deferred,
+            publish_request(
+                self.volume_id,
+                str(self.cluster.target),
+                self.row.capability(),
+                defer=deferred,
+                staging=str(self.cluster.staging),
                 secrets=self.cluster.secrets,
             ),
             timeout=60,

@@ -23,7 +23,7 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.drivers.block_driver import mount
+from tests.support.co import capability, create_request, publish_request, stage_request
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,18 +49,15 @@ class Cluster:
 
     @staticmethod
     def capability(*, raw: bool = False) -> csi_pb2.VolumeCapability:
-        pb = csi.capability_to_wire(mount())
-        if raw:
-            pb.block.SetInParent()
-        return pb
+        return capability(block=raw, mode="SINGLE_NODE_MULTI_WRITER")
 
     async def stage(self, *, raw: bool = False) -> None:
         self.staging.mkdir(exist_ok=True)
         await self.node.NodeStageVolume(
-            csi_pb2.NodeStageVolumeRequest(
-                volume_id=self.volume.volume_id,
-                staging_target_path=str(self.staging),
-                volume_capability=self.capability(raw=raw),
+            stage_request(
+                self.volume.volume_id,
+                str(self.staging),
+                self.capability(raw=raw),
                 volume_context=self.volume.volume_context,
                 secrets=self.secrets,
             ),
@@ -69,13 +66,13 @@ class Cluster:
 
     async def publish(self, *, deferred: bool = True) -> csi_pb2.DeferredMount:
         answer = await self.node.NodePublishVolume(
-            csi_pb2.NodePublishVolumeRequest(
-                volume_id=self.volume.volume_id,
-                staging_target_path=str(self.staging),
-                target_path=str(self.target),
-                volume_capability=self.capability(),
+            publish_request(
+                self.volume.volume_id,
+                str(self.target),
+                self.capability(),
+                defer=deferred,
+                staging=str(self.staging),
                 volume_context=self.volume.volume_context,
-                defer_fs_ops=deferred,
             ),
             timeout=60,
             metadata=OPT_IN,
@@ -99,13 +96,9 @@ class Cluster:
         )
         await self.delete(self.volume.volume_id)
 
-    def create(self, name: str) -> Any:
-        """CreateVolume, of a volume like the one."""
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[self.capability()],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        )
+    def create(self, name: str, **of: Any) -> Any:
+        """CreateVolume, of a volume like the one; `of` has what else `create_request` takes."""
+        request = create_request(name, self.capability(), **of)
         return self.controller.CreateVolume(request, timeout=60)
 
     def delete(self, volume_id: str) -> Any:
@@ -158,11 +151,7 @@ async def cluster(ceph: CephCluster) -> AsyncIterator[Cluster]:
 
 async def _created(controller: Any) -> Any:
     """A volume, once the manager has told the capacity."""
-    request = csi_pb2.CreateVolumeRequest(
-        name="one",
-        volume_capabilities=[Cluster.capability()],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-    )
+    request = create_request("one", Cluster.capability())
     async with asyncio.timeout(60):
         while True:
             try:

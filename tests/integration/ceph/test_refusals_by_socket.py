@@ -24,6 +24,7 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.co import Co
 from tests.support.faults.refusals import refused
 
 __all__ = ["cluster"]
@@ -66,17 +67,11 @@ async def probe(connected: grpc.aio.Channel) -> Any:
 
 
 async def delete(connected: grpc.aio.Channel) -> Any:
-    request = csi_pb2.DeleteVolumeRequest(volume_id=f"{'0' * 16}-{'1' * 40}")
-    return await csi_pb2_grpc.ControllerStub(connected).DeleteVolume(request, timeout=60)
+    return await Co(connected).delete(f"{'0' * 16}-{'1' * 40}")
 
 
 async def create(connected: grpc.aio.Channel) -> Any:
-    request = csi_pb2.CreateVolumeRequest(
-        name="one",
-        volume_capabilities=[Cluster.capability()],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-    )
-    return await csi_pb2_grpc.ControllerStub(connected).CreateVolume(request, timeout=60)
+    return await Co(connected).create("one", Cluster.capability())
 
 
 @pytest.mark.parametrize(
@@ -170,17 +165,13 @@ async def test_image_that_was_deleted_behind_our_back_stops_its_own_volume_alone
         volume_id=volume_id, volume_path=str(cluster.target), capacity_range=size
     )
     snapshot = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snapshot")
-    clone = csi_pb2.CreateVolumeRequest(
-        name="clone", volume_capabilities=[Cluster.capability()], capacity_range=size
-    )
-    clone.volume_content_source.volume.volume_id = volume_id
     for call in (
         cluster.stage,
         cluster.publish,
         lambda: cluster.controller.ControllerExpandVolume(expand, timeout=60),
         lambda: cluster.node.NodeExpandVolume(grow, timeout=60),
         lambda: cluster.controller.CreateSnapshot(snapshot, timeout=60),
-        lambda: cluster.controller.CreateVolume(clone, timeout=60),
+        lambda: cluster.create("clone", size=2 * SIZE, volume=volume_id),
     ):
         await refused(call(), *missing)
     listed = await cluster.controller.ListVolumes(csi_pb2.ListVolumesRequest(), timeout=60)

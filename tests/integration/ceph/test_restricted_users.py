@@ -14,11 +14,9 @@ from crust import errors, volumes
 from crust.ceph import attach, caps, claim_object
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
-from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_volume_users import SIZE, Node, node
-from tests.support.drivers.block_driver import mount
+from tests.integration.ceph.test_volume_users import VOLUME, Node, node
+from tests.support.co import create_request
 from tests.support.faults.refusals import refused
 
 __all__ = ["node"]
@@ -115,12 +113,7 @@ async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(nod
 
 
 async def _clone(node: Node, source: str) -> str:
-    request = csi_pb2.CreateVolumeRequest(
-        name=f"clone-of-{source}",
-        volume_capabilities=[csi.capability_to_wire(mount())],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-    )
-    request.volume_content_source.volume.volume_id = source
+    request = create_request(f"clone-of-{source}", VOLUME, volume=source)
     made = await node.controller.CreateVolume(request, timeout=60)
     return str(made.volume.volume_id)
 

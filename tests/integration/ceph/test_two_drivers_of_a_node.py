@@ -21,7 +21,6 @@ from crust.host.mounts import mountinfo
 from crust.node import process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
-from crust.rpc.messages import csi
 from crust.settings import loading
 from crust.settings.driver import OWN_DRIVER
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -29,10 +28,10 @@ from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.drivers.block_driver import mount
+from tests.support.co import Co, create_request
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Co, Places
+from tests.support.nodes.node import Places
 from tests.support.runtimes.fake_handler import FakeHandler
 from tests.support.runtimes.fake_handler import running as registered
 
@@ -95,11 +94,7 @@ class TwoDrivers:
 
     async def create(self, driver: str, name: str) -> csi_pb2.Volume:
         """CreateVolume, where the sidecars of the driver call."""
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[csi.capability_to_wire(mount())],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        )
+        request = create_request(name)
         # The manager of the cluster takes some seconds.
         answer = await self._repeated(driver, "CreateVolume", request, "CephStatisticsMissing")
         volume: csi_pb2.Volume = answer.volume
@@ -108,15 +103,11 @@ class TwoDrivers:
     async def stage(self, driver: str, volume: csi_pb2.Volume, *, of: str = "") -> None:
         """NodeStageVolume, with the Secret that the class of the shared pool names."""
         os.makedirs(self.staging(volume), exist_ok=True)
-        await (await self.call(driver)).node.NodeStageVolume(
-            csi_pb2.NodeStageVolumeRequest(
-                volume_id=volume.volume_id,
-                staging_target_path=self.staging(volume),
-                volume_capability=csi.capability_to_wire(mount()),
-                volume_context=volume.volume_context,
-                secrets=self.secrets.get(of or driver, {}),
-            ),
-            timeout=60,
+        await (await self.call(driver)).stage(
+            volume.volume_id,
+            self.staging(volume),
+            volume_context=volume.volume_context,
+            secrets=self.secrets.get(of or driver, {}),
         )
 
     async def publish(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
@@ -124,7 +115,7 @@ class TwoDrivers:
         await (await self.call(driver)).publish(
             volume.volume_id,
             target,
-            staging_target_path=self.staging(volume),
+            staging=self.staging(volume),
             volume_context=nodes.NAMED,
             secrets=self.secrets.get(driver, {}),
         )
@@ -133,12 +124,7 @@ class TwoDrivers:
         """Unpublish, unstage, delete."""
         co = await self.call(driver)
         await co.unpublish(volume.volume_id, target)
-        await co.node.NodeUnstageVolume(
-            csi_pb2.NodeUnstageVolumeRequest(
-                volume_id=volume.volume_id, staging_target_path=self.staging(volume)
-            ),
-            timeout=60,
-        )
+        await co.unstage(volume.volume_id, self.staging(volume))
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
         # A pool that did not answer is looked at again once per period.
         await self._repeated(driver, "DeleteVolume", request, "PoolNotOpened")

@@ -47,13 +47,7 @@ def records(cluster: Cluster, kind: RecordKind) -> list[str]:
 
 def restored(cluster: Cluster, name: str, snapshot_id: str) -> Any:
     """CreateVolume from a snapshot."""
-    request = csi_pb2.CreateVolumeRequest(
-        name=name,
-        volume_capabilities=[Cluster.capability()],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-    )
-    request.volume_content_source.snapshot.snapshot_id = snapshot_id
-    return cluster.controller.CreateVolume(request, timeout=60)
+    return cluster.create(name, snapshot=snapshot_id)
 
 
 def snapshot(cluster: Cluster) -> Any:
@@ -113,13 +107,11 @@ async def test_volume_without_its_image_is_lost_to_every_call_and_is_not_made_ag
 
 async def test_request_that_differs_from_a_lost_volumes_is_a_conflict(cluster: Cluster) -> None:
     remove_image(cluster, cluster.volume.volume_id)
-    request = csi_pb2.CreateVolumeRequest(
-        name="one",
-        volume_capabilities=[Cluster.capability()],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=4 * SIZE),
+    await refused(
+        cluster.create("one", size=4 * SIZE),
+        grpc.StatusCode.ALREADY_EXISTS,
+        "[VolumeExistsDifferently]",
     )
-    call = cluster.controller.CreateVolume(request, timeout=60)
-    await refused(call, grpc.StatusCode.ALREADY_EXISTS, "[VolumeExistsDifferently]")
     await cluster.delete(cluster.volume.volume_id)
 
 

@@ -22,13 +22,14 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.drivers.block_driver import mount
+from tests.support.co import capability, create_request, publish_request, stage_request
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.timeout(240)
 
 OPT_IN = (("crust-extensions", "deferral"),)
 SIZE = 64 << 20
+VOLUME = capability(mode="SINGLE_NODE_MULTI_WRITER")
 NOT_READY = grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -81,23 +82,12 @@ class Node:
     async def stage(self, volume: str, secrets: dict[str, str]) -> None:
         staging = Path(self.path(f"staging-{volume}"))
         staging.mkdir(exist_ok=True)
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume,
-            staging_target_path=str(staging),
-            volume_capability=csi.capability_to_wire(mount()),
-            secrets=secrets,
-        )
+        request = stage_request(volume, str(staging), VOLUME, secrets=secrets)
         await self.call("NodeStageVolume", request)
 
     async def publish(self, volume: str, secrets: dict[str, str]) -> Any:
-        request = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume,
-            staging_target_path=self.path(f"staging-{volume}"),
-            target_path=self.path(f"target-{volume}"),
-            volume_capability=csi.capability_to_wire(mount()),
-            defer_fs_ops=True,
-            secrets=secrets,
-        )
+        target, staging = self.path(f"target-{volume}"), self.path(f"staging-{volume}")
+        request = publish_request(volume, target, VOLUME, staging=staging, secrets=secrets)
         return await self.call("NodePublishVolume", request)
 
     async def expand(self, volume: str, secrets: dict[str, str]) -> Any:
@@ -129,11 +119,7 @@ class Node:
 
     async def create(self, name: str) -> str:
         """A volume, once the manager has told the capacity."""
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[csi.capability_to_wire(mount())],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=SIZE),
-        )
+        request = create_request(name, VOLUME)
         async with asyncio.timeout(60):
             while True:
                 try:

@@ -28,13 +28,10 @@ from crust.rpc import channel
 from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
 from crust.settings.proxy import KubernetesSettings
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import MIB, MODE, Co, capability
 from tests.support.nodes import node as nodes
-from tests.support.nodes.node import Co, Places
+from tests.support.nodes.node import Places
 from tests.support.runtimes.fake_handler import FakeHandler, running
-
-MIB = 1 << 20
-MODE = csi_pb2.VolumeCapability.AccessMode
 
 
 @dataclass
@@ -128,23 +125,9 @@ class Chain:
 
     async def volume(self, *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER) -> str:
         """A new ext4 volume, staged at its first staging path; its id."""
-        capability = self.capability(mode)
-        request = csi_pb2.CreateVolumeRequest(
-            name="pvc",
-            volume_capabilities=[capability],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        controller = csi_pb2_grpc.ControllerStub(self.connected)
-        volume_id: str = (await controller.CreateVolume(request, timeout=30)).volume.volume_id
+        volume_id = (await self.co.create("pvc", capability(mode=mode))).volume_id
         await self.stage(volume_id, mode=mode)
         return volume_id
-
-    def capability(self, mode: int) -> csi_pb2.VolumeCapability:
-        """An ext4 capability."""
-        mount = csi_pb2.VolumeCapability.MountVolume(fs_type="ext4")
-        return csi_pb2.VolumeCapability(
-            mount=mount, access_mode=MODE(mode=MODE.Mode.ValueType(mode))
-        )
 
     def staging(self, name: str = "global") -> str:
         """A staging path that exists."""
@@ -156,19 +139,11 @@ class Chain:
         self, volume_id: str, name: str = "global", *, mode: int = MODE.SINGLE_NODE_MULTI_WRITER
     ) -> None:
         """NodeStageVolume."""
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=self.staging(name),
-            volume_capability=self.capability(mode),
-        )
-        await self.co.node.NodeStageVolume(request, timeout=30)
+        await self.co.stage(volume_id, self.staging(name), capability(mode=mode))
 
     async def unstage(self, volume_id: str, name: str = "global") -> None:
         """NodeUnstageVolume."""
-        request = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume_id, staging_target_path=self.staging(name)
-        )
-        await self.co.node.NodeUnstageVolume(request, timeout=30)
+        await self.co.unstage(volume_id, self.staging(name))
 
     async def publish(
         self,
@@ -183,10 +158,10 @@ class Chain:
         await self.co.publish(
             volume_id,
             target,
+            capability(mode=mode),
             defer=defer,
             readonly=readonly,
-            mode=mode,
-            staging_target_path=self.staging(),
+            staging=self.staging(),
             volume_context=nodes.NAMED,
         )
 
@@ -210,8 +185,7 @@ class Chain:
     async def check_gone(self, volume_id: str) -> None:
         """The volume can be unstaged and deleted, and nothing of it is left on the node."""
         await self.unstage(volume_id)
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await csi_pb2_grpc.ControllerStub(self.connected).DeleteVolume(request, timeout=30)
+        await self.co.delete(volume_id)
         assert [each for each in loop_devices.list_all() if volume_id in each.backing] == []
         assert mountinfo.below(self.places.kubelet) == ()
         pods = Path(self.places.kubelet) / "pods"

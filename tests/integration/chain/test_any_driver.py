@@ -17,6 +17,7 @@ from crust.host.mounts import mount_api
 from crust.proxy import guard
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Context
 from tests.support.faults.refusals import refused
@@ -87,10 +88,7 @@ def _claimed(node: Node, target: str) -> Any:
 
 
 def _unstage(node: Node, volume_id: str) -> Any:
-    request = csi_pb2.NodeUnstageVolumeRequest(
-        volume_id=volume_id, staging_target_path=f"{node.places.kubelet}/staging"
-    )
-    return node.co.node.NodeUnstageVolume(request, timeout=60)
+    return node.co.unstage(volume_id, f"{node.places.kubelet}/staging")
 
 
 @pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
@@ -131,12 +129,8 @@ def raw_request(
     volume_id: str, target: str, *, readonly: bool = False
 ) -> csi_pb2.NodePublishVolumeRequest:
     """A publish of a raw block volume."""
-    capability = csi_pb2.VolumeCapability(
-        block=csi_pb2.VolumeCapability.BlockVolume(),
-        access_mode=nodes.MODE(mode=nodes.MODE.SINGLE_NODE_WRITER),
-    )
-    return csi_pb2.NodePublishVolumeRequest(
-        volume_id=volume_id, target_path=target, volume_capability=capability, readonly=readonly
+    return publish_request(
+        volume_id, target, capability(block=True), defer=False, readonly=readonly
     )
 
 

@@ -16,7 +16,8 @@ from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
 from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.integration.chain.conftest import MODE, Chain
+from tests.integration.chain.conftest import Chain
+from tests.support.co import MODE, capability
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
@@ -55,15 +56,10 @@ class Cluster:
         self._chain = chain
         self._driver = driver
         self._controller = csi_pb2_grpc.ControllerStub(chain.connected)
-        self._capability = chain.capability(WRITER)
+        self._capability = capability(mode=WRITER)
 
     async def create(self) -> str:
-        request = csi_pb2.CreateVolumeRequest(
-            name="pvc",
-            volume_capabilities=[self._capability],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 << 20),
-        )
-        return (await self._controller.CreateVolume(request, timeout=30)).volume.volume_id
+        return (await self._chain.co.create("pvc", self._capability)).volume_id
 
     async def attach(self, volume_id: str) -> list[str]:
         """external-attacher, where it is asked to; returns the nodes that have the volume then."""
@@ -94,9 +90,9 @@ class Cluster:
         await self._chain.co.publish(
             volume_id,
             target,
+            self._capability,
             defer=False,
-            mode=WRITER,
-            staging_target_path=self._chain.staging(),
+            staging=self._chain.staging(),
             volume_context=context,
         )
         return target

@@ -11,8 +11,8 @@ import pytest
 from crust.cli.gc import kernel, run
 from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.integration.chain.conftest import MIB, MODE, Chain
+from tests.integration.chain.conftest import Chain
+from tests.support.co import MIB, capability
 
 pytestmark = pytest.mark.root
 PV, POD = "pv-raw", "0a1b2c3d-gone"
@@ -33,36 +33,12 @@ async def _forgotten(chain: Chain) -> tuple[str, str]:
     for path in (target, mapped, str(data), f"{base}/staging/{PV}/x"):
         os.makedirs(os.path.dirname(path))
     os.makedirs(f"{chain.places.kubelet}/pods")
-    capability = csi_pb2.VolumeCapability(
-        block=csi_pb2.VolumeCapability.BlockVolume(),
-        access_mode=csi_pb2.VolumeCapability.AccessMode(mode=MODE.SINGLE_NODE_WRITER),
-    )
-    created = await csi_pb2_grpc.ControllerStub(chain.connected).CreateVolume(
-        csi_pb2.CreateVolumeRequest(
-            name="raw",
-            volume_capabilities=[capability],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=16 * MIB),
-        ),
-        timeout=30,
-    )
-    volume_id: str = created.volume.volume_id
+    raw = capability(block=True)
+    volume_id = (await chain.co.create("raw", raw, size=16 * MIB)).volume_id
     data.write_text(json.dumps({"driverName": "block.csi.crust.dev", "volumeHandle": volume_id}))
     staging = f"{base}/staging/{PV}"
-    await chain.co.node.NodeStageVolume(
-        csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id, volume_capability=capability, staging_target_path=staging
-        ),
-        timeout=30,
-    )
-    await chain.co.node.NodePublishVolume(
-        csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
-            volume_capability=capability,
-            staging_target_path=staging,
-            target_path=target,
-        ),
-        timeout=30,
-    )
+    await chain.co.stage(volume_id, staging, raw)
+    await chain.co.publish(volume_id, target, raw, defer=False, staging=staging)
     Path(mapped).touch()
     for command in (["mount", "--bind", target, mapped], ["losetup", "-f", mapped]):
         await asyncio.to_thread(subprocess.run, command, check=True, timeout=30)
@@ -91,5 +67,4 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     assert not any(
         volume_id in each.backing or each.backing == mapped for each in loop_devices.list_all()
     )
-    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-    await csi_pb2_grpc.ControllerStub(chain.connected).DeleteVolume(request, timeout=30)
+    await chain.co.delete(volume_id)

@@ -13,6 +13,7 @@ import pytest
 from crust.host.block import loop, loop_devices
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import Co, capability
 from tests.support.drivers import own_driver
 from tests.support.drivers.own_driver import MAX_VOLUMES, OwnDriver
 from tests.support.kubelet.attaching_co import AttachingCo, Shape
@@ -22,12 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 MIB = 1 << 20
 NODE_ID = "conformance-node"
 ALL_SHAPES = [pytest.param(each, id=each.value) for each in Shape]
-CAPABILITY = csi_pb2.VolumeCapability(
-    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
-    access_mode=csi_pb2.VolumeCapability.AccessMode(
-        mode=csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_SINGLE_WRITER
-    ),
-)
+CAPABILITY = capability(mode="SINGLE_NODE_SINGLE_WRITER")
 
 
 @pytest.fixture(params=["alone", "behind-proxy", "node", "wrapped"])
@@ -53,19 +49,9 @@ async def cos(driver: OwnDriver, *shapes: Shape) -> AsyncIterator[list[Attaching
 
 
 async def made(connected: grpc.aio.Channel, count: int, stem: str) -> list[str]:
-    stub = csi_pb2_grpc.ControllerStub(connected)
-    answers = [
-        stub.CreateVolume(
-            csi_pb2.CreateVolumeRequest(
-                name=f"{stem}-{number}",
-                volume_capabilities=[CAPABILITY],
-                capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-            ),
-            timeout=60,
-        )
-        for number in range(count)
-    ]
-    return [(await each).volume.volume_id for each in answers]
+    names = [f"{stem}-{number}" for number in range(count)]
+    created = await asyncio.gather(*(Co(connected).create(name, CAPABILITY) for name in names))
+    return [volume.volume_id for volume in created]
 
 
 @pytest.mark.spec("N-2", "N-4", "N-9", "N-10")

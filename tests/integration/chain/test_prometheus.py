@@ -58,7 +58,7 @@ async def test_expressions_of_rules_and_dashboard_find_series(
     volume_id = await chain.volume()
     publish: dict[str, Any] = {
         "timeout_s": 60,
-        "staging_target_path": chain.staging(),
+        "staging": chain.staging(),
         "volume_context": nodes.NAMED,
     }
     target = chain.places.target("one")

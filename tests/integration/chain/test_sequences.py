@@ -18,7 +18,8 @@ from crust import volumes
 from crust.handoff import layout
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
-from tests.integration.chain.conftest import MODE, Chain
+from tests.integration.chain.conftest import Chain
+from tests.support.co import MODE
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root

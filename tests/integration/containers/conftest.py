@@ -19,22 +19,17 @@ from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy.app import Sockets
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import capabilities, containers
+from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.faults.refusals import until_probe
-from tests.support.nodes.node import NAMED, Co
+from tests.support.nodes.node import NAMED
 from tests.support.runtimes import fake_handler
 
-MIB = 1 << 20
 ANSWER_S = 120.0
 """The deadline of a call, on a machine that does other work too."""
 DRIVER = "block.csi.crust.dev"
-MODE = csi_pb2.VolumeCapability.AccessMode
-CAPABILITY = csi_pb2.VolumeCapability(
-    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
-    access_mode=MODE(mode=MODE.Mode.SINGLE_NODE_MULTI_WRITER),
-)
+CAPABILITY = capability(mode="SINGLE_NODE_MULTI_WRITER")
 
 
 @dataclass
@@ -121,8 +116,7 @@ class Kubelet:
 
     def __init__(self, pods: Pods, connected: grpc.aio.Channel) -> None:
         self.pods = pods
-        self.co = Co(connected, ANSWER_S)
-        self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
+        self.co = Co(connected, ANSWER_S, waits=True)
 
     def staging(self, volume_id: str) -> str:
         path = self.pods.kubelet / "staging" / volume_id
@@ -131,39 +125,24 @@ class Kubelet:
 
     async def volume(self, name: str) -> str:
         """Create and stage; returns the volume's id."""
-        create = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[CAPABILITY],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        made = await self.controller.CreateVolume(create, timeout=ANSWER_S, wait_for_ready=True)
-        volume_id = made.volume.volume_id
-        stage = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=self.staging(volume_id),
-            volume_capability=CAPABILITY,
-        )
-        await self.co.node.NodeStageVolume(stage, timeout=ANSWER_S)
+        volume_id = (await self.co.create(name, CAPABILITY)).volume_id
+        await self.co.stage(volume_id, self.staging(volume_id), CAPABILITY)
         return volume_id
 
     async def publish(self, volume_id: str, target: str, *, defer: bool) -> None:
         await self.co.publish(
             volume_id,
             target,
+            CAPABILITY,
             defer=defer,
-            mode=MODE.SINGLE_NODE_MULTI_WRITER,
-            staging_target_path=self.staging(volume_id),
+            staging=self.staging(volume_id),
             volume_context=NAMED,
         )
 
     async def delete(self, volume_id: str) -> None:
         """Unstage and delete."""
-        unstage = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume_id, staging_target_path=self.staging(volume_id)
-        )
-        await self.co.node.NodeUnstageVolume(unstage, timeout=ANSWER_S)
-        delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await self.controller.DeleteVolume(delete, timeout=ANSWER_S)
+        await self.co.unstage(volume_id, self.staging(volume_id))
+        await self.co.delete(volume_id)
 
 
 @asynccontextmanager

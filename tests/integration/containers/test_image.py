@@ -22,6 +22,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods, kubelet_of
+from tests.support.co import Co, stage_request
 from tests.support.containers import BIDIRECTIONAL, CHECKOUT, Bind, Container, Containerd
 from tests.support.faults.refusals import refused
 
@@ -160,19 +161,14 @@ def controller(pods: Pods, image: Path) -> Container:
     return pods.containerd.run("ceph-controller", arguments, binds, image, user=NOBODY)
 
 
-def create() -> csi_pb2.CreateVolumeRequest:
-    return csi_pb2.CreateVolumeRequest(name="v-1", volume_capabilities=[CAPABILITY])
-
-
 async def test_controller_of_ceph_volumes_says_that_no_monitor_answers(
     pods: Pods, image: Path
 ) -> None:
     started = await asyncio.to_thread(controller, pods, image)
     await asyncio.to_thread(started.wait_for, "driver serves")
     async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:
-        stub = csi_pb2_grpc.ControllerStub(connected)
         await refused(
-            stub.CreateVolume(create(), timeout=ANSWER_S),
+            Co(connected, ANSWER_S).create("v-1", CAPABILITY),
             grpc.StatusCode.UNAVAILABLE,
             "no monitor of [v2:192.0.2.1:3300,v1:192.0.2.1:6789] answered",
         )
@@ -218,11 +214,7 @@ async def test_node_of_ceph_volumes_starts_without_a_key_and_uses_that_of_a_call
     started = await asyncio.to_thread(pods.containerd.run, "ceph-node", START, binds, image)
     await asyncio.to_thread(started.wait_for, "proxy serves")
     assert (await asyncio.to_thread(started.answer, "/readyz"))[0] == 200
-    stage = csi_pb2.NodeStageVolumeRequest(
-        volume_id=VOLUME,
-        staging_target_path="/var/lib/kubelet/staging",
-        volume_capability=CAPABILITY,
-    )
+    stage = stage_request(VOLUME, "/var/lib/kubelet/staging", CAPABILITY)
     async with channel.connect(f"{kubelet}/plugins/rbd.csi.crust.dev/csi.sock") as connected:
         stub = csi_pb2_grpc.NodeStub(connected)
         call = stub.NodeStageVolume(stage, timeout=ANSWER_S)

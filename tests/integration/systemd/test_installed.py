@@ -14,6 +14,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
+from tests.support.co import Co
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
@@ -25,11 +26,6 @@ PAGE = "".join(
 KUBELET = "/var/lib/kubelet"
 SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
 STAGING, TARGET = f"{KUBELET}/plugins/kubernetes.io/csi/v/globalmount", f"{KUBELET}/pods/p/mount"
-MODE = csi_pb2.VolumeCapability.AccessMode
-CAPABILITY = csi_pb2.VolumeCapability(
-    mount=csi_pb2.VolumeCapability.MountVolume(fs_type="ext4"),
-    access_mode=MODE(mode=MODE.Mode.SINGLE_NODE_WRITER),
-)
 
 
 def documented(heading: str) -> list[str]:
@@ -66,33 +62,14 @@ async def volume(machine: Machine) -> AsyncIterator["csi_pb2_grpc.NodeAsyncStub"
     for path in (STAGING, str(Path(TARGET).parent)):
         machine.output("mkdir", "-p", path)
     async with channel.connect(f"{machine.root}{SOCKET}") as connected:
-        controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
-        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
-        create = csi_pb2.CreateVolumeRequest(
-            name="v",
-            volume_capabilities=[CAPABILITY],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 << 20),
-        )
-        made = await controller.CreateVolume(create, timeout=40, wait_for_ready=True)
-        volume_id = made.volume.volume_id
-        stage = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id, staging_target_path=STAGING, volume_capability=CAPABILITY
-        )
-        await node.NodeStageVolume(stage, timeout=40)
-        publish = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=STAGING,
-            target_path=TARGET,
-            volume_capability=CAPABILITY,
-        )
-        await node.NodePublishVolume(publish, timeout=40)
-        yield node
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=TARGET)
-        await node.NodeUnpublishVolume(unpublish, timeout=40, wait_for_ready=True)
-        unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=STAGING)
-        await node.NodeUnstageVolume(unstage, timeout=40)
-        delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await controller.DeleteVolume(delete, timeout=40)
+        co = Co(connected, waits=True)
+        volume_id = (await co.create("v")).volume_id
+        await co.stage(volume_id, STAGING)
+        await co.publish(volume_id, TARGET, defer=False, staging=STAGING)
+        yield co.node
+        await co.unpublish(volume_id, TARGET)
+        await co.unstage(volume_id, STAGING)
+        await co.delete(volume_id)
 
 
 async def answered(node: "csi_pb2_grpc.NodeAsyncStub") -> None:

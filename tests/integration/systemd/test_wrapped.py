@@ -8,10 +8,10 @@ import grpc.aio
 import pytest
 
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.integration.systemd.test_installed import CAPABILITY, KUBELET, follow, main_pid
+from tests.integration.systemd.test_installed import KUBELET, follow, main_pid
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
+from tests.support.co import Co
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
 
@@ -54,39 +54,22 @@ def _leaf_mounts(mountinfo: str) -> list[str]:
 async def test_driver_is_deferred_and_a_publish_seen_twice_is_one(
     machine: Machine, shim: grpc.aio.Channel
 ) -> None:
-    controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(shim)
-    node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(shim)
-    create = csi_pb2.CreateVolumeRequest(
-        name="v",
-        volume_capabilities=[CAPABILITY],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=64 << 20),
-    )
-    made = await controller.CreateVolume(create, timeout=40, wait_for_ready=True)
-    publish = csi_pb2.NodePublishVolumeRequest(
-        volume_id=made.volume.volume_id,
-        target_path=TARGET,
-        volume_capability=CAPABILITY,
-        volume_context={**made.volume.volume_context, **DEFERRED},
-        defer_fs_ops=True,
-    )
+    co = Co(shim, waits=True)
+    volume = await co.create("v")
+    context = {**volume.volume_context, **DEFERRED}
     try:
-        first = await node.NodePublishVolume(publish, timeout=40)
+        first = await co.publish(volume.volume_id, TARGET, volume_context=context)
         device = first.deferred_mount.block_device.path
         assert device.startswith("/dev/loop")
         pid = main_pid(machine, "crust-shim@vendor")
         seen = _leaf_mounts(machine.output("cat", f"/proc/{pid}/mountinfo"))
         there = _leaf_mounts(machine.output("cat", "/proc/1/mountinfo"))
         assert (len(there), len(seen)) == (1, 2)
-        again = await node.NodePublishVolume(publish, timeout=40)
+        again = await co.publish(volume.volume_id, TARGET, volume_context=context)
         assert again == first
         assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == there
     finally:
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=made.volume.volume_id, target_path=TARGET, defer_fs_ops=True
-        )
-        await node.NodeUnpublishVolume(unpublish, timeout=40)
+        await co.unpublish(volume.volume_id, TARGET, flag=True)
     assert _leaf_mounts(machine.output("cat", "/proc/1/mountinfo")) == []
     assert not os.listdir(Path(f"{machine.root}{LEAVES}"))
-    await controller.DeleteVolume(
-        csi_pb2.DeleteVolumeRequest(volume_id=made.volume.volume_id), timeout=40
-    )
+    await co.delete(volume.volume_id)

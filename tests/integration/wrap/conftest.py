@@ -28,6 +28,7 @@ from crust.runtime_handler import claim_volume
 from crust.settings.program import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import cloud, disks
+from tests.support.co import Co, capability, publish_request, stage_request
 from tests.support.drivers import vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.nodes import node as nodes
@@ -35,26 +36,12 @@ from tests.support.nodes import proxy_process
 from tests.support.nodes.node import Places
 from tests.support.runtimes.fake_handler import FakeHandler, running
 
-MIB = 1 << 20
-MODE = csi_pb2.VolumeCapability.AccessMode
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
 NAMED = {"crust.dev/runtime-handler": "kata"}
 SECRETS = {"token": cloud.TOKEN}
 TIMEOUT_S = 60.0
-
-
-def capability(
-    *, block: bool = False, mode: int = MODE.SINGLE_NODE_WRITER, **mount: Any
-) -> csi_pb2.VolumeCapability:
-    """A capability; ext4 unless it is told otherwise."""
-    value = csi_pb2.VolumeCapability(access_mode=MODE(mode=MODE.Mode.ValueType(mode)))
-    if block:
-        value.block.SetInParent()
-    else:
-        value.mount.CopyFrom(csi_pb2.VolumeCapability.MountVolume(**{"fs_type": "ext4", **mount}))
-    return value
 
 
 @dataclass(frozen=True)
@@ -206,12 +193,7 @@ class Wrapped:
         given = DEFERRED if context is None else context
         # as the controller's shim asks for it: one driver fixes the kind then
         created = capability(block=True) if given.get("crust.dev/defer") == "always" else wanted
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[created],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        made = (await self.controller.CreateVolume(request, timeout=TIMEOUT_S)).volume
+        made = await Co(self.co).create(name, created)
         if mkfs:
             image = max(self.driver.images(), key=os.path.getmtime)
             await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", image)
@@ -227,11 +209,11 @@ class Wrapped:
         self, volume: Volume, secrets: dict[str, str] | None = None
     ) -> csi_pb2.NodeStageVolumeRequest:
         """NodeStageVolume."""
-        return csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume.volume_id,
+        return stage_request(
+            volume.volume_id,
+            self.staging(volume),
+            volume.capability,
             publish_context=volume.publish_context,
-            staging_target_path=self.staging(volume),
-            volume_capability=volume.capability,
             secrets=SECRETS if secrets is None else secrets,
             volume_context=volume.context,
         )
@@ -245,24 +227,21 @@ class Wrapped:
     async def unstage(self, volume: Volume) -> None:
         """NodeUnstageVolume, if the driver stages."""
         if self.stages:
-            request = csi_pb2.NodeUnstageVolumeRequest(
-                volume_id=volume.volume_id, staging_target_path=self.staging(volume)
-            )
-            await self.node.NodeUnstageVolume(request, timeout=TIMEOUT_S)
+            await Co(self.co).unstage(volume.volume_id, self.staging(volume))
 
     def publish_request(
         self, volume: Volume, target: str, *, flag: bool = False, **fields: Any
     ) -> csi_pb2.NodePublishVolumeRequest:
         """NodePublishVolume."""
         context = {**volume.context, "csi.storage.k8s.io/pod.name": "pod"}
-        return csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume.volume_id,
+        return publish_request(
+            volume.volume_id,
+            target,
+            volume.capability,
+            defer=flag,
+            staging=self.staging(volume) if self.stages else "",
             publish_context=volume.publish_context,
-            staging_target_path=self.staging(volume) if self.stages else "",
-            target_path=target,
-            volume_capability=volume.capability,
             volume_context=context,
-            defer_fs_ops=flag,
             **fields,
         )
 
@@ -281,8 +260,7 @@ class Wrapped:
 
     async def unpublish(self, volume: Volume, target: str) -> None:
         """NodeUnpublishVolume."""
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume.volume_id, target_path=target)
-        await self.node.NodeUnpublishVolume(request, timeout=TIMEOUT_S)
+        await Co(self.co).unpublish(volume.volume_id, target)
 
     async def expand(self, volume: Volume, target: str, size: int) -> int:
         """ControllerExpandVolume and NodeExpandVolume."""
@@ -305,8 +283,7 @@ class Wrapped:
         if self.driver.kind in ATTACHING:
             detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
             await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
-        await self.controller.DeleteVolume(request, timeout=TIMEOUT_S)
+        await Co(self.co).delete(volume.volume_id)
 
     def life(self, volume: Volume, target: str) -> dict[str, Callable[[], Awaitable[None]]]:
         """What a kubelet calls for a volume, from its stage to its unstage."""

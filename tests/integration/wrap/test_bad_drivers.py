@@ -13,15 +13,8 @@ import pytest
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import (
-    MIB,
-    MODE,
-    TIMEOUT_S,
-    Volume,
-    Wrapped,
-    capability,
-    node_with,
-)
+from tests.integration.wrap.conftest import TIMEOUT_S, Volume, Wrapped, node_with
+from tests.support.co import MIB, MODE, capability
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused, refused_in_time
 

@@ -8,7 +8,8 @@ import pytest
 
 from crust.host.block import devices
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import MIB, TIMEOUT_S, Wrapped, node_with
+from tests.integration.wrap.conftest import TIMEOUT_S, Wrapped, node_with
+from tests.support.co import MIB
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root

@@ -25,7 +25,8 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import minimal
-from tests.integration.wrap.conftest import DEFERRED, capability
+from tests.integration.wrap.conftest import DEFERRED
+from tests.support.co import Co
 from tests.support.drivers.wrapping_processes import wrapping
 from tests.support.faults.hung_files import HungFile
 from tests.support.faults.refusals import until_probe
@@ -125,17 +126,12 @@ def ready(base: Path) -> tuple[int, str]:
 
 async def publish(base: Path, co: grpc.aio.Channel, name: str) -> None:
     """A publish; it is not answered in time, or not begun."""
-    node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
     directory = base / "kubelet" / "pods" / name
     directory.mkdir(parents=True, exist_ok=True)
-    request = csi_pb2.NodePublishVolumeRequest(
-        volume_id=name,
-        target_path=str(directory / "mount"),
-        volume_capability=capability(),
-        volume_context=DEFERRED,
-    )
     with pytest.raises(grpc.aio.AioRpcError):
-        await node.NodePublishVolume(request, timeout=3)
+        await Co(co, 3).publish(
+            name, str(directory / "mount"), defer=False, volume_context=DEFERRED
+        )
 
 
 @pytest.mark.parametrize("as_node", [True, False], ids=["node", "parts"])

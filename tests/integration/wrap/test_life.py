@@ -13,7 +13,8 @@ from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.operations import KeyedOperations
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import DEFERRED, MIB, Wrapped, node_with
+from tests.integration.wrap.conftest import DEFERRED, Wrapped, node_with
+from tests.support.co import MIB
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root

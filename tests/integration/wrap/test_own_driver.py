@@ -22,7 +22,8 @@ from crust.proxy import app as proxy_app
 from crust.proxy import guard
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.integration.wrap.conftest import DEFERRED, MIB, capability, tidy
+from tests.integration.wrap.conftest import DEFERRED, tidy
+from tests.support.co import Co, capability
 from tests.support.drivers import without_deferral
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
@@ -88,13 +89,7 @@ class OwnNode:
         return csi_pb2_grpc.NodeStub(self.co)
 
     async def volume(self, of: csi_pb2.VolumeCapability) -> str:
-        request = csi_pb2.CreateVolumeRequest(
-            name="pvc-1",
-            volume_capabilities=[of],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        stub = csi_pb2_grpc.ControllerStub(self.co)
-        return (await stub.CreateVolume(request, timeout=30)).volume.volume_id
+        return (await Co(self.co).create("pvc-1", of)).volume_id
 
     def staging(self) -> str:
         path = f"{self.places.kubelet}/plugins/kubernetes.io/csi/own/1/globalmount"
@@ -102,33 +97,19 @@ class OwnNode:
         return path
 
     async def stage(self, volume_id: str, context: dict[str, str] = DEFERRED) -> None:
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=self.staging(),
-            volume_capability=MOUNT,
-            volume_context=context,
-        )
-        await self.node.NodeStageVolume(request, timeout=30)
+        await Co(self.co).stage(volume_id, self.staging(), MOUNT, volume_context=context)
 
     async def publish(
         self, volume_id: str, target: str, context: dict[str, str] = DEFERRED
     ) -> None:
-        request = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=self.staging(),
-            target_path=target,
-            volume_capability=MOUNT,
-            volume_context=context,
+        staging = self.staging()
+        await Co(self.co).publish(
+            volume_id, target, MOUNT, defer=False, staging=staging, volume_context=context
         )
-        await self.node.NodePublishVolume(request, timeout=30)
 
     async def take_down(self, volume_id: str, target: str) -> None:
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target)
-        await self.node.NodeUnpublishVolume(unpublish, timeout=30)
-        unstage = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume_id, staging_target_path=self.staging()
-        )
-        await self.node.NodeUnstageVolume(unstage, timeout=30)
+        await Co(self.co).unpublish(volume_id, target)
+        await Co(self.co).unstage(volume_id, self.staging())
 
     def private(self) -> list[str]:
         """The private directories."""
@@ -144,8 +125,7 @@ class OwnNode:
         assert mountinfo.below(self.places.kubelet) == ()
         assert self.places.entries() == []
         assert self.private() == []
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await csi_pb2_grpc.ControllerStub(self.co).DeleteVolume(request, timeout=30)
+        await Co(self.co).delete(volume_id)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from crust.deferral_keys import Defer
-from tests.integration.wrap.conftest import NAMED, Wrapped, capability, node_with
+from tests.integration.wrap.conftest import NAMED, Wrapped, node_with
+from tests.support.co import capability
 from tests.support.faults.refusals import refused
 
 pytestmark = pytest.mark.root

@@ -8,7 +8,8 @@ import pytest
 
 from crust.host.block import devices
 from crust.host.mounts import mount_api, mountinfo
-from tests.integration.wrap.conftest import DEFERRED, MIB, Volume, Wrapped
+from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped
+from tests.support.co import MIB
 from tests.support.drivers.vendor_driver import NAMES
 from tests.support.faults.refusals import refused
 

@@ -26,6 +26,7 @@ from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm.machine import Machine
 from tests.support.ceph.image_claims import as_admin
+from tests.support.co import capability
 from tests.support.nodes import node as nodes
 
 CACHE = Path(__file__).parents[3] / ".cache" / "guest"
@@ -146,9 +147,9 @@ class ImageNode:
         await self.node.co.publish(
             IMAGE,
             target,
+            capability(mount_flags=options),
             readonly=readonly,
             volume_context=nodes.NAMED,
-            mount={"fs_type": "ext4", "mount_flags": options},
         )
 
     async def run(self, sandbox: str, target: str, script: str) -> Finished:

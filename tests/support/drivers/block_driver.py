@@ -14,6 +14,7 @@ from crust.host.cgroups import throttling
 from crust.pool_ids import PoolIds
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import create_request, publish_request, stage_request
 
 MIB = 1024 * 1024
 Mode = volumes.AccessMode
@@ -136,17 +137,18 @@ class Bench:
         capability: volumes.VolumeCapability | None = None,
         *,
         size: int = 64 * MIB,
-        limit: int = 0,
         parameters: dict[str, str] | None = None,
         mutable: dict[str, str] | None = None,
+        **of: Any,
     ) -> csi_pb2.Volume:
-        """CreateVolume."""
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[csi.capability_to_wire(capability or mount())],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit),
+        """CreateVolume; `of` has what else `create_request` takes."""
+        request = create_request(
+            name,
+            csi.capability_to_wire(capability or mount()),
+            size=size,
             parameters=parameters or {},
             mutable_parameters=mutable or {},
+            **of,
         )
         return (await self.driver.controller.CreateVolume(request, caller())).volume
 
@@ -179,12 +181,9 @@ class Bench:
         secrets: dict[str, str] | None = None,
     ) -> None:
         """NodeStageVolume."""
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id,
-            secrets=secrets or {},
-            staging_target_path=path or self.staging(volume_id),
-            volume_capability=csi.capability_to_wire(capability or mount()),
-        )
+        wire = csi.capability_to_wire(capability or mount())
+        staging = path or self.staging(volume_id)
+        request = stage_request(volume_id, staging, wire, secrets=secrets or {})
         await self.driver.node.NodeStageVolume(request, caller())
 
     async def unstage(self, volume_id: str, *, path: str = "") -> None:
@@ -207,15 +206,15 @@ class Bench:
         secrets: dict[str, str] | None = None,
     ) -> csi_pb2.NodePublishVolumeResponse:
         """NodePublishVolume."""
-        request = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
+        request = publish_request(
+            volume_id,
+            target,
+            csi.capability_to_wire(capability or mount(), deferred=deferred),
+            defer=deferred,
+            staging=path or self.staging(volume_id),
             secrets=secrets or {},
-            staging_target_path=path or self.staging(volume_id),
-            target_path=target,
-            volume_capability=csi.capability_to_wire(capability or mount(), deferred=deferred),
             readonly=readonly,
             volume_context=context or {},
-            defer_fs_ops=deferred,
         )
         return await self.driver.node.NodePublishVolume(request, caller())
 

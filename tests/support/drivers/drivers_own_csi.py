@@ -21,7 +21,7 @@ from crust import volumes  # noqa: E402
 from crust.csi_shim import library  # noqa: E402
 from crust.rpc.messages import extensions  # noqa: E402
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc  # noqa: E402
-from tests.support.nodes.node import publish_request  # noqa: E402
+from tests.support.co import publish_request  # noqa: E402
 
 own, own_grpc = importlib.import_module("csi_pb2"), importlib.import_module("csi_pb2_grpc")
 

@@ -20,14 +20,13 @@ from crust.proxy.guard import Devices, Targets
 from crust.proxy.target import Stack
 from crust.rpc import channel
 from crust.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.runtimes import fake_handler
 
 DRIVER = "csi.example.com"
-MODE = csi_pb2.VolumeCapability.AccessMode
 NAMED = {"crust.dev/runtime-handler": "kata"}
 """Context of a publish that names its handler: right after a start, one without a name waits for the grace's end."""
 
@@ -115,70 +114,6 @@ class Places:
             handler_grace_s=grace_s,
             kubernetes=kubernetes,
         )
-
-
-class Co:
-    """The container orchestrator's side of a CSI socket. A call has `answer_s`."""
-
-    def __init__(self, connected: grpc.aio.Channel, answer_s: float = 60) -> None:
-        self.channel = connected
-        self._answer_s = answer_s
-        self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
-
-    async def publish(
-        self, volume_id: str, target: str, *, timeout_s: float | None = None, **fields: Any
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume, deferred by the CO's flag."""
-        request = publish_request(volume_id, target, **fields)
-        return await self.node.NodePublishVolume(request, timeout=timeout_s or self._answer_s)
-
-    async def unpublish(
-        self, volume_id: str, target: str, *, timeout_s: float | None = None, flag: bool = False
-    ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """NodeUnpublishVolume, without the flag: the record says that it is deferred."""
-        request = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=volume_id, target_path=target, defer_fs_ops=flag
-        )
-        return await self.node.NodeUnpublishVolume(request, timeout=timeout_s or self._answer_s)
-
-    async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """NodeGetVolumeStats."""
-        request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
-        return await self.node.NodeGetVolumeStats(request, timeout=self._answer_s)
-
-    async def expand(
-        self, volume_id: str, path: str, required: int, limit: int = 0
-    ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume."""
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id=volume_id,
-            volume_path=path,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
-        )
-        return await self.node.NodeExpandVolume(request, timeout=self._answer_s)
-
-
-def publish_request(
-    volume_id: str,
-    target: str,
-    *,
-    defer: bool = True,
-    mode: int = MODE.SINGLE_NODE_WRITER,
-    mount: dict[str, Any] | None = None,
-    **fields: Any,
-) -> csi_pb2.NodePublishVolumeRequest:
-    """A publish of a filesystem volume."""
-    capability = csi_pb2.VolumeCapability(
-        mount=csi_pb2.VolumeCapability.MountVolume(**(mount or {"fs_type": "ext4"})),
-        access_mode=MODE(mode=MODE.Mode.ValueType(mode)),
-    )
-    return csi_pb2.NodePublishVolumeRequest(
-        volume_id=volume_id,
-        target_path=target,
-        volume_capability=capability,
-        defer_fs_ops=defer,
-        **fields,
-    )
 
 
 @dataclass

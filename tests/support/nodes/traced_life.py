@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from crust import volumes
 from crust.blockdriver.node.node_expand import OnlineGrowthRefused
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.nodes.fake_throttle import FakeThrottle
@@ -139,13 +138,8 @@ class Life:
         await answered("DeleteVolumeGroupSnapshot", call_drop)
 
     async def _copy(self, name: str, source: csi_pb2.VolumeContentSource) -> None:
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[csi.capability_to_wire(self._capability)],
-            volume_content_source=source,
-        )
-        call = self._bench.driver.controller.CreateVolume(request, caller())
-        copied = (await answered("CreateVolume from a source", call)).volume.volume_id
+        call = self._bench.create(name, self._capability, size=0, volume_content_source=source)
+        copied = (await answered("CreateVolume from a source", call)).volume_id
         await self._up(copied)
         await self._down(copied)
         await answered("DeleteVolume", self._bench.delete(copied))

@@ -7,7 +7,6 @@ import subprocess
 from crust import errors
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 
@@ -40,16 +39,8 @@ async def made_of(
     fs_type: str = "ext4",
     raw: bool = False,
 ) -> csi_pb2.Volume:
-    request = csi_pb2.CreateVolumeRequest(
-        name=name,
-        volume_capabilities=[csi.capability_to_wire(block() if raw else mount(fs_type))],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-    )
-    if snapshot_id:
-        request.volume_content_source.snapshot.snapshot_id = snapshot_id
-    else:
-        request.volume_content_source.volume.volume_id = volume_id
-    return (await bench.driver.controller.CreateVolume(request, caller())).volume
+    capability = block() if raw else mount(fs_type)
+    return await bench.create(name, capability, size=size, volume=volume_id, snapshot=snapshot_id)
 
 
 async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool = False) -> str:

@@ -11,6 +11,7 @@ from crust.csi_shim.wrap.admission import CannotBeDeferred
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import capability, publish_request
 
 MODE = csi_pb2.VolumeCapability.AccessMode
 DRIVER = "csi.example.org"
@@ -20,19 +21,19 @@ EMPTY = {"crust.dev/created-empty": "true"}
 
 
 def publish(
-    *, mode: int = MODE.SINGLE_NODE_WRITER, context: dict[str, str] | None = None, **fields: Any
+    *,
+    mode: int = MODE.SINGLE_NODE_WRITER,
+    context: dict[str, str] | None = None,
+    defer: bool = False,
+    **fields: Any,
 ) -> csi_pb2.NodePublishVolumeRequest:
-    mount = {"fs_type": "ext4", **fields.pop("mount", {})}
-    return csi_pb2.NodePublishVolumeRequest(
-        volume_id="vol-1",
-        target_path="/var/lib/kubelet/pods/1/mount",
-        staging_target_path="/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount",
-        volume_capability=csi_pb2.VolumeCapability(
-            mount=csi_pb2.VolumeCapability.MountVolume(**mount),
-            access_mode=MODE(mode=MODE.Mode.ValueType(mode)),
-        ),
+    return publish_request(
+        "vol-1",
+        "/var/lib/kubelet/pods/1/mount",
+        capability(mode=mode, **fields.pop("mount", {})),
+        staging="/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount",
         volume_context=context or {},
-        **fields,
+        **{"defer": False, **fields},
     )
 
 
@@ -189,7 +190,7 @@ def test_volume_without_an_id_is_refused() -> None:
 def test_publish_as_block_differs_in_nothing_else() -> None:
     context = {"crust.dev/defer": "always", "csi.storage.k8s.io/pod.name": "p", "vendor": "1"}
     request = publish(
-        context=context, readonly=True, defer_fs_ops=True, secrets={"a": "b"},
+        context=context, readonly=True, defer=True, secrets={"a": "b"},
         publish_context={"devicePath": "/dev/x"},
     )  # fmt: skip
     block = as_block.publish(request, PATHS, staged=True)

@@ -16,7 +16,7 @@ from crust.csi_shim.wrap.frontend import Wrapping
 from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.kata.demo.kubelet import capability
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, FakeDriver
 from tests.support.faults.refusals import refused
@@ -45,12 +45,7 @@ class Kubelet:
         return {each.rpc.type for each in answer.capabilities}
 
     async def expand(self, volume_id: str, path: str) -> int:
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id=volume_id,
-            volume_path=path,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=96 * MIB),
-        )
-        return (await self.node.NodeExpandVolume(request, timeout=10)).capacity_bytes
+        return (await Co(self.shim).expand(volume_id, path, 96 * MIB)).capacity_bytes
 
 
 @pytest.fixture
@@ -126,15 +121,7 @@ async def test_volumes_are_looked_for_after_an_operation_and_not_for_each_questi
     assert before[0] == before[1]
     assert looks == [False]
     path = f"{kubelet.places.kubelet}/staging"
-    await kubelet.node.NodeStageVolume(
-        csi_pb2.NodeStageVolumeRequest(
-            volume_id="vol-1",
-            staging_target_path=path,
-            volume_capability=capability(),
-            volume_context={deferral_keys.DEFER: "always"},
-        ),
-        timeout=10,
-    )
+    await Co(kubelet.shim).stage("vol-1", path, volume_context={deferral_keys.DEFER: "always"})
     assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
     assert RPC.GET_VOLUME_STATS in await kubelet.advertised()
     assert looks == [False, True]

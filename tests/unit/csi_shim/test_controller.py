@@ -19,6 +19,7 @@ from crust.deferral_keys import Defer
 from crust.rpc import channel
 from crust.settings.shim import DetachAccess, ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import capability, create_request
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
@@ -158,26 +159,10 @@ async def with_api(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Served]
                 yield served
 
 
-def capability(
-    mode: int = MODE.SINGLE_NODE_WRITER, *, block: bool = False, fs_type: str = "xfs"
-) -> csi_pb2.VolumeCapability:
-    value = csi_pb2.VolumeCapability(access_mode=MODE(mode=MODE.Mode.ValueType(mode)))
-    if block:
-        value.block.SetInParent()
-    else:
-        value.mount.fs_type = fs_type
-    return value
-
-
 def creation(
     parameters: Mapping[str, str], *capabilities: csi_pb2.VolumeCapability, **fields: Any
 ) -> csi_pb2.CreateVolumeRequest:
-    return csi_pb2.CreateVolumeRequest(
-        name="pvc-1",
-        parameters=parameters,
-        volume_capabilities=capabilities or (capability(),),
-        **fields,
-    )
+    return create_request("pvc-1", *capabilities, parameters=parameters, **fields)
 
 
 async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: Served) -> None:
@@ -192,9 +177,9 @@ async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: 
 async def test_volume_that_is_always_deferred_is_created_as_block_with_its_access_mode(
     shim: Served,
 ) -> None:
-    await shim.stub.CreateVolume(creation(ALWAYS, capability(MODE.SINGLE_NODE_SINGLE_WRITER)))
+    await shim.stub.CreateVolume(creation(ALWAYS, capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER)))
     (made,) = shim.driver.last.volume_capabilities
-    assert made == capability(MODE.SINGLE_NODE_SINGLE_WRITER, block=True)
+    assert made == capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER, block=True)
 
 
 @pytest.mark.parametrize("keys", [BY_CLASS, {"crust.dev/defer": "never"}])
@@ -209,7 +194,7 @@ async def test_volume_that_the_host_may_mount_keeps_its_kind(
 async def test_volume_that_says_nothing_passes_byte_for_byte(
     shim: Served, parameters: dict[str, str]
 ) -> None:
-    many = capability(MODE.MULTI_NODE_MULTI_WRITER)
+    many = capability(mode=MODE.MULTI_NODE_MULTI_WRITER)
     request = creation(parameters, many)
     request.MergeFromString(b"\xca\x3e\x03new")  # a field of a later CSI
     answer = await shim.stub.CreateVolume(request)
@@ -221,13 +206,13 @@ async def test_volume_that_says_nothing_passes_byte_for_byte(
 async def test_mount_that_several_nodes_write_is_refused_and_not_asked_for_as_block(
     shim: Served, keys: dict[str, str]
 ) -> None:
-    request = creation(keys, capability(MODE.MULTI_NODE_MULTI_WRITER))
+    request = creation(keys, capability(mode=MODE.MULTI_NODE_MULTI_WRITER))
     await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "MULTI_NODE_MULTI_WRITER")
     assert shim.driver.requests == []
 
 
 async def test_raw_block_volume_of_several_writers_is_the_drivers_business(shim: Served) -> None:
-    raw = capability(MODE.MULTI_NODE_MULTI_WRITER, block=True)
+    raw = capability(mode=MODE.MULTI_NODE_MULTI_WRITER, block=True)
     await shim.stub.CreateVolume(creation(ALWAYS, raw))
     assert list(shim.driver.last.volume_capabilities) == [raw]
 
@@ -280,7 +265,7 @@ async def test_invalid_or_impossible_parameter_is_refused_before_the_driver_is_c
 
 
 async def test_filesystem_that_is_none_on_a_device_is_refused(shim: Served) -> None:
-    request = creation(ALWAYS, capability(fs_type="nfs4"))
+    request = creation(ALWAYS, capability("nfs4"))
     await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "nfs4")
 
 

@@ -19,7 +19,7 @@ from crust.rpc import channel
 from crust.rpc.serving import worker_watch
 from crust.rpc.serving.daemon import Daemon
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.kata.demo.kubelet import capability
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.faults.refusals import refused, until_probe
@@ -72,18 +72,10 @@ async def shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, grpc.a
 
 async def publish(places: Places, co: grpc.aio.Channel, name: str) -> None:
     """Stage and publish it."""
-    node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(co)
-    common: dict[str, Any] = {
-        "volume_id": name,
-        "staging_target_path": f"{places.kubelet}/{name}/globalmount",
-        "volume_capability": capability(),
-        "volume_context": {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"},
-    }
-    await node.NodeStageVolume(csi_pb2.NodeStageVolumeRequest(**common), timeout=60)
-    request = csi_pb2.NodePublishVolumeRequest(
-        **common, target_path=places.target(name), defer_fs_ops=True
-    )
-    await node.NodePublishVolume(request, timeout=60)
+    staging = f"{places.kubelet}/{name}/globalmount"
+    context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
+    await Co(co).stage(name, staging, volume_context=context)
+    await Co(co).publish(name, places.target(name), staging=staging, volume_context=context)
 
 
 async def test_shim_whose_threads_all_hang_is_not_ready_until_one_is_free(

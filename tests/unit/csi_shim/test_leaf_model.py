@@ -23,7 +23,7 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc import outcome, status
 from crust.wire.csi.v1 import csi_pb2
-from examples.kata.demo.kubelet import capability
+from tests.support.co import publish_request
 
 KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("v"))
 PATHS = PrivatePaths.of("/nowhere", KEY)
@@ -185,10 +185,7 @@ class Shim:
 
 
 def _request() -> csi_pb2.NodePublishVolumeRequest:
-    return csi_pb2.NodePublishVolumeRequest(
-        volume_id="v", target_path=TARGET, staging_target_path="/nowhere/g",
-        volume_capability=capability(), defer_fs_ops=True,
-    )  # fmt: skip
+    return publish_request("v", TARGET, staging="/nowhere/g")
 
 
 def _by_themselves(world: World) -> Iterator[World]:

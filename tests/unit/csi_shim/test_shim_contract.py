@@ -17,10 +17,11 @@ from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
+from tests.support.co import publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver, Gate
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import publish_request, until
+from tests.support.nodes.node import until
 
 Code = grpc.StatusCode
 CALLERS_S = 10

@@ -15,11 +15,12 @@ from crust import volumes
 from crust.handoff import store
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes import proxy_process
 from tests.support.nodes.fake_targets import FakeTargets
-from tests.support.nodes.node import Co, Places
+from tests.support.nodes.node import Places
 from tests.support.runtimes import fake_handler
 
 POINTS_AT_MOST = 60

@@ -12,11 +12,12 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.process.oserrors import ProcessOutOfResources
 from crust.proxy.publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import publish_request
 from tests.support.drivers.fake_driver import Failure, device_of
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeDevices
-from tests.support.nodes.node import Node, Places, publish_request
+from tests.support.nodes.node import Node, Places
 
 Code = grpc.StatusCode
 PUBLISH = "plugins/kubernetes.io/csi/volumeDevices/publish"

@@ -16,11 +16,12 @@ from crust.proxy import app
 from crust.rpc import channel
 from crust.rpc.serving import daemon
 from crust.wire.v1 import inspect_pb2
+from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
-from tests.support.nodes.node import Co, Places
+from tests.support.nodes.node import Places
 from tests.support.records import records
 from tests.support.runtimes import fake_handler
 

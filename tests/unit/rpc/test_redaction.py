@@ -13,6 +13,7 @@ import pytest
 from crust import logs
 from crust.rpc.messages import redaction
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import capability as capability_of
 from tests.support.drivers.fake_driver import Failure
 from tests.support.nodes import node as nodes
 
@@ -92,9 +93,11 @@ async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
         fields: dict[str, Any] = {"secrets": {"key": SECRET}, "volume_context": context}
         await node.co.publish("vol-1", target, **fields)
         await node.co.publish("vol-1", target, **fields)
-        flags = {"fs_type": "ext4", "mount_flags": [f"password={SECRET}"]}
+        flags = [f"password={SECRET}"]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await node.co.publish("vol-2", places.target("two"), mount=flags, **fields)
+            await node.co.publish(
+                "vol-2", places.target("two"), capability_of(mount_flags=flags), **fields
+            )
         assert SECRET not in str(refused.value)
         assert _files_with(SECRET, short) == []
         with node.sandbox(target):

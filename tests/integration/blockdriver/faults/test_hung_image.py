@@ -12,9 +12,8 @@ import pytest
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
-from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.drivers.block_driver import MIB, mount
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import Co, capability
 from tests.support.drivers.killed_driver import KilledDriver
 from tests.support.faults.hung_files import HungFile
 from tests.support.faults.refusals import refused_in_time
@@ -22,61 +21,25 @@ from tests.support.faults.refusals import refused_in_time
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 Code = grpc.StatusCode
-CAPABILITY = csi.capability_to_wire(mount())
+CAPABILITY = capability(mode="SINGLE_NODE_MULTI_WRITER")
 SOON_S = 4
 """The driver answers a little earlier than this."""
 LONG_S = 60
 
 
-class Co:
-    """Calls of a CO, with one staging path and one target for each volume."""
+async def use(co: Co, root: Path, volume_id: str) -> None:
+    """The rest of a volume's life, with a pod's write."""
+    target, staging = str(root / volume_id), str(root / "staging")
+    await co.publish(volume_id, target, CAPABILITY, defer=False, staging=staging)
+    await asyncio.to_thread(Path(target, "file").write_text, "a pod's")
+    await co.unpublish(volume_id, target)
+    await co.unstage(volume_id, staging)
+    await co.delete(volume_id)
 
-    def __init__(self, root: Path, connected: grpc.aio.Channel) -> None:
-        self.root = root
-        self.controller = csi_pb2_grpc.ControllerStub(connected)
-        self.node = csi_pb2_grpc.NodeStub(connected)
-        self.identity = csi_pb2_grpc.IdentityStub(connected)
 
-    async def create(self, name: str) -> str:
-        request = csi_pb2.CreateVolumeRequest(
-            name=name,
-            volume_capabilities=[CAPABILITY],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        )
-        answer = await self.controller.CreateVolume(request, wait_for_ready=True, timeout=LONG_S)
-        return answer.volume.volume_id
-
-    async def stage(self, volume_id: str, timeout_s: float = LONG_S) -> None:
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume_id,
-            staging_target_path=str(self.root / "staging"),
-            volume_capability=CAPABILITY,
-        )
-        await self.node.NodeStageVolume(request, wait_for_ready=True, timeout=timeout_s)
-
-    async def use(self, volume_id: str) -> None:
-        """The rest of its life, with a pod's write."""
-        target, staging = str(self.root / volume_id), str(self.root / "staging")
-        await self.node.NodePublishVolume(
-            csi_pb2.NodePublishVolumeRequest(
-                volume_id=volume_id,
-                staging_target_path=staging,
-                target_path=target,
-                volume_capability=CAPABILITY,
-            ),
-            timeout=LONG_S,
-        )
-        await asyncio.to_thread(Path(target, "file").write_text, "a pod's")
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target)
-        await self.node.NodeUnpublishVolume(unpublish, timeout=LONG_S)
-        unstage = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=staging)
-        await self.node.NodeUnstageVolume(unstage, timeout=LONG_S)
-        delete = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await self.controller.DeleteVolume(delete, timeout=LONG_S)
-
-    async def is_ready(self) -> bool:
-        answer = await self.identity.Probe(csi_pb2.ProbeRequest(), timeout=LONG_S)
-        return bool(answer.ready.value)
+async def is_ready(co: Co) -> bool:
+    answer = await co.identity.Probe(csi_pb2.ProbeRequest(), timeout=LONG_S)
+    return bool(answer.ready.value)
 
 
 @pytest.fixture
@@ -104,20 +67,22 @@ async def left(connected: grpc.aio.Channel) -> None:
 async def test_stage_of_a_volume_that_hangs_harms_nobody_and_a_stop_waits_for_it(
     driver: KilledDriver,
 ) -> None:
-    root = driver.root
+    root, staging = driver.root, str(driver.root / "staging")
     async with channel.connect(driver.socket) as connected:
-        co = Co(root, connected)
-        dead, well = await co.create("dead"), await co.create("well")
+        co = Co(connected, LONG_S, waits=True)
+        dead, well = [(await co.create(name, CAPABILITY)).volume_id for name in ("dead", "well")]
         image = root / "pool" / "state" / "images" / f"{dead}.img"
         with HungFile(image) as hung:
             for _ in range(2):
                 await refused_in_time(
-                    lambda: co.stage(dead, SOON_S), Code.ABORTED, "OperationOverdue"
+                    lambda: co.stage(dead, staging, CAPABILITY, timeout_s=SOON_S),
+                    Code.ABORTED,
+                    "OperationOverdue",
                 )
             await one_hangs(driver)
-            assert await co.is_ready()
-            await co.stage(well)
-            await co.use(well)
+            assert await is_ready(co)
+            await co.stage(well, staging, CAPABILITY)
+            await use(co, root, well)
             driver.terminate()
             await left(connected)
             with pytest.raises(TimeoutError):  # it waits for the thread that the kernel keeps
@@ -129,10 +94,10 @@ async def test_stage_of_a_volume_that_hangs_harms_nobody_and_a_stop_waits_for_it
     assert mountinfo.below(str(root)) == ()
     await driver.start()
     async with channel.connect(driver.socket) as connected:
-        again = Co(root, connected)
-        await again.stage(dead)
-        await again.use(dead)
-        assert await again.is_ready()
+        again = Co(connected, LONG_S, waits=True)
+        await again.stage(dead, staging, CAPABILITY)
+        await use(again, root, dead)
+        assert await is_ready(again)
     assert not any(image.parent.iterdir())
 
 

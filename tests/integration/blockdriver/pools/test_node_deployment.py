@@ -1,5 +1,6 @@
 """A driver that provisions for its own node alone: no sidecar expands volumes, so NodeExpandVolume does it all."""
 
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from crust.blockdriver.services.roles import Role
 from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.process import capabilities
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
 
 pytestmark = pytest.mark.root
 
@@ -85,20 +85,13 @@ async def test_node_expand_that_cannot_be_changes_no_size(bench: Bench) -> None:
 async def test_creation_follows_the_strict_topology_of_the_selected_node(bench: Bench) -> None:
     """external-provisioner --node-deployment --strict-topology: requisite and preferred are the selected node."""
 
-    def request(node: str) -> csi_pb2.CreateVolumeRequest:
+    def created(node: str) -> Awaitable[csi_pb2.Volume]:
         selected = csi_pb2.Topology(segments={topology.KEY: node})
-        return csi_pb2.CreateVolumeRequest(
-            name=f"pvc-{node}",
-            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-            volume_capabilities=[csi.capability_to_wire(block())],
-            accessibility_requirements=csi_pb2.TopologyRequirement(
-                requisite=[selected], preferred=[selected]
-            ),
-        )
+        required = csi_pb2.TopologyRequirement(requisite=[selected], preferred=[selected])
+        return bench.create(f"pvc-{node}", block(), accessibility_requirements=required)
 
-    made = await bench.driver.controller.CreateVolume(request("node-1"), caller())
-    assert [dict(each.segments) for each in made.volume.accessible_topology] == [
+    assert [dict(each.segments) for each in (await created("node-1")).accessible_topology] == [
         {topology.KEY: "node-1"}
     ]
     with pytest.raises(topology.TopologyNotAccessible):
-        await bench.driver.controller.CreateVolume(request("node-2"), caller())
+        await created("node-2")

@@ -9,10 +9,10 @@ from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import create_request
 from tests.support.drivers import memory_backend
-from tests.support.drivers.block_driver import MIB, caller, mount
+from tests.support.drivers.block_driver import MIB, caller
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.runtimes.fake_guests import FakeGuests
 
@@ -41,13 +41,7 @@ def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
 async def create(
     driver: Driver, name: str, *, source: str = "", snapshot: str = ""
 ) -> volumes.VolumeId:
-    request = csi_pb2.CreateVolumeRequest(
-        name=name, volume_capabilities=[csi.capability_to_wire(mount())]
-    )
-    if source:
-        request.volume_content_source.volume.volume_id = source
-    if snapshot:
-        request.volume_content_source.snapshot.snapshot_id = snapshot
+    request = create_request(name, size=0, volume=source, snapshot=snapshot)
     answer = await driver.controller.CreateVolume(request, caller())
     return volumes.VolumeId(answer.volume.volume_id)
 

@@ -11,6 +11,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import create_request, publish_request, stage_request
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import MIB, caller, mount
 from tests.support.drivers.memory_backend import MemoryBackend
@@ -30,10 +31,10 @@ class Volume:
 
     async def stage(self, *, raw: bool = False, secrets: dict[str, str] | None = None) -> None:
         await self.driver.node.NodeStageVolume(
-            csi_pb2.NodeStageVolumeRequest(
-                volume_id=self.volume_id,
-                staging_target_path=str(self.staging),
-                volume_capability=self.capability(raw=raw),
+            stage_request(
+                self.volume_id,
+                str(self.staging),
+                self.capability(raw=raw),
                 secrets=SECRETS if secrets is None else secrets,
             ),
             caller(),
@@ -43,12 +44,12 @@ class Volume:
         self, *, deferred: bool = True, secrets: dict[str, str] | None = None
     ) -> csi_pb2.DeferredMount:
         answer = await self.driver.node.NodePublishVolume(
-            csi_pb2.NodePublishVolumeRequest(
-                volume_id=self.volume_id,
-                staging_target_path=str(self.staging),
-                target_path=str(self.target),
-                volume_capability=self.capability(),
-                defer_fs_ops=deferred,
+            publish_request(
+                self.volume_id,
+                str(self.target),
+                self.capability(),
+                defer=deferred,
+                staging=str(self.staging),
                 secrets=secrets or {},
             ),
             caller(),
@@ -96,12 +97,7 @@ async def volume(tmp_path: Path) -> Volume:
         engine=memory_backend.engine(str(state), MemoryBackend(has_devices=False)),
     )
     driver.open()
-    made = await driver.controller.CreateVolume(
-        csi_pb2.CreateVolumeRequest(
-            name="one", volume_capabilities=[csi.capability_to_wire(mount())]
-        ),
-        caller(),
-    )
+    made = await driver.controller.CreateVolume(create_request(size=0), caller())
     return Volume(driver, tmp_path, made.volume.volume_id)
 
 

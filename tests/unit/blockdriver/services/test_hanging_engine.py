@@ -19,10 +19,10 @@ from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.operations import SystemCallTimedOut
 from crust.rpc import status
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import create_request
 from tests.support.drivers import memory_backend
-from tests.support.drivers.block_driver import MIB, caller, mount
+from tests.support.drivers.block_driver import caller
 from tests.support.drivers.memory_backend import MemoryBackend
 
 _SOON_S = 0.01
@@ -95,12 +95,7 @@ def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
 
 
 async def create(driver: Driver, name: str) -> volumes.VolumeId:
-    request = csi_pb2.CreateVolumeRequest(
-        name=name,
-        volume_capabilities=[csi.capability_to_wire(mount())],
-        capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-    )
-    made = await driver.controller.CreateVolume(request, caller())
+    made = await driver.controller.CreateVolume(create_request(name), caller())
     return volumes.VolumeId(made.volume.volume_id)
 
 

@@ -14,10 +14,9 @@ from crust.blockdriver.services import roles
 from crust.blockdriver.services.roles import Role
 from crust.host.process import boot
 from crust.rpc import channel
-from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import create_request
 from tests.support.drivers import memory_backend
-from tests.support.drivers.block_driver import MIB, mount
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.nodes.fake_throttle import FakeThrottle
 
@@ -65,11 +64,7 @@ async def services(connected: grpc.aio.Channel) -> set[int]:
 
 
 def create() -> csi_pb2.CreateVolumeRequest:
-    return csi_pb2.CreateVolumeRequest(
-        name="pvc",
-        capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
-        volume_capabilities=[csi.capability_to_wire(mount())],
-    )
+    return create_request()
 
 
 async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve) -> None:

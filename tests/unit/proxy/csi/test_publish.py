@@ -8,10 +8,11 @@ import pytest
 
 from crust import volumes
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import Node, publish_request, until
+from tests.support.nodes.node import Node, until
 
 Code = grpc.StatusCode
 
@@ -30,13 +31,13 @@ async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_em
 
 async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> None:
     target = kata.places.target("one")
-    mount = {
-        "fs_type": "xfs",
-        "mount_flags": ["noatime", "_netdev"],
-        "volume_supplemental_group": "3000",
-        "volume_supplemental_group_change_policy": "OnRootMismatch",
-    }
-    await kata.co.publish("vol-1", target, mount=mount)
+    given = capability(
+        "xfs",
+        mount_flags=["noatime", "_netdev"],
+        volume_supplemental_group="3000",
+        volume_supplemental_group_change_policy="OnRootMismatch",
+    )
+    await kata.co.publish("vol-1", target, given)
     record = kata.record(target)
     assert record.device == fake_driver.device_of("vol-1")
     assert record.handler == "kata"
@@ -50,7 +51,7 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> No
 async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> None:
     """A released CO sends only volume_mount_group."""
     target = kata.places.target("one")
-    await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "volume_mount_group": "7"})
+    await kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
     group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
     assert kata.record(target).mount.group == group
 
@@ -69,7 +70,7 @@ async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag
 async def test_a_reader_only_access_mode_makes_the_record_read_only(kata: Node) -> None:
     target = kata.places.target("one")
     mode = csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY
-    await kata.co.publish("vol-1", target, mode=mode)
+    await kata.co.publish("vol-1", target, capability(mode=mode))
     assert kata.record(target).readonly
 
 
@@ -97,9 +98,9 @@ async def test_another_publish_of_the_same_target_is_already_exists_and_changes_
     target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     before = kata.entry(target)
-    mount = {"fs_type": "ext4", "mount_flags": ["noatime"]}
+    given = capability(mount_flags=["noatime"])
     await refused(
-        kata.co.publish("vol-1", target, mount=mount),
+        kata.co.publish("vol-1", target, given),
         Code.ALREADY_EXISTS,
         "published already",
         "kata",
@@ -223,8 +224,8 @@ async def test_invalid_metadata_is_refused_and_unpublished(
 ) -> None:
     target = kata.places.target("one")
     kata.driver.alter = alter  # type: ignore[assignment]
-    mount = {"fs_type": "ext4", "volume_supplemental_group": "7"}
-    await refused(kata.co.publish("vol-1", target, mount=mount), Code.INTERNAL, words, "bug")
+    given = capability(volume_supplemental_group="7")
+    await refused(kata.co.publish("vol-1", target, given), Code.INTERNAL, words, "bug")
     kata.check_untouched(target)
 
 
@@ -233,10 +234,8 @@ async def test_a_credential_among_the_options_is_refused_by_name_and_without_its
     kata: Node,
 ) -> None:
     target = kata.places.target("one")
-    mount = {"fs_type": "ext4", "mount_flags": ["password=s3same"]}
-    said = await refused(
-        kata.co.publish("vol-1", target, mount=mount), Code.INVALID_ARGUMENT, "password"
-    )
+    given = capability(mount_flags=["password=s3same"])
+    said = await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "password")
     assert "s3same" not in said
     kata.check_untouched(target)
 

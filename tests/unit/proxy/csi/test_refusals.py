@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from crust import volumes
 from crust.proxy.runtimes.handlers import Feature
 from crust.runtime_handler import registration
 from crust.wire.v1 import inspect_pb2
+from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
@@ -83,7 +85,7 @@ GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
 async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     node: Node,
     lacks: Feature | None,
-    mount: dict[str, str],
+    mount: dict[str, Any],
     readonly: object,
     words: tuple[str, ...],
 ) -> None:
@@ -93,7 +95,7 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     )
     async with node.handler(features=features):
         await refused(
-            node.co.publish("vol-1", target, mount=mount, readonly=bool(readonly)),
+            node.co.publish("vol-1", target, capability(**mount), readonly=bool(readonly)),
             Code.FAILED_PRECONDITION,
             "'kata'",
             *words,
@@ -133,7 +135,7 @@ async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     target = node.places.target("one")
     async with node.handler(filesystems=frozenset({"xfs"})):
-        call = node.co.publish("vol-1", target, mount={"mount_flags": ["noatime"]})
+        call = node.co.publish("vol-1", target, capability(mount_flags=["noatime"]))
         await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it supports: xfs")
     node.check_untouched(target)
 
@@ -280,7 +282,7 @@ async def test_a_device_that_the_host_has_mounted(kata: Node) -> None:
 
 async def test_device_of_a_raw_publish_is_refused_until_the_raw_publish_ends(kata: Node) -> None:
     raw, target = kata.places.target("raw"), kata.places.target("one")
-    request = nodes.publish_request("vol-1", raw, defer=False)
+    request = publish_request("vol-1", raw, defer=False)
     request.volume_capability.block.SetInParent()
     await kata.co.node.NodePublishVolume(request, timeout=60)
     kata.devices.nodes[raw] = fake_driver.device_of("vol-1")
@@ -331,7 +333,7 @@ async def test_host_mount_of_a_deferred_device_by_another_volume_id_is_refused(
 
 async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
     target = kata.places.target("one")
-    request = nodes.publish_request("vol-1", target)
+    request = publish_request("vol-1", target)
     request.volume_capability.block.SetInParent()
     await refused(
         kata.co.node.NodePublishVolume(request, timeout=10),
@@ -366,7 +368,7 @@ async def test_invalid_volume_id_is_refused(kata: Node, volume_id: str) -> None:
 
 async def test_a_publish_without_a_capability(kata: Node) -> None:
     target = kata.places.target("one")
-    request = nodes.publish_request("vol-1", target)
+    request = publish_request("vol-1", target)
     request.ClearField("volume_capability")
     await refused(
         kata.co.node.NodePublishVolume(request, timeout=10),

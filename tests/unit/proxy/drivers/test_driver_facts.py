@@ -5,12 +5,13 @@ import pytest
 
 from crust.proxy import app
 from crust.rpc import channel
+from tests.support.co import Co, capability
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
-from tests.support.nodes.node import Co, Node, Places
+from tests.support.nodes.node import Node, Places
 from tests.support.runtimes import fake_handler
 
 Code = grpc.StatusCode
@@ -109,15 +110,15 @@ async def test_a_long_error_text_of_the_driver_keeps_its_code(kata: Node) -> Non
 async def test_options_that_the_driver_does_not_repeat_reach_the_record(kata: Node) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     target = kata.places.target("one")
-    mount = {"fs_type": "ext4", "mount_flags": ["nosuid,noexec", "dirsync", "_netdev"]}
-    await kata.co.publish("vol-1", target, mount=mount)
+    given = capability(mount_flags=["nosuid,noexec", "dirsync", "_netdev"])
+    await kata.co.publish("vol-1", target, given)
     assert kata.record(target).mount.mount_options == ("nosuid", "noexec", "dirsync")
 
 
 async def test_readonly_among_the_options_is_kept(kata: Node) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
     target = kata.places.target("one")
-    await kata.co.publish("vol-1", target, mount={"fs_type": "ext4", "mount_flags": ["ro"]})
+    await kata.co.publish("vol-1", target, capability(mount_flags=["ro"]))
     assert kata.record(target).readonly
 
 
@@ -125,8 +126,6 @@ async def test_an_option_that_is_a_credential_is_refused_before_the_driver_is_as
     kata: Node,
 ) -> None:
     target = kata.places.target("one")
-    mount = {"fs_type": "ext4", "mount_flags": ["password=hunter2"]}
-    await refused(
-        kata.co.publish("vol-1", target, mount=mount), Code.INVALID_ARGUMENT, "credential"
-    )
+    given = capability(mount_flags=["password=hunter2"])
+    await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "credential")
     assert kata.driver.called("NodePublishVolume") == []

@@ -14,6 +14,7 @@ from crust import volumes
 from crust.handoff import claims, layout
 from crust.rpc import channel
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, inspect_pb2, runtime_pb2, types_pb2
+from tests.support.co import capability
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node
 
@@ -147,8 +148,8 @@ async def test_watch_reports_the_events_of_a_volume(kata: Node) -> None:
     await _next(watch, "released")
     await kata.co.unpublish("vol-1", target)
     assert (await _next(watch, "unpublished")).handler == "kata"
-    mount = {"fs_type": "btrfs"}
-    await refused(kata.co.publish("vol-1", target, mount=mount), Code.FAILED_PRECONDITION)
+    given = capability("btrfs")
+    await refused(kata.co.publish("vol-1", target, given), Code.FAILED_PRECONDITION)
     assert "btrfs" in (await _next(watch, "refused")).message
     watch.cancel()
 

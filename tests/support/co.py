@@ -1,0 +1,194 @@
+"""A container orchestrator: the requests that it makes, and its calls of a CSI socket.
+
+A request has the fields that each volume needs, and those that its caller names. A test of a malformed request
+changes such a one.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+MIB = 1 << 20
+MODE = csi_pb2.VolumeCapability.AccessMode
+
+Answer = TypeVar("Answer")
+Metadata = tuple[tuple[str, str], ...]
+
+
+def capability(
+    fs_type: str = "ext4",
+    *,
+    block: bool = False,
+    mode: int | str = MODE.SINGLE_NODE_WRITER,
+    **mount: Any,
+) -> csi_pb2.VolumeCapability:
+    """A filesystem's capability, or that of a raw block volume; `mount` has other fields of MountVolume."""
+    number = MODE.Mode.Value(mode) if isinstance(mode, str) else MODE.Mode.ValueType(mode)
+    made = csi_pb2.VolumeCapability(access_mode=MODE(mode=number))
+    if block:
+        made.block.SetInParent()
+    else:
+        made.mount.CopyFrom(csi_pb2.VolumeCapability.MountVolume(fs_type=fs_type, **mount))
+    return made
+
+
+def create_request(
+    name: str = "pvc",
+    *capabilities: csi_pb2.VolumeCapability,
+    size: int = 64 * MIB,
+    limit: int = 0,
+    volume: str = "",
+    snapshot: str = "",
+    **fields: Any,
+) -> csi_pb2.CreateVolumeRequest:
+    """CreateVolume of `size` bytes; a copy of the volume or snapshot whose id is given."""
+    request = csi_pb2.CreateVolumeRequest(
+        name=name,
+        volume_capabilities=capabilities or (capability(),),
+        capacity_range=csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit),
+        **fields,
+    )
+    if volume:
+        request.volume_content_source.volume.volume_id = volume
+    if snapshot:
+        request.volume_content_source.snapshot.snapshot_id = snapshot
+    return request
+
+
+def stage_request(
+    volume_id: str,
+    staging: str,
+    given: csi_pb2.VolumeCapability | None = None,
+    **fields: Any,
+) -> csi_pb2.NodeStageVolumeRequest:
+    """NodeStageVolume."""
+    return csi_pb2.NodeStageVolumeRequest(
+        volume_id=volume_id,
+        staging_target_path=staging,
+        volume_capability=given or capability(),
+        **fields,
+    )
+
+
+def publish_request(
+    volume_id: str,
+    target: str,
+    given: csi_pb2.VolumeCapability | None = None,
+    *,
+    defer: bool = True,
+    staging: str = "",
+    **fields: Any,
+) -> csi_pb2.NodePublishVolumeRequest:
+    """NodePublishVolume, deferred by the CO's flag."""
+    return csi_pb2.NodePublishVolumeRequest(
+        volume_id=volume_id,
+        staging_target_path=staging,
+        target_path=target,
+        volume_capability=given or capability(),
+        defer_fs_ops=defer,
+        **fields,
+    )
+
+
+class Co:
+    """The calls of a CSI socket. A call has `answer_s`; it waits for a connection if `waits`."""
+
+    def __init__(
+        self,
+        connected: grpc.aio.Channel,
+        answer_s: float = 60,
+        *,
+        waits: bool = False,
+        metadata: Metadata = (),
+    ) -> None:
+        self.channel = connected
+        self._answer_s = answer_s
+        self._waits = waits
+        self._metadata = metadata
+        self.identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
+        self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(connected)
+        self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+
+    async def create(
+        self, name: str = "pvc", *capabilities: csi_pb2.VolumeCapability, **fields: Any
+    ) -> csi_pb2.Volume:
+        """CreateVolume."""
+        request = create_request(name, *capabilities, **fields)
+        return (await self._call(self.controller.CreateVolume, request)).volume
+
+    async def delete(self, volume_id: str) -> None:
+        """DeleteVolume."""
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
+        await self._call(self.controller.DeleteVolume, request)
+
+    async def stage(
+        self,
+        volume_id: str,
+        staging: str,
+        given: csi_pb2.VolumeCapability | None = None,
+        *,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> None:
+        """NodeStageVolume."""
+        request = stage_request(volume_id, staging, given, **fields)
+        await self._call(self.node.NodeStageVolume, request, timeout_s)
+
+    async def unstage(self, volume_id: str, staging: str) -> None:
+        """NodeUnstageVolume."""
+        request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=staging)
+        await self._call(self.node.NodeUnstageVolume, request)
+
+    async def publish(
+        self,
+        volume_id: str,
+        target: str,
+        given: csi_pb2.VolumeCapability | None = None,
+        *,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume, deferred by the CO's flag."""
+        request = publish_request(volume_id, target, given, **fields)
+        return await self._call(self.node.NodePublishVolume, request, timeout_s)
+
+    async def unpublish(
+        self, volume_id: str, target: str, *, timeout_s: float | None = None, flag: bool = False
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """NodeUnpublishVolume, without the flag: the record says that it is deferred."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume_id, target_path=target, defer_fs_ops=flag
+        )
+        return await self._call(self.node.NodeUnpublishVolume, request, timeout_s)
+
+    async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """NodeGetVolumeStats."""
+        request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
+        return await self._call(self.node.NodeGetVolumeStats, request)
+
+    async def expand(
+        self, volume_id: str, path: str, required: int, limit: int = 0
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume_id,
+            volume_path=path,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+        )
+        return await self._call(self.node.NodeExpandVolume, request)
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[Answer]],
+        request: Any,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        return await method(
+            request,
+            timeout=timeout_s or self._answer_s,
+            wait_for_ready=self._waits,
+            metadata=self._metadata,
+        )
