@@ -11,8 +11,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import grpc.aio
-
 from crust import metrics
 from crust.blockdriver import lost_nodes
 from crust.blockdriver.app import build
@@ -28,7 +26,8 @@ from crust.ceph.user import CephUser
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.host.process import workers
-from crust.rpc import channel, wiring
+from crust.rpc import wiring
+from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
@@ -131,9 +130,7 @@ async def check(settings: DriverSettings) -> None:
         await workers.run(propagation.check, settings.target_roots)
 
 
-def driver_of(
-    settings: DriverSettings, connect: Callable[[str], grpc.aio.Channel] = channel.connect
-) -> Driver:
+def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketPort) -> Driver:
     """The driver that the settings describe, composed without I/O; `connect` leads to the proxy's Runtime API."""
     is_shared = settings.engine not in LOCAL_ENGINES
     return build(

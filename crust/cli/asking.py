@@ -14,12 +14,13 @@ from typing import TypeAlias
 
 import click
 import grpc
-import grpc.aio
 
 from crust import errors
 from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes
+from crust.rpc.port import SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import inspect_pb2_grpc
 
 Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stubs only
@@ -57,20 +58,20 @@ async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
     path = f"{run_dir}/inspect.sock"
     start = "start crust-node or crust-proxy"
     await workers.run(check_socket, "the proxy", path, start=start)
-    async with channel.connect(path) as connected:
+    async with SocketPort(path) as port:
         try:
-            yield inspect_pb2_grpc.InspectStub(connected)
-        except grpc.aio.AioRpcError as err:
+            yield stub(inspect_pb2_grpc.InspectStub, port)
+        except PeerStatus as err:
             raise answer_of("the proxy", path, err) from err
 
 
-def answer_of(who: str, path: str, err: grpc.aio.AioRpcError) -> errors.CrustError:
+def answer_of(who: str, path: str, err: PeerStatus) -> errors.CrustError:
     """The error that a daemon answered with; `DaemonNotResponding` if it did not answer."""
-    if codes.name_in(err.trailing_metadata()):
+    if codes.name_in(err.trailing):
         return codes.to_error(err)
-    if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if err.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DaemonNotResponding(who, path, "it took too long", "read its log")
-    if err.code() is grpc.StatusCode.UNAVAILABLE:
+    if err.code is grpc.StatusCode.UNAVAILABLE:
         return DaemonNotResponding(who, path, "the connection was lost", "ask again")
     return codes.to_error(err)
 

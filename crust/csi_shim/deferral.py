@@ -115,10 +115,6 @@ class Deferral:
         )
         try:
             await self._inner.unpublish(undo, context, UNDO_TIMEOUT_S)
-        except (
-            grpc.aio.AioRpcError,
-            errors.CrustError,
-            TimeoutError,
-        ):  # report the error of the publish, not this one
+        except (errors.CrustError, TimeoutError):  # report the error of the publish, not this one
             return outcome.Residue.UNKNOWN
         return outcome.Residue.NONE

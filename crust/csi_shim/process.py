@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys, errors, metrics
@@ -29,8 +27,10 @@ from crust.host.process.workers import Workers
 from crust.rpc import passthrough, wiring
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import extensions, requests
+from crust.rpc.port import Port, stub
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.worker_watch import WorkerWatch
+from crust.rpc.status import Metadata
 from crust.settings.shim import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -46,8 +46,8 @@ Flagged = TypeVar(
 class _Socket:
     """Adapts a driver's socket to `deferral.InnerNode`."""
 
-    def __init__(self, driver: grpc.aio.Channel, facts: DriverFacts) -> None:
-        self._stub = csi_pb2_grpc.NodeStub(driver)
+    def __init__(self, driver: Port, facts: DriverFacts) -> None:
+        self._stub = stub(csi_pb2_grpc.NodeStub, driver)
         self._facts = facts
 
     async def publish(
@@ -75,7 +75,7 @@ class _Socket:
         return await self._facts.defers(context.time_remaining())
 
 
-def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passthrough:
+def handlers(driver: Port, deferral: Deferral) -> passthrough.Passthrough:
     """The shim's generic handler: the three calls that may be flagged; all others pass through."""
 
     def flagged(
@@ -87,10 +87,7 @@ def handlers(driver: grpc.aio.Channel, deferral: Deferral) -> passthrough.Passth
             request = requests.parse(kind, data)
             if not request.defer_fs_ops:
                 return await unchanged(data, context)
-            try:
-                return (await answer(request, context)).SerializeToString()
-            except grpc.aio.AioRpcError as error:
-                return await passthrough.relay_status(context, error)
+            return (await answer(request, context)).SerializeToString()
 
         return _NODE + name, behave
 
@@ -188,11 +185,10 @@ async def part(  # noqa: PLR0913 - one per setting
         yield
 
 
-def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustError | None:
-    state = driver.get_state(try_to_connect=True)
+def _not_connected(driver: Port, socket_path: str) -> errors.CrustError | None:
     return (
         None
-        if state is grpc.ChannelConnectivity.READY
+        if driver.is_connected()
         else errors.PeerUnavailable.named(
             "DriverNotConnected",
             "the driver cannot be reached",
@@ -202,7 +198,7 @@ def _not_connected(driver: grpc.aio.Channel, socket_path: str) -> errors.CrustEr
     )
 
 
-def _wrapped(driver: grpc.aio.Channel, runtime: RuntimeClient) -> WrappedVolumes:
+def _wrapped(driver: Port, runtime: RuntimeClient) -> WrappedVolumes:
     inner = InnerNode(driver)
     return WrappedVolumes(inner, Staging(inner), runtime)
 
@@ -242,7 +238,7 @@ def wrapping_of(settings: ShimSettings) -> Wrapping | None:
     return Wrapping(settings.kubelet_root, default, settings.driver_name)
 
 
-def _metadata(context: Context) -> passthrough.Metadata:
+def _metadata(context: Context) -> Metadata:
     own = dict(extensions.METADATA)
     kept = tuple(pair for pair in passthrough.metadata_of(context) if pair[0] not in own)
     return (*kept, *extensions.METADATA)

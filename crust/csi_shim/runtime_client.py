@@ -1,10 +1,10 @@
 """The shim's client of the proxy's Runtime API (KEP-2857)."""
 
-import grpc.aio
-
 from crust import volumes
 from crust.rpc import status
 from crust.rpc.messages import crust_v1
+from crust.rpc.port import Port, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 STATS_TIMEOUT_S = 10.0
@@ -17,15 +17,15 @@ EXPAND_TIMEOUT_S = 100.0
 class RuntimeClient:
     """Calls the proxy for a volume, by its target path. Raises the proxy's errors, or `PeerUnavailable`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = runtime_pb2_grpc.RuntimeStub(channel)
+    def __init__(self, port: Port) -> None:
+        self._stub = stub(runtime_pb2_grpc.RuntimeStub, port)
 
     async def stats(self, target_path: str) -> volumes.VolumeStats:
         """Statistics from the kernel that has the volume mounted."""
         request = runtime_pb2.RuntimeGetVolumeStatsRequest(volume_target_path=target_path)
         try:
             answer = await self._stub.RuntimeGetVolumeStats(request, timeout=STATS_TIMEOUT_S)
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise status.to_error(err) from err
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
         return crust_v1.stats(answer.usage, condition)
@@ -44,6 +44,6 @@ class RuntimeClient:
             timeout_s = min(timeout_s, time_left_s * 0.98)
         try:
             answer = await self._stub.RuntimeExpandVolume(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise status.to_error(err) from err
         return answer.capacity_bytes

@@ -1,17 +1,16 @@
 """The calls that the proxy itself makes to the shim behind one CSI socket.
 
 They belong to operations that outlive their caller, so they have deadlines of their own. Their metadata is the
-caller's with the opt-in to deferral added. A status of the shim or its driver is raised unchanged
-(`grpc.aio.AioRpcError`), and the CSI frontend passes it on.
+caller's with the opt-in to deferral added. A status of the shim or its driver is raised unchanged (`PeerStatus`), and
+the CSI frontend passes it on.
 """
 
 from dataclasses import dataclass
 
-import grpc.aio
-
-from crust.rpc import passthrough
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port, stub
+from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 TIMEOUT_S = 110.0
@@ -22,9 +21,9 @@ TIMEOUT_S = 110.0
 class Caller:
     """The part of the CO's call that goes into the proxy's calls."""
 
-    metadata: passthrough.Metadata
+    metadata: Metadata
 
-    def opted_in(self) -> passthrough.Metadata:
+    def opted_in(self) -> Metadata:
         """The caller's metadata with the opt-in to deferral."""
         kept = (pair for pair in self.metadata if pair[0] != extensions.KEY)
         return (*kept, *extensions.METADATA)
@@ -33,15 +32,15 @@ class Caller:
 class Backend:
     """The Node service of the shim."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.facts = DriverFacts(channel)
-        self._stub = csi_pb2_grpc.NodeStub(channel)
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.facts = DriverFacts(port)
+        self._stub = stub(csi_pb2_grpc.NodeStub, port)
 
     async def aclose(self) -> None:
-        """Close the channel, and what watches it."""
+        """Close the port."""
         await self.facts.aclose()
-        await self.channel.close()
+        await self.port.aclose()
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, caller: Caller

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import grpc
 import grpc.aio
 from google.protobuf import timestamp_pb2
 
@@ -66,14 +65,13 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
         records = self._table.records()
-        ready = grpc.ChannelConnectivity.READY
         return inspect_pb2.ListDriversResponse(
             drivers=[
                 inspect_pb2.ListDriversResponse.Driver(
                     name=each.served.name,
                     socket=each.served.socket,
                     backend=each.served.backend,
-                    connected=each.backend.channel.get_state(try_to_connect=True) is ready,
+                    connected=each.backend.port.is_connected(),
                     deferred_volumes=sum(
                         record.key.driver == each.served.name for record in records
                     ),

@@ -18,8 +18,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import grpc.aio
-
 from crust import deferral_keys, errors, metrics, operations, volumes
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
@@ -56,6 +54,7 @@ from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.rpc.serving import interceptors
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
@@ -135,7 +134,7 @@ class Publish:
 
     def refusal(
         self, target: str, error: Exception, decision: Decision | None = None
-    ) -> errors.CrustError | grpc.aio.AioRpcError:
+    ) -> errors.CrustError:
         """The error of a publish that has looked at nothing yet: the table knows what stands."""
         residue = Residue.NONE if self._table.at(target) is None else Residue.EXISTS
         return self._answer(target, error, residue, decision)
@@ -249,7 +248,7 @@ class Publish:
         run.asked = Asked.SILENT
         try:
             response = await self._publish_and_look(run, request)
-        except grpc.aio.AioRpcError as error:
+        except PeerStatus as error:
             run.asked = Asked.REFUSED if outcome.is_final(error) else Asked.SILENT
             raise
         run.asked = Asked.ANSWERED
@@ -325,9 +324,7 @@ class Publish:
             return None
         return self._entries.devices.device_set(identity)
 
-    async def _failed(
-        self, run: _Run, error: Exception
-    ) -> errors.CrustError | grpc.aio.AioRpcError:
+    async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
         decided = Undo.KEEP
         if run.began is not None:
@@ -363,9 +360,9 @@ class Publish:
 
     def _answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
-    ) -> errors.CrustError | grpc.aio.AioRpcError:
+    ) -> errors.CrustError:
         known = interceptors.known(_PUBLISH, "the proxy", error)
-        if decision is not None and isinstance(known, errors.CrustError):
+        if decision is not None:
             self._events.emit(Event("refused", target, decision.handler or "", known.shown()))
         return outcome.answer(_PUBLISH, known, residue)
 

@@ -65,7 +65,7 @@ class CsiService:
         self._operations = deferrals.operations
         self.policy = decisions
         self._forward = {
-            name: passthrough.forward(backend.channel, _NODE + name) for name in _INSPECTED
+            name: passthrough.forward(backend.port, _NODE + name) for name in _INSPECTED
         }
 
     def handler(self) -> passthrough.Passthrough:
@@ -90,7 +90,7 @@ class CsiService:
                 csi_pb2.NodeGetVolumeHealthRequest, self._node_health
             ),
         }
-        return passthrough.Passthrough(self._backend.channel, own)
+        return passthrough.Passthrough(self._backend.port, own)
 
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context

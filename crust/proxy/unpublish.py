@@ -53,7 +53,7 @@ class Unpublish:
         request: csi_pb2.NodeUnpublishVolumeRequest,
         caller: Caller,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """Unpublish; raises `HeldBySandbox`, and `grpc.aio.AioRpcError` with the driver's own status."""
+        """Unpublish; raises `HeldBySandbox`, and `PeerStatus` with the driver's own status."""
         target = volumes.TargetPath.parse(request.target_path)
         row = self._table.at(target.text)
         flagged = csi_pb2.NodeUnpublishVolumeRequest()

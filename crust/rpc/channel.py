@@ -1,15 +1,12 @@
-"""Channels to processes on this host: one per process, open as long as this process runs.
+"""Bare gRPC channels over unix sockets, and their options. Code of crust calls through a `port`, which has one.
 
-A new channel costs as much as several calls, so composition code creates one and passes it on. gRPC's default
-back-off starts at a second and grows to minutes, which is too slow for a unix socket: with the options below a
-channel finds a restarted process within a fraction of a second.
+A bare channel is for programs that are a CO, a kubelet or a conformance suite to crust: they must see gRPC as it is.
 """
 
 import grpc
 import grpc.aio
 
 from crust import errors
-from crust.rpc import calls
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""
@@ -69,5 +66,4 @@ def connect(socket_path: str, *, answer_max_bytes: int = MESSAGE_MAX_BYTES) -> g
         "grpc.max_receive_message_length": answer_max_bytes,
         "grpc.default_authority": "localhost",
     }
-    channel = grpc.aio.insecure_channel(target_of(socket_path), options=list(options.items()))
-    return calls.through(channel, socket_path)
+    return grpc.aio.insecure_channel(target_of(socket_path), options=list(options.items()))

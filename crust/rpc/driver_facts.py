@@ -1,8 +1,8 @@
 """What a driver says of itself: its name, and whether it defers. Asked once per connection.
 
 A driver behind a socket may be replaced by another version at any time, which shows as a new connection. An answer is
-therefore believed for as long as the channel stays READY, and no longer: a driver that was downgraded would ignore
-`defer_fs_ops` and mount on the host.
+therefore believed for as long as the port has the same connection, and no longer: a driver that was downgraded would
+ignore `defer_fs_ops` and mount on the host.
 """
 
 import asyncio
@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import grpc
-import grpc.aio
-
 from crust import errors, volumes
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 Fact = TypeVar("Fact")
@@ -39,46 +38,21 @@ class DeferralUnsupported(errors.Unsupported):
 class PerConnection(Generic[Fact]):
     """An answer, kept for as long as the connection that it came by; a "no" is not kept."""
 
-    def __init__(
-        self, channel: grpc.aio.Channel, ask: Callable[[float | None], Awaitable[Fact]]
-    ) -> None:
-        self._channel = channel
+    def __init__(self, port: Port, ask: Callable[[float | None], Awaitable[Fact]]) -> None:
+        self._port = port
         self._ask = ask
-        self._known: asyncio.Task[None] | None = None
-        self._fact: Fact | None = None
+        self._known: tuple[int, Fact] | None = None
 
     async def get(self, timeout_s: float | None = TIMEOUT_S) -> Fact:
-        """The answer; raises `grpc.aio.AioRpcError`."""
-        ready = grpc.ChannelConnectivity.READY
-        if self._known is not None and not self._known.done():
-            assert self._fact is not None
-            return self._fact
-        lasts = self._watch() if self._channel.get_state(try_to_connect=True) is ready else None
-        try:
-            fact = await self._ask(timeout_s)
-        except BaseException:
-            if lasts is not None:
-                lasts.cancel()
-            raise
-        # a channel that was not connected is by now: by the connection that brought the answer
-        if lasts is None and self._channel.get_state() is ready:
-            lasts = self._watch()
-        if fact:
-            self._known, self._fact = lasts, fact
-        elif lasts is not None:
-            lasts.cancel()
+        """The answer; raises `PeerStatus`."""
+        before = self._port.connection
+        if self._known is not None and self._known[0] == before:
+            return self._known[1]
+        fact = await self._ask(timeout_s)
+        # a port that was not connected is by now: by the connection that brought the answer
+        connection = before or self._port.connection
+        self._known = (connection, fact) if fact and connection else None
         return fact
-
-    def _watch(self) -> asyncio.Task[None]:
-        """Done when the connection is not the one that it is now."""
-        ready = grpc.ChannelConnectivity.READY
-        return asyncio.create_task(self._channel.wait_for_state_change(ready), name="driver facts")
-
-    async def aclose(self) -> None:
-        """Watch no more."""
-        if self._known is not None:
-            self._known.cancel()
-            await asyncio.wait([self._known])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +86,11 @@ class PluginCapabilities:
 
 
 class DriverFacts:
-    """The facts of the driver at the other end of a channel."""
+    """The facts of the driver at the other end of a port."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        node = csi_pb2_grpc.NodeStub(channel)
-        identity = csi_pb2_grpc.IdentityStub(channel)
+    def __init__(self, port: Port) -> None:
+        node = stub(csi_pb2_grpc.NodeStub, port)
+        identity = stub(csi_pb2_grpc.IdentityStub, port)
 
         async def capabilities(timeout_s: float | None) -> NodeCapabilities:
             with _naming("NodeGetCapabilities"):
@@ -145,13 +119,13 @@ class DriverFacts:
                 self._last_name = (await identity.GetPluginInfo(request, timeout=timeout_s)).name
             return self._last_name
 
-        self._channel = channel
+        self._port = port
         self._last_name = ""
         self._asks: asyncio.Task[None] | None = None
-        self._defers = PerConnection(channel, defers)
-        self._name = PerConnection(channel, name)
-        self._capabilities = PerConnection(channel, capabilities)
-        self._plugin = PerConnection(channel, plugin)
+        self._defers = PerConnection(port, defers)
+        self._name = PerConnection(port, name)
+        self._capabilities = PerConnection(port, capabilities)
+        self._plugin = PerConnection(port, plugin)
 
     def known_name(self) -> str:
         """The driver's name for logs and metrics; empty until it has answered once.
@@ -161,38 +135,37 @@ class DriverFacts:
         """
         if self._last_name or not _in_loop():
             return self._last_name
-        is_ready = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        if is_ready and (self._asks is None or self._asks.done()):
+        if self._port.connection and (self._asks is None or self._asks.done()):
             self._asks = asyncio.create_task(self._ask_name(), name="driver name")
         return self._last_name
 
     async def _ask_name(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # then it is asked again
+        with contextlib.suppress(PeerStatus):  # then it is asked again
             await self.name()
 
     async def defers(self, timeout_s: float | None = TIMEOUT_S) -> bool:
-        """Whether the driver advertises DEFER_FS_OPS; raises `grpc.aio.AioRpcError`."""
+        """Whether the driver advertises DEFER_FS_OPS; raises `PeerStatus`."""
         return await self._defers.get(timeout_s)
 
     async def node_capabilities(self, timeout_s: float | None = TIMEOUT_S) -> NodeCapabilities:
-        """What it advertised when it was connected; raises `grpc.aio.AioRpcError`."""
+        """What it advertised when it was connected; raises `PeerStatus`."""
         return await self._capabilities.get(timeout_s)
 
     async def plugin_capabilities(self, timeout_s: float | None = TIMEOUT_S) -> PluginCapabilities:
-        """What the plugin advertised when it was connected; raises `grpc.aio.AioRpcError`."""
+        """What the plugin advertised when it was connected; raises `PeerStatus`."""
         return await self._plugin.get(timeout_s)
 
     async def name(self, timeout_s: float | None = TIMEOUT_S) -> volumes.DriverName:
-        """The driver's own name; raises `grpc.aio.AioRpcError`."""
+        """The driver's own name; raises `PeerStatus`."""
         return volumes.DriverName(await self._name.get(timeout_s))
 
     async def check_defers(self, timeout_s: float | None = TIMEOUT_S) -> None:
-        """Raise `DeferralUnsupported`, or `grpc.aio.AioRpcError`, unless the driver defers."""
+        """Raise `DeferralUnsupported`, or `PeerStatus`, unless the driver defers."""
         if not await self.defers(timeout_s):
             raise DeferralUnsupported()
 
     async def check_name(self, configured: str, timeout_s: float | None = TIMEOUT_S) -> None:
-        """Raise `DriverNameMismatch`, or `grpc.aio.AioRpcError`, unless the driver has the name."""
+        """Raise `DriverNameMismatch`, or `PeerStatus`, unless the driver has the name."""
         reported = await self._name.get(timeout_s)
         if reported != configured:
             raise errors.NotReady.named(
@@ -206,11 +179,7 @@ class DriverFacts:
             )
 
     async def aclose(self) -> None:
-        """Watch the connection no more; before the channel is closed."""
-        await self._defers.aclose()
-        await self._name.aclose()
-        await self._capabilities.aclose()
-        await self._plugin.aclose()
+        """Ask no more; before the port is closed."""
         if self._asks is not None:
             self._asks.cancel()
             await asyncio.wait([self._asks])
@@ -221,16 +190,11 @@ def _naming(rpc: str) -> Iterator[None]:
     """The caller has sent another call: the driver's status to this one says so. Code and metadata stay."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        details = error.details() or ""
-        if details.startswith("["):  # an error of crust names itself first
+    except PeerStatus as status:
+        if status.text.startswith("["):  # an error of crust names itself first
             raise
-        raise grpc.aio.AioRpcError(
-            error.code(),
-            error.initial_metadata(),
-            error.trailing_metadata(),
-            details=f"the driver was asked {rpc} first, and answered: {details}",
-        ) from error
+        text = f"the driver was asked {rpc} first, and answered: {status.text}"
+        raise PeerStatus(status.code, text, status.trailing) from status
 
 
 def _in_loop() -> bool:

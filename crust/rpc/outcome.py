@@ -16,10 +16,9 @@ import enum
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-import grpc.aio
-
 from crust import errors
 from crust.rpc import status
+from crust.rpc.status import PeerStatus
 
 Branch = type[errors.CrustError]
 
@@ -71,11 +70,9 @@ def branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
     return TABLE.get((rpc, own, residue), own)
 
 
-def answer(
-    rpc: str, error: errors.CrustError | grpc.aio.AioRpcError, residue: Residue
-) -> errors.CrustError | grpc.aio.AioRpcError:
+def answer(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
     """The error to return: `error` itself, or its message and name in the branch that the table gives."""
-    known = status.to_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    known = status.to_error(error) if isinstance(error, PeerStatus) else error
     allowed = branch(rpc, known, residue)
     if allowed is status.branch_of(type(known)):
         return error
@@ -85,6 +82,6 @@ def answer(
     return answered
 
 
-def is_final(error: grpc.aio.AioRpcError) -> bool:
+def is_final(error: PeerStatus) -> bool:
     """Whether a peer's status says that nothing of the call exists."""
     return status.branch_of(type(status.to_error(error))) not in NOT_FINAL

@@ -7,9 +7,10 @@ stream of answers, which is the same on the wire for a call with one answer. No 
 requests: of such a stream the first message passes (D-28).
 """
 
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,16 +19,15 @@ from google.protobuf.message import Message
 from crust import errors
 from crust.rpc.in_process import local
 from crust.rpc.messages import requests
+from crust.rpc.port import Heard, Port
+from crust.rpc.status import Metadata, PeerStatus, pairs
 from crust.wire.csi.v1 import csi_pb2
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryBehaviour = Callable[[bytes, Context], Awaitable[bytes]]
-Metadata = tuple[tuple[str, str | bytes], ...]
 Request = TypeVar("Request", bound=Message)
 Answer = Callable[[Request, bytes, Context], Awaitable[bytes]]
 """Takes a request, its bytes and the call's context."""
-
-_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
 
 
 def unary_methods() -> frozenset[str]:
@@ -41,12 +41,10 @@ def unary_methods() -> frozenset[str]:
 
 
 class Passthrough(grpc.GenericRpcHandler):
-    """Passes every method through to `channel`, except those in `own`, which get and return bytes."""
+    """Passes every method through to `port`, except those in `own`, which get and return bytes."""
 
-    def __init__(
-        self, channel: grpc.aio.Channel, own: dict[str, UnaryBehaviour] | None = None
-    ) -> None:
-        self._channel = channel
+    def __init__(self, port: Port, own: dict[str, UnaryBehaviour] | None = None) -> None:
+        self._port = port
         self._unary = unary_methods()
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             method: grpc.unary_unary_rpc_method_handler(behaviour)
@@ -60,57 +58,35 @@ class Passthrough(grpc.GenericRpcHandler):
         if handler is not None:
             return handler
         if method not in self._unary:  # not cached: callers choose the names, without a bound
-            return grpc.unary_stream_rpc_method_handler(_streaming(self._channel, method))
-        handler = grpc.unary_unary_rpc_method_handler(forward(self._channel, method))
+            return grpc.unary_stream_rpc_method_handler(_streaming(self._port, method))
+        handler = grpc.unary_unary_rpc_method_handler(forward(self._port, method))
         self._handlers[method] = handler
         return handler
 
 
 def parsed(kind: type[Request], answer: Answer[Request]) -> UnaryBehaviour:
-    """A behaviour that parses its request, and relays the status of a peer that it calls."""
+    """A behaviour that parses its request."""
 
     async def behave(data: bytes, context: Context) -> bytes:
-        try:
-            return await answer(requests.parse(kind, data), data, context)
-        except grpc.aio.AioRpcError as error:
-            return await relay_status(context, error)
+        return await answer(requests.parse(kind, data), data, context)
 
     return behave
 
 
-def forward(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
+def forward(port: Port, method: str) -> UnaryBehaviour:
     """A behaviour that passes a unary call through unchanged: to a part of this process with its own context."""
-    inner = local.passed(channel, method)
+    inner = local.passed(port, method)
     if inner is not None:
         return inner
-    passed = call(channel, method)
-
-    async def behave(request: bytes, context: Context) -> bytes:
-        try:
-            return await passed(request, context)
-        except grpc.aio.AioRpcError as error:
-            await relay_status(context, error)
-
-    return behave
-
-
-def call(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
-    """The same, but the peer's status is raised (`grpc.aio.AioRpcError`), for its caller to relay."""
-    peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
 
     async def behave(request: bytes, context: Context) -> bytes:
         timeout_s = _shortened(context.time_remaining())
-        began_s = time.monotonic()
-        running = peer(request, metadata=metadata_of(context), timeout=timeout_s)
+        began_s, heard = time.monotonic(), Heard()
         try:
-            initial = await running.initial_metadata()
-            if len(initial):
-                await context.send_initial_metadata(_pairs(initial))
-            response: bytes = await running
-            context.set_trailing_metadata(_pairs(await running.trailing_metadata()))
-        except grpc.aio.AioRpcError as error:
+            response = await port.call(method, request, metadata_of(context), timeout_s, heard)
+        except PeerStatus as status:
             elapsed_s = time.monotonic() - began_s
-            if timeout_s is not None and _ran_out(error, elapsed_s, timeout_s):
+            if timeout_s is not None and _ran_out(status, elapsed_s, timeout_s):
                 raise errors.PeerUnavailable.named(
                     "PeerNotResponding",
                     f"{method.rpartition('/')[2]} was not answered",
@@ -122,11 +98,11 @@ def call(channel: grpc.aio.Channel, method: str) -> UnaryBehaviour:
                         "look at that process, its log, and the storage behind it; the caller may "
                         "retry"
                     ),
-                ) from error
+                ) from status
             raise
-        finally:
-            # awaiting initial metadata does not cancel the call by itself when our caller goes away
-            running.cancel()
+        if heard.initial:
+            await context.send_initial_metadata(heard.initial)
+        context.set_trailing_metadata(heard.trailing)
         return response
 
     return behave
@@ -140,44 +116,25 @@ def _shortened(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else timeout_s - min(_RESERVE_S, timeout_s / 10)
 
 
-def _ran_out(error: grpc.aio.AioRpcError, elapsed_s: float, timeout_s: float) -> bool:
+def _ran_out(status: PeerStatus, elapsed_s: float, timeout_s: float) -> bool:
     """Whether our own deadline ended the call; a peer's DEADLINE_EXCEEDED that came earlier is its status."""
-    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and elapsed_s >= timeout_s - 0.01
+    return status.code is grpc.StatusCode.DEADLINE_EXCEEDED and elapsed_s >= timeout_s - 0.01
 
 
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Metadata:
     """The caller's metadata without that of its connection."""
-    return _pairs(context.invocation_metadata())
+    return pairs(context.invocation_metadata())
 
 
-async def relay_status(
-    context: grpc.aio.ServicerContext[Any, Any], error: grpc.aio.AioRpcError
-) -> NoReturn:
-    """Answer with exactly the peer's status. Does not return."""
-    trailing = _pairs(error.trailing_metadata())
-    await context.abort(error.code(), error.details() or "", trailing)
-
-
-def _streaming(
-    channel: grpc.aio.Channel, method: str
-) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+def _streaming(port: Port, method: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
     async def behave(request: bytes, context: Context) -> AsyncIterator[bytes]:
-        peer: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
-        call = peer(request, metadata=metadata_of(context), timeout=context.time_remaining())
-        try:
-            initial = await call.initial_metadata()
-            if len(initial):
-                await context.send_initial_metadata(_pairs(initial))
-            async for response in call:
+        answers = port.stream(method, request, metadata_of(context), context.time_remaining())
+        async with contextlib.aclosing(answers):
+            initial = await answers.initial_metadata()
+            if initial:
+                await context.send_initial_metadata(initial)
+            async for response in answers:
                 yield response
-            context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
-        except grpc.aio.AioRpcError as error:
-            await relay_status(context, error)
-        finally:
-            call.cancel()
+            context.set_trailing_metadata(await answers.trailing_metadata())
 
     return behave
-
-
-def _pairs(metadata: Any) -> Metadata:
-    return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)

@@ -17,7 +17,6 @@ from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import credentials, errors, logs
-from crust.rpc import calls
 from crust.rpc.messages import extensions
 
 DOMAIN = "crust.dev"
@@ -57,9 +56,62 @@ _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
 }
 
 
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
+
+PEER_TEXT_MAX_BYTES = 64 << 10
+"""Of a peer's status text: as much as passes on unchanged (D-24)."""
+
+
+def pairs(metadata: Any) -> Metadata:
+    """gRPC's metadata without that of a connection."""
+    return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)
+
+
+class PeerStatus(errors.CrustError):
+    """A peer has refused a call. Its status passes on unchanged: code, text, and the metadata that came with it.
+
+    A peer may be hostile: the text is cut before anything looks at it. As an error it has the peer's sentence, and
+    the peer's error name if that is one of crust's.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str, trailing: Metadata = ()) -> None:
+        self.code = code
+        self.text = _cut(text)
+        self.trailing = trailing
+        is_timeout = code is grpc.StatusCode.DEADLINE_EXCEEDED
+        name = name_in(trailing)
+        message = (self.text or code.name)[: credentials.SHOWN_MAX_CHARS]
+        if is_timeout:
+            super().__init__(
+                "the other process did not answer in time",
+                why="" if message == _TIMED_OUT else message,
+                hint="look at its log, and at the storage or the guest behind it; the caller may retry",
+            )
+        else:
+            super().__init__(message.removeprefix(f"[{name}] "))
+        is_named = name and not is_timeout
+        self.error_name = name if is_named else _BRANCHES.get(code, errors.RuntimeFailed).__name__
+
+    @classmethod
+    def of(cls, error: errors.CrustError) -> "PeerStatus":
+        """The status in the place of one that gRPC made, because the peer is absent or answers too much."""
+        status = cls(code_of(error), error.shown())
+        status.what, status.why, status.hint = error.what, error.why, error.hint
+        status.error_name = error.error_name
+        return status
+
+
+def _cut(text: str) -> str:
+    if len(text) <= PEER_TEXT_MAX_BYTES // 4:  # as many bytes at most
+        return text
+    return text.encode()[:PEER_TEXT_MAX_BYTES].decode("utf-8", "ignore")
+
+
 def code_of(error: errors.CrustError) -> grpc.StatusCode:
     """The gRPC status code of `error`."""
-    return code_of_class(type(error))
+    return error.code if isinstance(error, PeerStatus) else code_of_class(type(error))
 
 
 def code_of_class(kind: type[errors.CrustError]) -> grpc.StatusCode:
@@ -77,7 +129,12 @@ def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError, *, is_csi: bool
 ) -> NoReturn:
-    """Answer a call with `error`: its code, its name and sentence, and ErrorInfo. Does not return."""
+    """Answer a call with `error`: its code, its name and sentence, and ErrorInfo. Does not return.
+
+    The status of a peer is the answer as it is.
+    """
+    if isinstance(error, PeerStatus):
+        await context.abort(error.code, error.text, error.trailing)
     code = code_of(error)
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
@@ -126,22 +183,9 @@ def _name_of(details: bytes) -> str:
     return ""
 
 
-def to_error(error: grpc.aio.AioRpcError) -> errors.CrustError:
+def to_error(status: PeerStatus) -> errors.CrustError:
     """The error for a peer's status: the branch of its code, its sentence, and its name if it is one of crust's."""
-    if isinstance(error, calls.StatusOfGrpc):
-        return error.error
-    code = error.code()
-    message = (error.details() or code.name)[: credentials.SHOWN_MAX_CHARS]
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.PeerUnavailable(
-            "the other process did not answer in time",
-            why="" if message == _TIMED_OUT else message,
-            hint="look at its log, and at the storage or the guest behind it; the caller may retry",
-        )
-    branch = _BRANCHES.get(code, errors.RuntimeFailed)
-    name = name_in(error.trailing_metadata())
-    if not name:
-        return branch(message)
-    found = branch(message.removeprefix(f"[{name}] "))
-    found.error_name = name
-    return found
+    branch = _BRANCHES.get(status.code, errors.RuntimeFailed)
+    error = branch(status.what, why=status.why, hint=status.hint)
+    error.error_name = status.error_name
+    return error

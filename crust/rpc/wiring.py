@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
-import grpc.aio
 
-from crust.rpc import channel
-from crust.rpc.in_process.local import LocalServer
+from crust.rpc.in_process.local import LocalPort, LocalServer
+from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
 
@@ -24,10 +23,10 @@ class Wiring:
         self._inner = frozenset(inner)
         self._servers = {path: LocalServer() for path in (*self._inner, *shared)}
 
-    def connect(self, path: str) -> grpc.aio.Channel:
-        """A channel to what serves at `path`, now or later. The caller closes it. Raises as `channel.connect`."""
+    def connect(self, path: str) -> Port:
+        """A port to the part that serves at `path`, now or later. The caller closes it. Raises as `SocketPort`."""
         local = self._servers.get(path)
-        return channel.connect(path) if local is None else local.channel()
+        return SocketPort(path) if local is None else LocalPort(local)
 
     @asynccontextmanager
     async def serving(  # noqa: PLR0913 - one per part of a server

@@ -2,7 +2,7 @@
 
 The open Register stream is the handler session: while it is open, the proxy publishes volumes to this handler; when
 it ends, for whatever reason, the proxy forgets the handler, and this module registers again. It finds a restarted
-proxy within a fraction of a second, because the channel reconnects by itself (`crust.rpc.channel`). It retries a
+proxy within a fraction of a second, because the port reconnects by itself (`crust.rpc.port`). It retries a
 refusal, such as a name that is still taken, with a growing pause. If the proxy answers that the request is invalid,
 the registration ends with the proxy's own error. None of this affects running sandboxes.
 """
@@ -14,10 +14,10 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-import grpc.aio
-
 from crust import errors, volumes
-from crust.rpc import channel, status
+from crust.rpc import status
+from crust.rpc.port import Port, SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
 __all__ = [
@@ -75,7 +75,7 @@ class Registration:
         self.error: errors.CrustError | None = None
         self._socket = proxy_socket
         self._request = request
-        self._stub: handlers_pb2_grpc.HandlerRegistryAsyncStub | None = None
+        self._registry: handlers_pb2_grpc.HandlerRegistryAsyncStub | None = None
 
     @property
     def name(self) -> volumes.HandlerName:
@@ -95,7 +95,7 @@ class Registration:
         pause_s = _FIRST_PAUSE_S
         while True:
             # a connection for each session: that of the last one may lead to a proxy that was taken over
-            async with channel.connect(self._socket) as to_proxy:
+            async with SocketPort(self._socket) as to_proxy:
                 answered = await self._hold_session(to_proxy)
             if answered:
                 pause_s = _FIRST_PAUSE_S
@@ -109,8 +109,8 @@ class Registration:
         does not see the claim, or was started after the publish and does not know them; `errors.NotFound`;
         `errors.PeerUnavailable` without a session.
         """
-        stub = self._stub
-        if stub is None:
+        registry = self._registry
+        if registry is None:
             raise errors.PeerUnavailable(
                 f"the secrets of the volume at {target} cannot be had",
                 why="this handler is not registered with the proxy now",
@@ -120,24 +120,23 @@ class Registration:
             target_path=target.text, handler=self._request.name
         )
         try:
-            answer = await stub.GetVolumeSecrets(request, timeout=_SECRETS_S)
-        except grpc.aio.AioRpcError as err:
+            answer = await registry.GetVolumeSecrets(request, timeout=_SECRETS_S)
+        except PeerStatus as err:
             raise status.to_error(err) from err
         return dict(answer.secrets)
 
-    async def _hold_session(self, to_proxy: grpc.aio.Channel) -> bool:
+    async def _hold_session(self, to_proxy: Port) -> bool:
         """Register and wait until the stream ends; returns whether the proxy had accepted the registration."""
-        stub: handlers_pb2_grpc.HandlerRegistryAsyncStub
-        stub = handlers_pb2_grpc.HandlerRegistryStub(to_proxy)
+        registry = stub(handlers_pb2_grpc.HandlerRegistryStub, to_proxy)
         answered = False
         try:
-            # wait_for_ready: without a proxy this waits for the channel, which reconnects all the time.
-            async for answer in stub.Register(_to_wire(self._request), wait_for_ready=True):
+            # wait_for_ready: without a proxy this waits for the port, which reconnects all the time.
+            async for answer in registry.Register(_to_wire(self._request), wait_for_ready=True):
                 answered = True
-                self._stub = stub
+                self._registry = registry
                 self._session_began(answer)
             self.error = errors.PeerUnavailable("the proxy ended the registration")
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             self._refused(status.to_error(err))
         finally:
             self._session_ended(answered=answered)
@@ -160,7 +159,7 @@ class Registration:
             raise error
 
     def _session_ended(self, *, answered: bool) -> None:
-        self._stub = None
+        self._registry = None
         self.registered.clear()
         self.lost.set()
         event = "lost the session with the proxy" if answered else "not registered with the proxy"

@@ -30,6 +30,7 @@ from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.host.process import workers
 from crust.rpc import channel
+from crust.rpc.port import SocketPort, stub
 from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.rpc.serving import server
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
@@ -129,10 +130,9 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
         _check(request)
         if holder := self._proxy.runtimes.get(request.name):
             raise HandlerNameTaken(request.name, holder.request.endpoint)
-        async with channel.connect(request.endpoint) as connected:
-            stub: handlers_pb2_grpc.RuntimeHandlerAsyncStub
-            stub = handlers_pb2_grpc.RuntimeHandlerStub(connected)
-            self._proxy.runtimes[request.name] = Runtime(request, stub)
+        async with SocketPort(request.endpoint) as port:
+            calls = stub(handlers_pb2_grpc.RuntimeHandlerStub, port)
+            self._proxy.runtimes[request.name] = Runtime(request, calls)
             try:
                 await self._tell()
                 yield handlers_pb2.RegisterResponse(

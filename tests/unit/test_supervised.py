@@ -19,9 +19,8 @@ TASKS_THAT_ARE_AWAITED = {
     "host/process/commands.py",
     "operations.py",
     "proxy/events.py",
-    "rpc/driver_facts.py",  # a connection's state, and one question
-    "rpc/in_process/local_channel.py",
-    "rpc/passthrough.py",
+    "rpc/driver_facts.py",  # one question
+    "rpc/port.py",  # a connection's state
     "runtime_handler/conformance/subject.py",  # a command, which waits for the first of two
     "supervised.py",
 }

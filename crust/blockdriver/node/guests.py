@@ -11,11 +11,11 @@ guest's state is unknown, which is not the same as "no guest has it".
 from collections.abc import Callable
 from typing import Protocol
 
-import grpc.aio
-
 from crust import errors, volumes
 from crust.rpc import channel, status
 from crust.rpc.messages import crust_v1
+from crust.rpc.port import Port, SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 FREEZE_TIMEOUT_S = 60.0
@@ -89,13 +89,11 @@ class UnreachableGuests:
 class RuntimeApiGuests:
     """`Guests` behind the proxy's socket. Connects at the first call, until `close`."""
 
-    def __init__(
-        self, socket_path: str, connect: Callable[[str], grpc.aio.Channel] = channel.connect
-    ) -> None:
+    def __init__(self, socket_path: str, connect: Callable[[str], Port] = SocketPort) -> None:
         channel.target_of(socket_path)  # an invalid path is refused at the start
         self._connect = connect
         self._socket_path = socket_path
-        self._channel: grpc.aio.Channel | None = None
+        self._port: Port | None = None
 
     def check(self) -> None:
         """See `Guests`."""
@@ -107,7 +105,7 @@ class RuntimeApiGuests:
         )
         try:
             answer = await self._stub().RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise status.to_error(err) from err
         return answer.frozen
 
@@ -116,7 +114,7 @@ class RuntimeApiGuests:
         request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target.text)
         try:
             answer = await self._stub().RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise status.to_error(err) from err
         return answer.was_frozen
 
@@ -127,24 +125,22 @@ class RuntimeApiGuests:
         )
         try:
             answer = await self._stub().RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise status.to_error(err) from err
         return answer.applied
 
     async def close(self) -> None:
         """See `Guests`."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        if self._port is not None:
+            await self._port.aclose()
+            self._port = None
 
     def _stub(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
-        if self._channel is None:
-            self._channel = self._connect(self._socket_path)
-        return runtime_pb2_grpc.RuntimeStub(self._channel)
+        if self._port is None:
+            self._port = self._connect(self._socket_path)
+        return stub(runtime_pb2_grpc.RuntimeStub, self._port)
 
 
-def runtime_guests(
-    runtime_socket: str, connect: Callable[[str], grpc.aio.Channel] = channel.connect
-) -> Guests:
+def runtime_guests(runtime_socket: str, connect: Callable[[str], Port] = SocketPort) -> Guests:
     """The guests behind `runtime_socket`; unreachable if it is empty. Raises what `channel.target_of` raises."""
     return RuntimeApiGuests(runtime_socket, connect) if runtime_socket else UnreachableGuests()

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-import grpc.aio
 
 from crust import deferral_keys, errors
 from crust.cli import asking
 from crust.host.process import workers
-from crust.rpc import channel, status
+from crust.rpc import status
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port, SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
@@ -76,12 +77,12 @@ class SandboxEvents:
 
     def __init__(
         self,
-        stream: "grpc.aio.UnaryStreamCall[inspect_pb2.WatchRequest, inspect_pb2.Event]",
+        events: AsyncIterator[inspect_pb2.Event],
         target: str,
         state: State,
         show: Show,
     ) -> None:
-        self._stream = stream
+        self._events = events
         self._target = target
         self._state = state
         self._show = show
@@ -105,8 +106,8 @@ class SandboxEvents:
                 return
 
     async def _next(self) -> str:
-        event = await self._stream.read()
-        if not isinstance(event, inspect_pb2.Event):  # EOF
+        event = await anext(self._events, None)
+        if event is None:
             raise EventsEnded
         if event.target_path == self._target and event.kind in _SENTENCES:
             self._show(_SENTENCES[event.kind].format(event.message))
@@ -118,12 +119,9 @@ async def watching(
     inspect: asking.Stub, target: str, state: State, show: Show
 ) -> AsyncIterator[SandboxEvents]:
     """The events from now on. `state` asks for the volume as it is."""
-    stream = inspect.Watch(inspect_pb2.WatchRequest())
-    try:
-        await stream.initial_metadata()
-        yield SandboxEvents(stream, target, state, show)
-    finally:
-        stream.cancel()
+    stream = inspect.Watch(inspect_pb2.WatchRequest())  # ends with the port of `inspect`
+    await stream.initial_metadata()
+    yield SandboxEvents(aiter(stream), target, state, show)
 
 
 @dataclass
@@ -132,13 +130,13 @@ class Trial:
 
     wanted: TrialRequest
     inspect: asking.Stub
-    csi: grpc.aio.Channel
+    csi: Port
     driver: str
     name: str = field(default_factory=lambda: f"crust-try-{secrets.token_hex(4)}")
 
     def __post_init__(self) -> None:
-        self.node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(self.csi)
-        self.controller: csi_pb2_grpc.ControllerAsyncStub = csi_pb2_grpc.ControllerStub(self.csi)
+        self.node = stub(csi_pb2_grpc.NodeStub, self.csi)
+        self.controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
         staged = hashlib.sha256(self.name.encode()).hexdigest()
         root = self.wanted.target_root
         self.staging = f"{root}/plugins/kubernetes.io/csi/{self.driver}/{staged}/globalmount"
@@ -316,14 +314,16 @@ def _remove_empty(path: str, root: str) -> None:
 async def _call(rpc: Callable[..., Awaitable[object]], request: object) -> Any:
     try:
         return await rpc(request, timeout=CALL_S, metadata=_METADATA)
-    except grpc.aio.AioRpcError as error:
+    except PeerStatus as error:
         raise status.to_error(error) from error
 
 
 async def run(run_dir: str, wanted: TrialRequest) -> int:
     """Try it; returns the exit code: 0 it worked and nothing is left, 1 otherwise."""
-    async with asking.inspecting(run_dir) as stub:
-        served = (await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=CALL_S)).drivers
+    async with asking.inspecting(run_dir) as inspect:
+        served = (
+            await inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=CALL_S)
+        ).drivers
         found = [each for each in served if wanted.driver in ("", each.name)]
         if len(found) != 1:
             raise errors.NotFound.named(
@@ -332,8 +332,8 @@ async def run(run_dir: str, wanted: TrialRequest) -> int:
                 why=f"the proxy serves {', '.join([each.name for each in served]) or 'none'}",
                 hint="choose one with --driver; `crust drivers` shows them",
             )
-        async with channel.connect(found[0].socket) as csi:
-            trial = Trial(wanted, stub, csi, found[0].name)
+        async with SocketPort(found[0].socket) as csi:
+            trial = Trial(wanted, inspect, csi, found[0].name)
             failed = False
             try:
                 await trial.forth()

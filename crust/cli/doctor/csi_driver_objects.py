@@ -39,13 +39,13 @@ async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
         ) from missing
-    from crust.rpc import channel
+    from crust.rpc.port import SocketPort
 
     client = api.client(kubernetes.kubeconfig)
     try:
         found = {}
         for served in settings.drivers:
-            async with channel.connect(served.socket) as driver:
+            async with SocketPort(served.socket) as driver:
                 found[served.name] = await csi_driver_check.mismatches(
                     client, served, driver, answer_s=_ANSWER_S
                 )

@@ -7,15 +7,14 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-import grpc.aio
-
 from crust import errors
 from crust.cli import asking
 from crust.cli.gc import proof
 from crust.cli.gc.kernel import Kernel
 from crust.cli.gc.orphans import Orphan
 from crust.host.process import workers
-from crust.rpc import channel
+from crust.rpc.port import SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 TIMEOUT_S = 120.0
@@ -61,8 +60,8 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
     orphan = plan.orphan
     if orphan.mapped:
         await workers.run(_release, orphan.mapped, kernel)
-    async with channel.connect(plan.socket) as connected:
-        node: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(connected)
+    async with SocketPort(plan.socket) as port:
+        node = stub(csi_pb2_grpc.NodeStub, port)
         try:
             await node.NodeUnpublishVolume(
                 csi_pb2.NodeUnpublishVolumeRequest(
@@ -78,7 +77,7 @@ async def settle(plan: Plan, kernel: Kernel) -> None:
                     ),
                     timeout=TIMEOUT_S,
                 )
-        except grpc.aio.AioRpcError as err:
+        except PeerStatus as err:
             raise asking.answer_of(f"driver {orphan.driver}", plan.socket, err) from err
     if orphan.mapped:
         with suppress(FileNotFoundError):

@@ -7,15 +7,15 @@ chain is not, the shim's socket says which part is away.
 import os
 
 import grpc
-import grpc.aio
 
 from crust import errors
 from crust.cli import asking
 from crust.cli.inspecting.views import Driver
 from crust.host.process import workers
-from crust.rpc import channel
 from crust.rpc import status as codes
 from crust.rpc.messages import extensions
+from crust.rpc.port import Heard, SocketPort, stub
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
@@ -23,6 +23,7 @@ TIMEOUT_S = 5.0
 _CAUSE_MAX = 1024
 """Characters of a driver's reason that are shown."""
 
+_PROBE = "/csi.v1.Identity/Probe"
 _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
 
 
@@ -42,7 +43,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
                     "directory"
                 ),
             )
-    except grpc.aio.AioRpcError as err:
+    except PeerStatus as err:
         problem = await workers.run(_diagnosed, answer, err)
     except errors.CrustError as err:
         problem = err
@@ -64,11 +65,11 @@ async def _probe(name: str, socket: str) -> tuple[str, str]:
     await workers.run(
         asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
-    async with channel.connect(socket) as connected:
-        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(connected)
-        call = identity.Probe(csi_pb2.ProbeRequest(), timeout=TIMEOUT_S, metadata=_METADATA)
-        answered = await call
-        said = dict(await call.trailing_metadata() or ())
+    async with SocketPort(socket) as port:
+        identity = stub(csi_pb2_grpc.IdentityStub, port)
+        request, heard = csi_pb2.ProbeRequest().SerializeToString(), Heard()
+        answer = await port.call(_PROBE, request, _METADATA, TIMEOUT_S, heard)
+        answered, said = csi_pb2.ProbeResponse.FromString(answer), dict(heard.trailing)
         if answered.HasField("ready") and not answered.ready.value:
             raise _not_ready(name, said.get(extensions.NOT_READY, b""))
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
@@ -89,11 +90,11 @@ def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:
 
 
 def _diagnosed(
-    answer: inspect_pb2.ListDriversResponse.Driver, err: grpc.aio.AioRpcError
+    answer: inspect_pb2.ListDriversResponse.Driver, err: PeerStatus
 ) -> errors.CrustError:
     """What is wrong with the chain. Only a status that no process of crust gave is looked into."""
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    if codes.name_in(err.trailing_metadata()) or err.code() not in away:
+    if codes.name_in(err.trailing) or err.code not in away:
         return codes.to_error(err)
     if os.path.lexists(answer.backend):  # in `crust node` the shim has no socket
         try:
@@ -102,14 +103,14 @@ def _diagnosed(
             )
         except errors.CrustError as error:
             return error
-    elif err.code() is grpc.StatusCode.UNAVAILABLE:
+    elif err.code is grpc.StatusCode.UNAVAILABLE:
         return asking.DaemonNotResponding(
             f"the shim of driver {answer.name}", answer.backend,
             "there is no such socket", "start crust-shim, or correct `backend`",
         )  # fmt: skip
     why = (
         f"it did not answer a Probe in {TIMEOUT_S:.0f} s"
-        if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if err.code is grpc.StatusCode.DEADLINE_EXCEEDED
         else "nobody listens there"
     )
     where = f"its own socket, which the shim at {answer.backend} calls"

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import grpc.aio
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -77,15 +76,16 @@ async def _follow(
     async with asking.inspecting(run_dir) as stub:
         events = stub.Watch(inspect_pb2.WatchRequest())
         await events.initial_metadata()  # what changes from here on is an event
-        event = asyncio.ensure_future(events.read())
+        each = aiter(events)
+        event = asyncio.ensure_future(anext(each, None))
         try:
             while True:
                 put((await question(stub)).rendered(form))
                 await asyncio.wait((event,), timeout=_REFRESH_S)
                 if event.done():
-                    if event.result() is grpc.aio.EOF:
+                    if event.result() is None:
                         return
-                    event = asyncio.ensure_future(events.read())
+                    event = asyncio.ensure_future(anext(each, None))
         finally:
             event.cancel()
 

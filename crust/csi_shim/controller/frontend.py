@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from crust import deferral_keys
@@ -31,6 +30,7 @@ from crust.deferral_keys import Defer
 from crust.rpc import passthrough
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import requests
+from crust.rpc.port import Port, stub
 from crust.supervised import Reports
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -56,7 +56,7 @@ class ControllerShim:
 
     def __init__(
         self,
-        driver: grpc.aio.Channel,
+        driver: Port,
         facts: DriverFacts,
         default: Defer,
         users: Users | None = None,
@@ -67,7 +67,7 @@ class ControllerShim:
         self._driver = driver
         self._facts = facts
         self._default = default
-        self._stub = csi_pb2_grpc.ControllerStub(driver)
+        self._stub = stub(csi_pb2_grpc.ControllerStub, driver)
 
     def handler(self) -> passthrough.Passthrough:
         """The generic handler for the server."""
@@ -104,10 +104,7 @@ class ControllerShim:
         unchanged = passthrough.forward(self._driver, _CONTROLLER + name)
 
         async def behave(data: bytes, context: passthrough.Context) -> bytes:
-            try:
-                answered = await answer(requests.parse(kind, data), context)
-            except grpc.aio.AioRpcError as error:
-                return await passthrough.relay_status(context, error)
+            answered = await answer(requests.parse(kind, data), context)
             return (
                 await unchanged(data, context) if answered is None else answered.SerializeToString()
             )

@@ -9,8 +9,8 @@ from crust import errors
 from crust.csi_shim.controller.frontend import ControllerShim, Users
 from crust.deferral_keys import Defer
 from crust.host.process import oserrors, workers
-from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.settings.shim import DetachAccess, ShimSettings
@@ -30,7 +30,7 @@ async def serving(
     with oserrors.translating(f"cannot make the directory {directory}"):
         await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
-        channel.connect(driver_socket) as driver,
+        SocketPort(driver_socket) as driver,
         contextlib.aclosing(DriverFacts(driver)) as facts,
         starting(f"{socket_path}.lock") as daemon,
     ):

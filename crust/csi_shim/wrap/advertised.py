@@ -41,7 +41,7 @@ class Advertised:
     async def beside(
         self, known: Collection[int], *, opted_in: bool, left_s: float | None
     ) -> list[_Number]:
-        """What is added to the driver's own, which are `known`. Raises `grpc.aio.AioRpcError`.
+        """What is added to the driver's own, which are `known`. Raises `PeerStatus`.
 
         Nobody looks for volumes if the driver has both: most have, and a kubelet asks before each call.
         """

@@ -8,8 +8,6 @@ through as bytes.
 
 from dataclasses import dataclass
 
-import grpc.aio
-
 from crust import deferral_keys, errors, volumes
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
@@ -27,6 +25,7 @@ from crust.host.process import workers
 from crust.rpc import passthrough
 from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
 from crust.rpc.messages import extensions, requests
+from crust.rpc.port import Port
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
@@ -57,7 +56,7 @@ class Frontend:
 
     def __init__(
         self,
-        driver: grpc.aio.Channel,
+        driver: Port,
         facts: DriverFacts,
         deferral: Deferral,
         wrapped: WrappedVolumes,

@@ -4,16 +4,13 @@ They belong to operations that outlive their caller, so they have deadlines of t
 crust: the metadata is the caller's without the opt-in, and no request has a field or a key of crust.
 """
 
-import grpc.aio
-
-from crust.rpc import passthrough
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port, stub
+from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 TIMEOUT_S = 100.0
 """Below the proxy's deadline for the shim, so that the proxy gets the driver's status."""
-
-Metadata = passthrough.Metadata
 
 
 def plain(metadata: Metadata) -> Metadata:
@@ -22,10 +19,10 @@ def plain(metadata: Metadata) -> Metadata:
 
 
 class InnerNode:
-    """The Node service of the wrapped driver. Each method raises `grpc.aio.AioRpcError`, the driver's own status."""
+    """The Node service of the wrapped driver. Each method raises `PeerStatus`, the driver's own."""
 
-    def __init__(self, driver: grpc.aio.Channel) -> None:
-        self._stub = csi_pb2_grpc.NodeStub(driver)
+    def __init__(self, driver: Port) -> None:
+        self._stub = stub(csi_pb2_grpc.NodeStub, driver)
 
     async def stage(self, request: csi_pb2.NodeStageVolumeRequest, metadata: Metadata) -> None:
         """NodeStageVolume."""

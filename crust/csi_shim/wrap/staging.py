@@ -11,17 +11,16 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import grpc.aio
-
 from crust import errors, volumes
 from crust.csi_shim.wrap import as_block, leaves, private_directories
-from crust.csi_shim.wrap.inner import InnerNode, Metadata
+from crust.csi_shim.wrap.inner import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import limits, redaction
 from crust.rpc.outcome import Residue
 from crust.rpc.serving import interceptors
+from crust.rpc.status import Metadata, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ class Staging:
             await self._inner.stage(as_block.stage(request, paths), volume.metadata)
         except Exception as error:
             known = interceptors.known("NodeStageVolume", "the shim", error)
-            is_refused = isinstance(known, grpc.aio.AioRpcError) and outcome.is_final(known)
+            is_refused = isinstance(known, PeerStatus) and outcome.is_final(known)
             # of an earlier stage the driver may have everything still: a kubelet must not forget it
             left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)
             residue = Residue.EXISTS if left else Residue.NONE
@@ -209,7 +208,7 @@ class Staging:
                 why=f"its device is published at {leaf}",
                 hint="unpublish it first: the CO's NodeUnpublishVolume does",
             )
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the unstage, which follows, decides
+        with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides
             await self._inner.unpublish(volume.paths.key.volume_id, leaf, volume.metadata)
         await workers.run(leaves.remove, leaf)
 
@@ -219,14 +218,11 @@ def _hiding_secrets(request: csi_pb2.NodeStageVolumeRequest) -> Iterator[None]:
     """The caller of a publish has not sent the secrets of the stage: a driver's error must not show them to it."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        text = error.details() or ""
-        hidden = redaction.without_secrets(text, "", request)
-        if hidden == text:
+    except PeerStatus as status:
+        hidden = redaction.without_secrets(status.text, "", request)
+        if hidden == status.text:
             raise
-        raise grpc.aio.AioRpcError(
-            error.code(), error.initial_metadata(), grpc.aio.Metadata(), details=hidden
-        ) from None
+        raise PeerStatus(status.code, hidden) from None
     except errors.CrustError as error:
         error.what = redaction.without_secrets(error.what, "", request)
         raise

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import grpc.aio
-
 from crust import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
@@ -23,6 +21,7 @@ from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.rpc.serving import interceptors
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class WrappedVolumes:
             await self._inner.publish(
                 as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
             )
-        except grpc.aio.AioRpcError as error:
+        except PeerStatus as error:
             if outcome.is_final(error):
                 attempt.driver = Driver.REFUSED
             raise
@@ -148,10 +147,10 @@ class WrappedVolumes:
         volume_id = volume.paths.key.volume_id
         before = (await workers.run(leaves.look, leaf)).mounts
         for _ in range(_STACK_MAX):
-            refusal: grpc.aio.AioRpcError | None = None
+            refusal: PeerStatus | None = None
             try:
                 await self._inner.unpublish(volume_id, leaf, volume.metadata)
-            except grpc.aio.AioRpcError as error:
+            except PeerStatus as error:
                 refusal = error
             left = (await workers.run(leaves.look, leaf)).mounts
             if refusal is None and not left:
@@ -189,7 +188,7 @@ class WrappedVolumes:
             leaf = volume.paths.leaf(request.volume_path)
             try:
                 return (await self.expand_device(volume, request, leaf)).capacity_bytes
-            except grpc.aio.AioRpcError as error:
+            except PeerStatus as error:
                 if not outcome.is_final(error):
                     raise
                 raise errors.PeerUnavailable.named(
@@ -197,7 +196,7 @@ class WrappedVolumes:
                     f"volume {volume.paths.key} cannot be expanded now",
                     why=(
                         "the shim was started after it was staged, and cannot publish it for the "
-                        f"driver, which says: {error.details() or ''}"
+                        f"driver, which says: {error.text}"
                     ),
                     hint="the CO stages it again before it is published, and retries",
                 ) from error

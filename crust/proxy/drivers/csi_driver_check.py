@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable
 
 import grpc
-import grpc.aio
 
 from crust import errors
 from crust.deferral_keys import Defer
@@ -15,6 +14,8 @@ from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration, Mismatch
 from crust.rpc import wiring
+from crust.rpc.port import Port, stub
+from crust.rpc.status import PeerStatus
 from crust.settings.proxy import ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -28,7 +29,7 @@ _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 async def mismatches(
     client: KubernetesApi,
     served: ServedDriver,
-    driver: grpc.aio.Channel,
+    driver: Port,
     *,
     answer_s: float = _ANSWER_S,
 ) -> tuple[Mismatch, ...]:
@@ -45,26 +46,26 @@ async def mismatches(
     return csi_driver.mismatches(found, running)
 
 
-async def _attaches(driver: grpc.aio.Channel, answer_s: float) -> bool | None:
+async def _attaches(driver: Port, answer_s: float) -> bool | None:
     """Whether its controller publishes to nodes. Where the controller is not at this socket, as the driver says that
     is our own; None of any other, and where it is away.
     """
     request = csi_pb2.ControllerGetCapabilitiesRequest()
     try:
-        answer = await csi_pb2_grpc.ControllerStub(driver).ControllerGetCapabilities(
+        answer = await stub(csi_pb2_grpc.ControllerStub, driver).ControllerGetCapabilities(
             request, wait_for_ready=True, timeout=answer_s
         )
-    except grpc.aio.AioRpcError as error:
-        is_elsewhere = error.code() is grpc.StatusCode.UNIMPLEMENTED
+    except PeerStatus as status:
+        is_elsewhere = status.code is grpc.StatusCode.UNIMPLEMENTED
         return await _says_that_it_attaches(driver, answer_s) if is_elsewhere else None
     return any(each.rpc.type == _PUBLISHES for each in answer.capabilities)
 
 
-async def _says_that_it_attaches(driver: grpc.aio.Channel, answer_s: float) -> bool | None:
-    identity = csi_pb2_grpc.IdentityStub(driver)
+async def _says_that_it_attaches(driver: Port, answer_s: float) -> bool | None:
+    identity = stub(csi_pb2_grpc.IdentityStub, driver)
     try:
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=answer_s)
-    except grpc.aio.AioRpcError:
+    except PeerStatus:
         return None
     return {"true": True, "false": False}.get(info.manifest.get(csi_driver.ATTACHES, ""))
 
@@ -82,4 +83,4 @@ async def log_mismatches(
         except errors.CrustError as error:
             _log.info("CSIDriver not read", extra={"driver": each.name, "error": error})
         finally:
-            await driver.close()
+            await driver.aclose()

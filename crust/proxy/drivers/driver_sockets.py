@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import grpc
-import grpc.aio
-
 from crust import errors
 from crust.proxy.backend import Backend
 from crust.proxy.drivers.plugin_registration import Registration, registering
 from crust.proxy.service import CsiService
-from crust.rpc import channel
+from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
 from crust.settings.proxy import ServedDriver
@@ -57,7 +54,7 @@ class DriverSockets:
         *,
         run_dir: str,
         plugins_registry: str,
-        connect: Callable[[str], grpc.aio.Channel] = channel.connect,
+        connect: Callable[[str], Port] = SocketPort,
     ) -> None:
         self._frontend = frontend
         self._daemon = daemon
@@ -94,8 +91,7 @@ class DriverSockets:
     def missing(self) -> errors.CrustError | None:
         """The first driver whose backend is not connected."""
         for driver in self.all():
-            ready = grpc.ChannelConnectivity.READY
-            if driver.backend.channel.get_state(try_to_connect=True) is not ready:
+            if not driver.backend.port.is_connected():
                 return BackendNotConnected(driver.served.name, driver.served.backend)
         return None
 

@@ -1,6 +1,6 @@
 """The calls that the proxy makes to the handlers' own sockets.
 
-A channel is kept while its handler is registered. A handler that disappears during a call, or does not answer in
+A port is kept while its handler is registered. A handler that disappears during a call, or does not answer in
 time, is `PeerUnavailable`: the caller retries, the volume stays as it is.
 """
 
@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-import grpc.aio
+import grpc
 
 from crust import errors, volumes
 from crust.proxy.runtimes.handlers import Handler
-from crust.rpc import calls, channel, status
+from crust.rpc import channel, port, status
 from crust.rpc.messages import crust_v1
+from crust.rpc.port import SocketPort, volume_metadata
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 Answer = TypeVar("Answer")
@@ -57,8 +59,8 @@ class HandlerPeers:
     """Calls registered handlers."""
 
     def __init__(self) -> None:
-        self._channels: dict[tuple[volumes.HandlerName, str], grpc.aio.Channel] = {}
-        """By name too: handlers may share an endpoint, and each one's channel ends with its own session."""
+        self._ports: dict[tuple[volumes.HandlerName, str], SocketPort] = {}
+        """By name too: handlers may share an endpoint, and each one's port ends with its own session."""
 
     async def stats(
         self, handler: Handler, target: volumes.TargetPath, timeout_s: float | None
@@ -66,7 +68,7 @@ class HandlerPeers:
         """Statistics; raises the handler's error, `HandlerNotResponding` or `crust_v1.ImplausibleStats`."""
         request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
         call = self._stub(handler).GetVolumeStats(
-            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=calls.volume_metadata()
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=volume_metadata()
         )
         answer = await _answer(handler, call)
         condition = answer.volume_condition if answer.HasField("volume_condition") else None
@@ -78,7 +80,7 @@ class HandlerPeers:
         """The volume's health in the guest. Raises as `stats` does."""
         request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
         call = self._stub(handler).GetVolumeHealth(
-            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=calls.volume_metadata()
+            request, timeout=_shorter(timeout_s, STATS_TIMEOUT_S), metadata=volume_metadata()
         )
         return crust_v1.condition((await _answer(handler, call)).volume_condition)
 
@@ -94,7 +96,7 @@ class HandlerPeers:
             target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
         )
         call = self._stub(handler).ExpandVolume(
-            request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S), metadata=calls.volume_metadata()
+            request, timeout=_shorter(timeout_s, EXPAND_TIMEOUT_S), metadata=volume_metadata()
         )
         return (await _answer(handler, call)).capacity_bytes
 
@@ -114,7 +116,7 @@ class HandlerPeers:
             self._stub(handler).FreezeVolume(
                 request,
                 timeout=_shorter(timeout_s, FREEZE_TIMEOUT_S),
-                metadata=calls.volume_metadata(),
+                metadata=volume_metadata(),
             ),
         )
 
@@ -124,7 +126,7 @@ class HandlerPeers:
         """Thaw; return whether the filesystem was frozen all the time. Raises as `stats` does."""
         request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
         call = self._stub(handler).ThawVolume(
-            request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S), metadata=calls.volume_metadata()
+            request, timeout=_shorter(timeout_s, THAW_TIMEOUT_S), metadata=volume_metadata()
         )
         return (await _answer(handler, call)).was_frozen
 
@@ -138,35 +140,35 @@ class HandlerPeers:
         await _answer(
             handler,
             self._stub(handler).SetVolumeLimits(
-                request, timeout=LIMITS_TIMEOUT_S, metadata=calls.volume_metadata()
+                request, timeout=LIMITS_TIMEOUT_S, metadata=volume_metadata()
             ),
         )
 
     async def drop(self, handler: Handler) -> None:
-        """Close the channel of a handler whose session has ended."""
-        gone = self._channels.pop((handler.name, handler.endpoint), None)
+        """Close the port to a handler whose session has ended."""
+        gone = self._ports.pop((handler.name, handler.endpoint), None)
         if gone is not None:
-            await gone.close()
+            await gone.aclose()
 
     async def close(self) -> None:
-        """Close every channel."""
-        channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(each.close() for each in channels))
+        """Close every port."""
+        ports, self._ports = list(self._ports.values()), {}
+        await asyncio.gather(*(each.aclose() for each in ports))
 
     def _stub(self, handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
         key = (handler.name, handler.endpoint)
-        if key not in self._channels:
-            self._channels[key] = channel.connect(
+        if key not in self._ports:
+            self._ports[key] = SocketPort(
                 handler.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES
             )
-        return handlers_pb2_grpc.RuntimeHandlerStub(self._channels[key])
+        return port.stub(handlers_pb2_grpc.RuntimeHandlerStub, self._ports[key])
 
 
 async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:
     try:
         return await call
-    except grpc.aio.AioRpcError as err:
-        raise _error(handler, err) from err
+    except PeerStatus as refusal:
+        raise _error(handler, refusal) from refusal
     except asyncio.CancelledError as err:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -175,19 +177,18 @@ async def _answer(handler: Handler, call: Awaitable[Answer]) -> Answer:
         raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
 
 
-def _error(handler: Handler, err: grpc.aio.AioRpcError) -> errors.CrustError:
+def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:
     away = (
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
     )
-    if err.code() in away and not status.name_in(err.trailing_metadata()):
-        error = status.to_error(err)
-        return HandlerNotResponding(handler.name, error.why or error.what)
-    if err.code() is grpc.StatusCode.NOT_FOUND:
+    if refusal.code in away and not status.name_in(refusal.trailing):
+        return HandlerNotResponding(handler.name, refusal.why or refusal.what)
+    if refusal.code is grpc.StatusCode.NOT_FOUND:
         # passed on unchanged, it would mean that the volume is not deferred or does not exist
-        return VolumeUnknownToHandler(handler.name, status.to_error(err).what)
-    return status.to_error(err)
+        return VolumeUnknownToHandler(handler.name, refusal.what)
+    return status.to_error(refusal)
 
 
 def _shorter(one_s: float | None, other_s: float) -> float:

@@ -1,13 +1,13 @@
 """One call between two parts of a process, at its handler's side: the context that the handler sees, and its run.
 
 The context has what crust uses of `grpc.aio.ServicerContext`, and keeps the outcome. `answer` and `pump` run the
-handler of a method and raise what a caller at a socket would get: `grpc.aio.AioRpcError`, with the code, the text and
-the metadata. A method that takes more than one request, or that nobody has, is UNIMPLEMENTED.
+handler of a method and raise what a caller at a socket would get: `PeerStatus`, with the code, the text and the
+metadata. A method that takes more than one request, or that nobody has, is UNIMPLEMENTED.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import NoReturn, Protocol
 
 import grpc
@@ -15,8 +15,7 @@ import grpc.aio
 
 from crust import errors
 from crust.rpc.serving.method_handlers import Handler, decoded, encoded
-
-Metadata = Sequence[tuple[str, str | bytes]]
+from crust.rpc.status import Metadata, PeerStatus, pairs
 
 NO_METHOD = "Method not found!"
 """The text that gRPC has for a method that a server does not know."""
@@ -43,12 +42,14 @@ class Server(Protocol):
 class Context:
     """What crust uses of grpc.aio.ServicerContext, and the outcome of the call."""
 
-    def __init__(self, metadata: Metadata, timeout_s: float | None) -> None:
+    def __init__(
+        self, metadata: Iterable[tuple[str, str | bytes]], timeout_s: float | None
+    ) -> None:
         self._metadata = tuple(metadata)
         self.timeout_s = timeout_s
         self._ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.initial: Metadata | None = None
-        self.on_initial: Callable[[], None] = lambda: None
+        self.initial: Metadata = ()
+        self.begun = asyncio.Event()
         self.trailing: Metadata = ()
         self._code = grpc.StatusCode.OK
         self._details = ""
@@ -60,9 +61,8 @@ class Context:
         return None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
 
     async def send_initial_metadata(self, initial_metadata: Metadata) -> None:
-        if self.initial is None:
-            self.initial = tuple(initial_metadata)
-            self.on_initial()
+        self.initial = pairs(initial_metadata)
+        self.begun.set()
 
     def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
         self.trailing = tuple(trailing_metadata)
@@ -89,16 +89,9 @@ class Context:
         self.trailing = tuple(trailing_metadata) or self.trailing
         raise grpc.aio.AbortError("aborted")
 
-    def failed(
-        self, code: grpc.StatusCode | None = None, details: str = ""
-    ) -> grpc.aio.AioRpcError:
+    def failed(self, code: grpc.StatusCode | None = None, details: str = "") -> PeerStatus:
         """The error that the caller gets."""
-        return grpc.aio.AioRpcError(
-            code or self._code,
-            grpc.aio.Metadata(*(self.initial or ())),
-            grpc.aio.Metadata(*self.trailing),
-            details or self._details,
-        )
+        return PeerStatus(code or self._code, details or self._details, pairs(self.trailing))
 
 
 async def answer(server: Server, method: str, data: bytes, context: Context) -> bytes:
@@ -116,22 +109,15 @@ async def answer(server: Server, method: str, data: bytes, context: Context) -> 
     return encoded(handler, answered)
 
 
-async def pump(
-    server: Server,
-    method: str,
-    data: bytes,
-    context: Context,
-    answers: "asyncio.Queue[bytes]",
-) -> None:
-    """Put a method's answers into the queue, as bytes, until its handler ends; the queue's size holds it back."""
+async def stream(
+    server: Server, method: str, data: bytes, context: Context
+) -> AsyncGenerator[bytes, None]:
+    """The answers of a method with a stream of them, as bytes."""
     handler = await _handler(server, method, context)
     try:
-        async with asyncio.timeout(context.timeout_s):
-            async for answer in _answers(handler, data, context):
-                await context.send_initial_metadata(())  # unless it was sent before
-                await answers.put(answer)
-    except TimeoutError:
-        raise context.failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        async for answer in _answers(handler, data, context):
+            context.begun.set()
+            yield answer
     except grpc.aio.AbortError:
         raise context.failed() from None
 

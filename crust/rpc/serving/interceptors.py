@@ -46,11 +46,9 @@ class UnexpectedError(errors.RuntimeFailed):
         )
 
 
-def known(rpc: str, server: str, error: Exception) -> errors.CrustError | grpc.aio.AioRpcError:
+def known(rpc: str, server: str, error: Exception) -> errors.CrustError:
     """The error itself, or an `UnexpectedError` in the place of one that crust does not know, which is logged."""
-    if isinstance(error, errors.CrustError | grpc.aio.AioRpcError):
-        return error
-    return _unexpected(rpc, server, error)
+    return error if isinstance(error, errors.CrustError) else _unexpected(rpc, server, error)
 
 
 def _unexpected(rpc: str, server: str, error: Exception) -> UnexpectedError:
@@ -194,8 +192,7 @@ class _Call:
     async def _answer(
         self, context: Context, request: Any, started_s: float, error: errors.CrustError
     ) -> NoReturn:
-        fields = {"error": str(error), "error_name": error.error_name}
-        self._record.now(request, started_s, status.code_of(error), fields)
+        self._record.now(request, started_s, status.code_of(error), _logged(error))
         await status.abort(context, error, is_csi=self._is_csi)
 
     async def _answer_bug(
@@ -234,6 +231,14 @@ class _Call:
             hint="retry",
         )
         await self._answer(context, request, started_s, lost)
+
+
+def _logged(error: errors.CrustError) -> dict[str, str]:
+    """The log fields of an error; the status of a peer has a name only if it is an error of crust."""
+    if not isinstance(error, status.PeerStatus):
+        return {"error": str(error), "error_name": error.error_name}
+    is_named = status.name_in(error.trailing)
+    return {"error": error.text, **({"error_name": error.error_name} if is_named else {})}
 
 
 def _peer_error(context: Context) -> dict[str, str]:

@@ -3,10 +3,8 @@
 from collections.abc import Awaitable
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from crust import volumes
+from crust.rpc.status import PeerStatus
 from crust.runtime_handler.conformance.case import case, expect
 from crust.runtime_handler.conformance.subject import MIB, SIZE, Subject
 from crust.wire.v1 import handlers_pb2, types_pb2
@@ -18,9 +16,9 @@ CALL_S = 60.0
 async def _code(s: Subject, call: Awaitable[Any]) -> str:
     try:
         await call
-    except grpc.aio.AioRpcError as error:
-        s.transcript.append(f"<- {error.code().name}: {error.details()}")
-        return error.code().name
+    except PeerStatus as status:
+        s.transcript.append(f"<- {status.code.name}: {status.text}")
+        return status.code.name
     s.transcript.append("<- OK")
     return "OK"
 

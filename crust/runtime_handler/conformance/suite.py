@@ -6,8 +6,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 
-import grpc.aio
-
 from crust import errors
 from crust.runtime_handler import testing
 from crust.runtime_handler.conformance import call_cases, claim_cases, record_cases
@@ -62,11 +60,10 @@ async def _judge(case: Case, subject: Subject, write: Callable[[str], None]) -> 
         return "skipped"
     try:
         await case.body(subject)
-    except (BrokenDuty, errors.CrustError, grpc.aio.AioRpcError, OSError) as error:
+    except (BrokenDuty, errors.CrustError, OSError) as error:
         verdict = "failed" if case.strength is Strength.MUST else "warning"
         write(line.format(verdict))
-        said = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        for text in (*subject.transcript, f"=> {said or type(error).__name__}"):
+        for text in (*subject.transcript, f"=> {str(error) or type(error).__name__}"):
             write(f"    {text}")
         return verdict
     else:

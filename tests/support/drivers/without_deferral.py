@@ -12,34 +12,35 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust.rpc import channel, passthrough
+from crust.rpc import passthrough
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port, SocketPort
+from crust.rpc.status import Metadata, PeerStatus
 
 
 class _Version(grpc.GenericRpcHandler):
     """Forwards every call, as bytes, and the metadata of the opt-in if it defers."""
 
-    def __init__(self, driver: grpc.aio.Channel, *, defers: bool) -> None:
+    def __init__(self, driver: Port, *, defers: bool) -> None:
         self._driver = driver
         self._defers = defers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        peer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        peer = self._driver.unary_unary(handler_call_details.method)
-
         async def behave(data: bytes, context: passthrough.Context) -> bytes:
             metadata = passthrough.metadata_of(context)
             if not self._defers:
                 metadata = _without_deferral(metadata)
+            method, left_s = handler_call_details.method, context.time_remaining()
             try:
-                return await peer(data, metadata=metadata, timeout=context.time_remaining())
-            except grpc.aio.AioRpcError as error:
-                return await passthrough.relay_status(context, error)
+                return await self._driver.call(method, data, metadata, left_s)
+            except PeerStatus as refusal:
+                await context.abort(refusal.code, refusal.text, refusal.trailing)
+                raise
 
         return grpc.unary_unary_rpc_method_handler(behave)
 
 
-def _without_deferral(metadata: passthrough.Metadata) -> passthrough.Metadata:
+def _without_deferral(metadata: Metadata) -> Metadata:
     kept = []
     for key, value in metadata:
         if key != extensions.KEY or isinstance(value, bytes):
@@ -53,7 +54,7 @@ def _without_deferral(metadata: passthrough.Metadata) -> passthrough.Metadata:
 @asynccontextmanager
 async def serving(driver_socket: str, socket: str, *, defers: bool = False) -> AsyncIterator[None]:
     """Serve the driver at another socket, as one that does not defer unless it is told so."""
-    async with channel.connect(driver_socket) as driver:
+    async with SocketPort(driver_socket) as driver:
         server = grpc.aio.server(handlers=[_Version(driver, defers=defers)])
         server.add_insecure_port(f"unix:{socket}")
         await server.start()

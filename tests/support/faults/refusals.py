@@ -8,14 +8,19 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 
 async def refused(call: Awaitable[Any], code: grpc.StatusCode, *words: str) -> str:
     """Await a call that must fail with `code`, each of `words` in its message; returns the message."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises((grpc.aio.AioRpcError, PeerStatus)) as caught:
         await call
-    return _checked(caught.value, code, words)
+    error = caught.value
+    if isinstance(error, PeerStatus):  # of a call through a port
+        return _has(error.code, error.text, code, words)
+    assert isinstance(error, grpc.aio.AioRpcError)
+    return _checked(error, code, words)
 
 
 async def refused_in_time(
@@ -34,8 +39,11 @@ async def refused_in_time(
 
 
 def _checked(error: grpc.aio.AioRpcError, code: grpc.StatusCode, words: Sequence[str]) -> str:
-    details = error.details() or ""
-    assert error.code() is code, f"{error.code()}: {details}"
+    return _has(error.code(), error.details() or "", code, words)
+
+
+def _has(found: grpc.StatusCode, details: str, code: grpc.StatusCode, words: Sequence[str]) -> str:
+    assert found is code, f"{found}: {details}"
     for word in words:
         assert word in details, details
     return details

@@ -15,6 +15,7 @@ from crust.csi_shim.wrap.advertised import Advertised
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.port import SocketPort
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
@@ -94,13 +95,13 @@ async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_check
 async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
     kubelet: Kubelet,
 ) -> None:
-    facts = DriverFacts(kubelet.shim)
-
     async def look() -> bool:
         raise AssertionError("a volume was looked for")
 
     has_both = frozenset({RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME})
-    own = await Advertised(facts, look).beside(has_both, opted_in=True, left_s=None)
+    async with SocketPort(kubelet.places.shim) as port:
+        advertised = Advertised(DriverFacts(port), look)
+        own = await advertised.beside(has_both, opted_in=True, left_s=None)
     assert RPC.DEFER_FS_OPS in own
     assert not has_both.intersection(own)
 

@@ -22,6 +22,7 @@ from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc import outcome, status
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 
@@ -68,8 +69,8 @@ class Choices:
         return (*(choice for choice, _ in taken[:-1]), taken[-1][0] + 1)
 
 
-def _status(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
+def _status(code: grpc.StatusCode) -> PeerStatus:
+    return PeerStatus(code, "no")
 
 
 class Model:
@@ -161,8 +162,8 @@ class Shim:
                 await shim.publish(volume, _request())
             else:
                 await shim.unpublish(volume, TARGET)
-        except (errors.CrustError, grpc.aio.AioRpcError) as error:
-            known = status.to_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        except errors.CrustError as error:
+            known = status.to_error(error) if isinstance(error, PeerStatus) else error
             is_final = status.branch_of(type(known)) not in outcome.NOT_FINAL
             return "final" if is_final else "not final"
         except MemoryError:  # of the unpublish: the interceptor answers INTERNAL

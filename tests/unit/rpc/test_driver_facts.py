@@ -4,11 +4,11 @@ import tempfile
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
-from crust.rpc import channel
 from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.port import SocketPort
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import FakeDriver
@@ -43,12 +43,12 @@ async def test_status_names_the_call_that_the_caller_did_not_send(details: str, 
     driver = Refusing(details)
     with tempfile.TemporaryDirectory(prefix="crust-") as directory:
         socket = f"{directory}/csi.sock"
-        async with fake_driver.serving(driver, socket), channel.connect(socket) as connected:
-            facts = DriverFacts(connected)
+        async with fake_driver.serving(driver, socket), SocketPort(socket) as port:
+            facts = DriverFacts(port)
             asked = {"GetPluginInfo": facts.name, "NodeGetCapabilities": facts.defers}
             for rpc, question in asked.items():
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                with pytest.raises(PeerStatus) as caught:
                     await question()
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-                assert caught.value.details() == shown.format(f"{rpc} first", details)
+                assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+                assert caught.value.text == shown.format(f"{rpc} first", details)
             await facts.aclose()

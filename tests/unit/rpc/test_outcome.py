@@ -1,12 +1,12 @@
 """The residue table: no final code for a publish of which something exists or may exist."""
 
 import grpc
-import grpc.aio
 import pytest
 
 from crust import errors
 from crust.rpc import outcome, status
 from crust.rpc.outcome import Residue
+from crust.rpc.status import PeerStatus
 from tests.support.kubelet.csi import NOT_FINAL
 
 Code = grpc.StatusCode
@@ -51,15 +51,13 @@ def test_answer_keeps_sentence_and_name() -> None:
 
 
 def test_drivers_status_that_may_pass_is_the_same_object() -> None:
-    error = grpc.aio.AioRpcError(
-        Code.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no slot"
-    )
+    error = PeerStatus(Code.RESOURCE_EXHAUSTED, "no slot")
     assert outcome.answer("NodePublishVolume", error, Residue.UNKNOWN) is error
     assert not outcome.is_final(error)
 
 
 def test_finality_is_the_kubelets() -> None:
     for code in Code:
-        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="x")
+        error = PeerStatus(code, "x")
         if code is not Code.OK:
             assert outcome.is_final(error) is (code not in NOT_FINAL), code

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from crust.rpc import channel, passthrough
+from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused, refused_in_time
@@ -79,7 +80,7 @@ class Chain:
 @pytest.fixture
 async def chain(short: str) -> AsyncIterator[Chain]:
     built = Chain(short)
-    async with channel.connect(built.back) as onwards:
+    async with SocketPort(built.back) as onwards:
         handler = passthrough.Passthrough(onwards)
         async with (
             built.serving_backend(),
@@ -180,7 +181,7 @@ async def test_a_backend_that_restarts_is_found_again(
     lonely.front, lonely.back = f"{short}/front2.sock", f"{short}/back2.sock"
     await lonely.caller.close()
     lonely.caller = channel.connect(lonely.front)
-    async with channel.connect(lonely.back) as onwards:
+    async with SocketPort(lonely.back) as onwards:
         handler = passthrough.Passthrough(onwards)
         async with server.serving(lonely.front, name="t", generic=[handler]):
             for _ in range(2):
@@ -198,7 +199,7 @@ async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> 
     await plain.start()
     try:
         async with (
-            channel.connect(back) as onwards,
+            SocketPort(back) as onwards,
             server.serving(front, name="t", generic=[passthrough.Passthrough(onwards)]),
             channel.connect(front) as caller,
         ):
@@ -220,7 +221,7 @@ async def test_stream_of_answers_passes_message_by_message(chain: Chain) -> None
 
 
 async def test_unknown_method_names_are_not_cached(chain: Chain, short: str) -> None:
-    async with channel.connect(chain.back) as onwards:
+    async with SocketPort(chain.back) as onwards:
         handler = passthrough.Passthrough(onwards)
         details = [_Details(f"/x/M{number}") for number in range(100)]
         for each in details:
@@ -260,9 +261,9 @@ async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: 
     driver, shim, front = f"{short}/driver", f"{short}/shim", f"{short}/front"
     async with (
         server.serving(driver, name="driver", generic=[Hung()]),
-        channel.connect(driver) as to_driver,
+        SocketPort(driver) as to_driver,
         server.serving(shim, name="shim", generic=[passthrough.Passthrough(to_driver)]),
-        channel.connect(shim) as to_shim,
+        SocketPort(shim) as to_shim,
         server.serving(front, name="front", generic=[passthrough.Passthrough(to_shim)]),
         channel.connect(front) as connected,
     ):

@@ -1,12 +1,12 @@
 """The table of errors and status codes is complete in both directions."""
 
 import grpc
-import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from crust import errors
 from crust.rpc import status
+from crust.rpc.status import PeerStatus
 from tests.support.pages import error_table
 
 Code = grpc.StatusCode
@@ -37,7 +37,7 @@ def test_a_peers_status_comes_back_as_its_branch_with_the_peers_sentence(
     branch: type[errors.CrustError],
 ) -> None:
     there = branch("it failed", why="so", hint="do this")
-    back = status.to_error(_rpc_error(status.code_of(there), str(there)))
+    back = status.to_error(_of_peer(status.code_of(there), str(there)))
     assert type(back) is branch
     assert str(back) == "it failed: so; do this"
 
@@ -48,7 +48,7 @@ def test_to_error_of_an_error_of_crust_keeps_its_name() -> None:
         error_details_pb2.ErrorInfo(reason="ThawedEarly", domain="crust.dev")
     )
     back = status.to_error(
-        _rpc_error(Code.FAILED_PRECONDITION, details.message, details.SerializeToString())
+        _of_peer(Code.FAILED_PRECONDITION, details.message, details.SerializeToString())
     )
     assert type(back) is errors.NotReady
     assert (back.error_name, str(back)) == ("ThawedEarly", "it went on; retry")
@@ -64,7 +64,7 @@ def test_to_error_of_another_programs_details_has_the_branchs_name(
     details = status_pb2.Status(code=9, message="it went on")
     details.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
     for raw in (details.SerializeToString(), b"\xff", b""):
-        back = status.to_error(_rpc_error(Code.FAILED_PRECONDITION, "it went on", raw))
+        back = status.to_error(_of_peer(Code.FAILED_PRECONDITION, "it went on", raw))
         assert back.shown() == "[NotReady] it went on"
 
 
@@ -80,18 +80,17 @@ def test_to_error_of_another_programs_details_has_the_branchs_name(
 def test_codes_without_a_row_become_the_nearest_branch(
     code: grpc.StatusCode, branch: type[errors.CrustError]
 ) -> None:
-    assert type(status.to_error(_rpc_error(code, "words"))) is branch
+    assert type(status.to_error(_of_peer(code, "words"))) is branch
 
 
 def test_every_code_that_there_is_comes_back_as_an_error() -> None:
     for code in grpc.StatusCode:
-        assert str(status.to_error(_rpc_error(code, ""))) != ""
+        assert str(status.to_error(_of_peer(code, ""))) != ""
 
 
 def test_an_error_without_a_branch_is_internal() -> None:
     assert status.code_of(errors.CrustError("bare")) is grpc.StatusCode.INTERNAL
 
 
-def _rpc_error(code: grpc.StatusCode, message: str, raw: bytes = b"") -> grpc.aio.AioRpcError:
-    trailing = grpc.aio.Metadata(("grpc-status-details-bin", raw)) if raw else grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, message)
+def _of_peer(code: grpc.StatusCode, message: str, raw: bytes = b"") -> PeerStatus:
+    return PeerStatus(code, message, (("grpc-status-details-bin", raw),) if raw else ())

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from crust import logs, traces
-from crust.rpc import calls, tracing
+from crust.rpc import port, tracing
 from tests.support.raised import raised
 
 DAEMONS = (
@@ -30,7 +30,7 @@ def test_no_span_is_sent_while_tracing_is_off() -> None:
     try:
         with traces.span("Anything") as span:
             assert span is None
-            assert calls.identified(None) == (("crust-request-id", "abc"),)
+            assert port.identified(()) == (("crust-request-id", "abc"),)
     finally:
         logs.context.reset(around)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from crust import errors, logs
 from crust.rpc import channel, passthrough
+from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.serving.daemon import Daemon
+from crust.rpc.status import PeerStatus
 from crust.rpc.wiring import Wiring
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.reported import reported
@@ -45,11 +46,10 @@ def add(to: Any) -> None:
     csi_pb2_grpc.add_NodeServicer_to_server(node, to)
 
 
-async def code_at(connected: grpc.aio.Channel) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await csi_pb2_grpc.NodeStub(connected).NodeGetVolumeStats(REQUEST, timeout=20)
-    code: grpc.StatusCode = caught.value.code()
-    return code
+async def code_at(port: Port) -> grpc.StatusCode:
+    with pytest.raises(PeerStatus) as caught:
+        await stub(csi_pb2_grpc.NodeStub, port).NodeGetVolumeStats(REQUEST, timeout=20)
+    return caught.value.code
 
 
 async def test_inner_path_is_unavailable_until_its_part_serves_and_after_it(
@@ -69,7 +69,7 @@ async def test_shared_path_is_served_on_its_socket_too(root: str, stack: AsyncEx
     path = f"{root}/runtime.sock"
     wires = Wiring(shared=[path])
     inside = await stack.enter_async_context(wires.connect(path))
-    outside = await stack.enter_async_context(channel.connect(path))
+    outside = await stack.enter_async_context(SocketPort(path))
     async with wires.serving(path, add, name="runtime", daemon=Daemon()):
         assert await code_at(inside) is grpc.StatusCode.NOT_FOUND
         assert await code_at(outside) is grpc.StatusCode.NOT_FOUND

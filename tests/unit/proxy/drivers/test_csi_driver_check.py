@@ -11,7 +11,7 @@ from crust.blockdriver.services.roles import Role
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
 from crust.proxy.drivers import csi_driver_check
-from crust.rpc import channel
+from crust.rpc.port import SocketPort
 from crust.settings.proxy import ServedDriver
 from tests.support.drivers import fake_driver, memory_backend
 from tests.support.drivers.fake_driver import FakeDriver
@@ -40,7 +40,7 @@ async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Kubernete
 async def said(client: KubernetesApi, socket: str) -> set[str]:
     """Which fields of the object do not go with the driver."""
     served = ServedDriver(name=NAME, socket=socket, backend=socket)
-    async with channel.connect(socket) as driver:
+    async with SocketPort(socket) as driver:
         found = await csi_driver_check.mismatches(client, served, driver)
     assert not any(each.is_fatal for each in found)
     return {each.what.partition(" ")[0] for each in found}

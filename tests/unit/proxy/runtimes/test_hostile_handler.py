@@ -13,8 +13,10 @@ import pytest
 from crust import credentials, errors, volumes
 from crust.proxy.runtimes.handlers import Handler
 from crust.proxy.runtimes.peers import HandlerPeers
-from crust.rpc import calls, channel
+from crust.rpc import status
 from crust.rpc.messages import crust_v1
+from crust.rpc.port import SocketPort
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, Places
@@ -104,12 +106,11 @@ async def test_text_of_a_volumes_condition_is_cut(places: Places) -> None:
 
 async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) -> None:
     path = f"{places.root}/h.sock"
-    async with serving(path, Hostile(text="ä" * 100_000)), channel.connect(path) as connected:  # type: ignore[abstract]
-        stub = handlers_pb2_grpc.RuntimeHandlerStub(connected)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetVolumeStats(handlers_pb2.GetVolumeStatsRequest(), timeout=60)
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert (caught.value.details() or "").encode() == "ä".encode() * (calls.STATUS_MAX_BYTES // 2)
+    async with serving(path, Hostile(text="ä" * 100_000)), SocketPort(path) as port:  # type: ignore[abstract]
+        with pytest.raises(PeerStatus) as caught:
+            await port.call("/crust.v1.RuntimeHandler/GetVolumeStats", b"", timeout_s=60)
+    assert caught.value.code is grpc.StatusCode.INTERNAL
+    assert caught.value.text.encode() == "ä".encode() * (status.PEER_TEXT_MAX_BYTES // 2)
 
 
 async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
