@@ -66,6 +66,12 @@ class _Device:
         if number and sequence:
             major, _, minor = number.partition(":")
             yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
+        if "partition" in self.names:  # the same one over another path to its disk
+            disk, partition = self.at(os.path.dirname(self.directory)), self._attribute("partition")
+            yield from (f"{name}, partition {partition}" for name in disk._unique_names())
+        yield from self._unique_names()
+
+    def _unique_names(self) -> Iterator[str]:
         for place in ("wwid", "device/wwid"):  # of NVMe, of SCSI
             name = self._attribute(place)
             if name.startswith(_UNIQUE_NAMES):

@@ -8,25 +8,29 @@ from crust import volumes
 from crust.host.block.device_sets import DeviceSet, device_set
 
 NUMBERS = {
-    "sda": ("8:0", 5), "sda1": ("8:1", 5), "sda2": ("8:2", 5), "sdb": ("8:16", 6),
+    "sda": ("8:0", 5), "sda1": ("8:1", 5), "sda2": ("8:2", 5), "sdb": ("8:16", 6), "sdb1": ("8:17", 6),
     "dm-0": ("253:0", 7), "dm-1": ("253:1", 8), "dm-2": ("253:2", 9),
 }  # fmt: skip
 
 
 @pytest.fixture
 def by_number(tmp_path: Path) -> str:
-    """sda has two partitions; dm-0 and dm-1 lie on sda2; sda and sdb are paths to one disk, mapped as dm-2."""
+    """sda and sdb are paths to one disk, mapped as dm-2. sda has two partitions, and sdb shows the first; dm-0 and
+    dm-1 lie on sda2.
+    """
     (tmp_path / "numbers").mkdir()
     places = {
-        name: tmp_path / "devices" / ("sda/" + name if name[:-1] == "sda" else name)
+        name: tmp_path
+        / "devices"
+        / (f"{name[:3]}/{name}" if name[:2] == "sd" and name[3:] else name)
         for name in NUMBERS
     }
     for name, (number, sequence) in NUMBERS.items():
         places[name].mkdir(parents=True, exist_ok=True)
         (places[name] / "dev").write_text(f"{number}\n")
         (tmp_path / "numbers" / number).symlink_to(places[name])
-        if name in ("sda1", "sda2"):
-            (places[name] / "partition").write_text("1\n")
+        if name[:2] == "sd" and name[3:]:
+            (places[name] / "partition").write_text(f"{name[3:]}\n")
         else:
             (places[name] / "diskseq").write_text(f"{sequence}\n")
     for disk in ("sda", "sdb"):
@@ -55,6 +59,7 @@ def _set(name: str, by_number: str) -> DeviceSet:
         ("sda1", "sdb"),
         ("sdb", "dm-2"),
         ("sda1", "sda1"),
+        ("sda1", "sdb1"),
     ],
 )
 def test_devices_that_share_bytes_are_related(by_number: str, one: str, other: str) -> None:
@@ -62,7 +67,9 @@ def test_devices_that_share_bytes_are_related(by_number: str, one: str, other: s
     assert _set(other, by_number).shares_bytes_with(_set(one, by_number))
 
 
-@pytest.mark.parametrize(("one", "other"), [("sda1", "sda2"), ("dm-0", "dm-1"), ("sda1", "dm-0")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("sda1", "sda2"), ("sda2", "sdb1"), ("dm-0", "dm-1"), ("sda1", "dm-0")]
+)
 def test_devices_beside_one_another_share_nothing(by_number: str, one: str, other: str) -> None:
     assert not _set(one, by_number).shares_bytes_with(_set(other, by_number))
 

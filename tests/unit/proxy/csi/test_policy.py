@@ -9,6 +9,7 @@ from crust.deferral_keys import Defer
 from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
 from crust.proxy import policy
 from crust.proxy.policy import Decision, Policy
+from tests.support.raised import raised
 
 DEFER, HANDLER = "crust.dev/defer", "crust.dev/runtime-handler"
 KATA = volumes.HandlerName("kata")
@@ -102,6 +103,15 @@ async def test_volume_and_runtime_class_that_name_two_handlers_are_refused() -> 
     with pytest.raises(policy.HandlersContradict, match="gvisor"):
         await decide(by_class("kata"), context)
     assert (await decide(by_class("kata"), {**context, HANDLER: "kata"})).handler == "kata"
+
+
+@pytest.mark.parametrize("context", [{HANDLER: "kata"}, {DEFER: "never", HANDLER: "kata"}])
+async def test_named_handler_without_deferral_is_refused(context: dict[str, str]) -> None:
+    """Its pod would run, with the filesystem mounted on the host."""
+    with raised("HandlerWithoutDeferral", match="kata"):
+        await decide(Policy(), context)
+    assert not (await decide(Policy(), context, block=True)).defer
+    assert (await decide(Policy(Defer.ALWAYS), {HANDLER: "kata"})).handler == "kata"
 
 
 async def test_pod_without_name_is_refused() -> None:
