@@ -125,7 +125,7 @@ PROXY = (deferred_publishes, deferred_volumes, handlers, reservations)
 
 pool_open = Gauge(
     "crust_pool_open",
-    "1 while the block driver's pool is there and open, else 0.",
+    "0 while the block driver's pool is absent or cannot be opened, else 1.",
     ("driver",),
     registry=None,
 )

@@ -87,12 +87,12 @@ class Driver:
     async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
         """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
 
-        `grace_s` is of incomplete volumes, and of incomplete snapshots where other controllers may take them now.
+        `grace_s` is of incomplete volumes.
         """
         deleted: tuple[volumes.VolumeId, ...] = ()
         if self.role.has_controller:
             deleted = await self.volume_orphans.collect(grace_s=grace_s)
-            await self.snapshot_orphans.collect(grace_s=grace_s if self.role.is_shared else 0)
+            await self.snapshot_orphans.collect()
         if self.role.has_node:
             await self.attachment_orphans.collect()
         return deleted
@@ -123,13 +123,6 @@ class Driver:
                 _log.warning("garbage collection failed", extra={"error": err})
             await asyncio.sleep(COLLECT_PERIOD_S)
 
-    def refresh(self) -> None:
-        """See what other controllers have changed in the pool. Blocks."""
-        if self.role.is_shared and self.role.has_controller:
-            self.stores.volume_records.refresh()
-            self.snapshots.volume_snapshots.snapshot_records.refresh()
-            self.snapshots.groups.refresh()
-
     def open(self) -> None:
         """Read the state of disk and kernel, before the first RPC and when the pool is there again. Blocks.
 
@@ -150,5 +143,4 @@ class Driver:
             self.stores.node_state.open(boot.boot_id())
             self.node_rules.io_limits.recover(self.stores.volume_records)
         self.snapshots.open()
-        if not self.role.is_shared:  # else another controller may be taking them now
-            self.snapshots.discard_incomplete()
+        self.snapshots.discard_incomplete()

@@ -3,16 +3,21 @@
 A look once per period decides: no event tells of all the ways in which a directory comes and goes, and nothing
 depends on a quick answer. What runs when the pool goes away still reaches it by what its engine holds (`PoolHome`),
 so it ends as it would have; new calls are refused, then everything that holds the pool's filesystem is closed.
+
+A pool in Ceph has one active controller. Another one stands by: its Probe answers "not ready", it is healthy, and it
+looks whether it may take over. A controller that was replaced ends its process: its callers must find the active one.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.blockdriver.records.pool import PoolNotOpened
+from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.host.process import workers
 from crust.rpc.messages.requests import needs_state
 from crust.supervised import Reports, supervised
@@ -25,12 +30,22 @@ _log = logging.getLogger(__name__)
 class PoolWatch:
     """The pool of `driver`, whose problems go to `health`. `stop`, then `let_go`, at the end."""
 
-    def __init__(self, driver: Driver, health: Reports, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        health: Reports,
+        end: Callable[[errors.CrustError], None],
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`end` ends the process."""
         self._driver = driver
+        self._end = end
         self._pool = driver.stores.pool
         self._health = health
         self._period_s = period_s
         self._is_open = False
+        self._stands_by = False
         self._held = AsyncExitStack()
         self._tasks = AsyncExitStack()
 
@@ -61,12 +76,13 @@ class PoolWatch:
         try:
             if self._is_open:
                 await workers.run(self._pool.home.check_in_place)
-                await workers.run(self._driver.refresh)
             else:
                 await self._open()
         except errors.CrustError as error:
             problem = self._named(error)
             self._tell(problem)
+            if isinstance(error, ControllerReplaced):
+                self._end(error)
             if self._is_open:
                 _log.error("the pool is closed", extra={"error": problem})
                 await self.stop()
@@ -93,6 +109,8 @@ class PoolWatch:
         try:
             self._held.push_async_callback(workers.run, pool.home.let_go)
             await workers.run(pool.home.lock)
+            renewal = supervised("lock of the pool", self._renew, self._health, of=driver.name)
+            await self._held.enter_async_context(renewal)
             await workers.run(driver.open)
         except BaseException:
             await self._held.aclose()
@@ -100,6 +118,15 @@ class PoolWatch:
         _log.info("pool opened", extra={"pool_id": pool.ids.pool_id})
         self._is_open = True
         await self._start_tasks()
+
+    async def _renew(self) -> None:
+        """Until `let_go`: also while the last operations end."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await workers.run(self._pool.home.renew)
+            except ControllerReplaced as error:
+                self._end(error)
 
     async def _start_tasks(self) -> None:
         driver, enter = self._driver, self._tasks.enter_async_context
@@ -112,17 +139,21 @@ class PoolWatch:
             await enter(supervised(name, work, self._health, of=driver.name))
 
     def _named(self, error: errors.CrustError) -> errors.CrustError:
-        if isinstance(error, PoolAbsent):
+        if isinstance(error, PoolAbsent | ControllerStandsBy | ControllerReplaced):
             return error
         named = PoolNotOpened(self._pool.home.shown, error)
         named.__cause__ = error
         return named
 
     def _tell(self, problem: errors.CrustError | None) -> None:
-        metrics.pool_open.labels(self._driver.name).set(0 if problem else 1)
+        stands_by = isinstance(problem, ControllerStandsBy)
+        if stands_by and not self._stands_by:
+            _log.info("this controller stands by", extra={"error": problem})
+        self._stands_by = stands_by
+        metrics.pool_open.labels(self._driver.name).set(1 if problem is None or stands_by else 0)
         if problem is not None:
             metrics.forget_pool_bytes(self._driver.name)
-        self._health.report(self.part, problem, is_fatal=False)
+        self._health.report(self.part, None if stands_by else problem, is_fatal=False)
         if problem is None:
             self._pool.serve()
         else:

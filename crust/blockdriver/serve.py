@@ -110,7 +110,7 @@ async def part(
 
 async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
     """Open the pool if it is there; what has it is closed before another process may write."""
-    watch = PoolWatch(driver, daemon.health)
+    watch = PoolWatch(driver, daemon.health, daemon.end)
     owned.push_async_callback(driver.node_rules.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.operations.drain)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from crust.ceph.binding import Ioctx, load
 from crust.ceph.claim_object import PREFIX
-from crust.ceph.own_clients import OBJECT
+from crust.ceph.controller_lock import OBJECT
 
 MONITORS = "allow r"
 _MOST_ANCESTORS = 100

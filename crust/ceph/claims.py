@@ -1,7 +1,7 @@
 """One writer of an image in the whole cluster: taking an image, recording who opened it, giving it back.
 
-    take      before the hypervisor opens the image: nobody else has it, and nobody unknown watches it; clients of
-              crust itself are known (`own_clients`)
+    take      before the hypervisor opens the image: nobody else has it, and nobody unknown watches it; the active
+              controller's client is known (`controller_lock`)
     record    after that, and before the guest gets the disk: the address of the client that has opened it now
     give_back when the hypervisor has closed the image, or has ended
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crust import errors
-from crust.ceph import claim_object, cluster_image, own_clients
+from crust.ceph import claim_object, cluster_image, controller_lock
 from crust.ceph.binding import Ioctx
 from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.cluster_image import ClusterImage
@@ -284,10 +284,10 @@ def check_watchers(image: ClusterImage) -> None:
 
 
 def _unknown(image: ClusterImage, known: set[str]) -> frozenset[str]:
-    """The clients that watch the image, are none of the known ones, and none of crust itself."""
+    """The clients that watch the image, are none of the known ones, and not the controller."""
     with image.opened() as there:
-        return own_clients.unknown_clients(
-            image.ioctx, image.name, lambda: cluster_image.watchers(there) - known
+        return controller_lock.unknown_clients(
+            image.ioctx, lambda: cluster_image.watchers(there) - known
         )
 
 

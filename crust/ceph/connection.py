@@ -8,8 +8,8 @@ Rules that librados does not enforce, and that cost the process otherwise:
 - `connect(timeout=)` has no effect, only the option `client_mount_timeout`. All three timeouts are always set.
 
 A client that was blocklisted stays so for ever: librbd of another client does that to one that slept for 30 s. Such a
-connection is replaced at the next call; one that an administrator cut off by the host's address fails again. A thread
-whose calls belong together says so (`pinned`): none of them is made by the replacement.
+connection is replaced at the next call; one that an administrator cut off by the host's address fails again. The
+client of a controller is replaced only after the pool's lock has the new address (`crust.ceph.controller_lock`).
 """
 
 import errno
@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from crust import errors
 from crust.ceph import binding, failures
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephConnectionClosed, CephNamespaceMissing, Step
 from crust.ceph.user import USUAL, CephUser, Timeouts
 
@@ -43,6 +44,8 @@ class _Open:
     """By number and namespace: a pool that was deleted and made again has another number."""
     calls: int = 0
     is_blocklisted: bool = False
+    is_in_doubt: bool = False
+    """One of its calls ended without an answer: it may still be carried out."""
     is_left: bool = False
     """The last of its calls shuts it down."""
 
@@ -54,6 +57,8 @@ class Connection:
 
     def __init__(self, who: CephUser, timeouts: Timeouts = USUAL) -> None:
         """Raises `CephBindingMissing`."""
+        self.controller_lock: ControllerLock | None = None
+        """Of a controller: what admits each new client."""
         self.who = who
         self._timeouts = timeouts
         self._binding = binding.load()
@@ -65,7 +70,6 @@ class Connection:
         self._failure: errors.CrustError | None = None
         """Of the last try to connect."""
         self._pid = os.getpid()
-        self._pins = threading.local()
 
     @contextmanager
     def cluster(self, what: str, *, step: Step = "monitors") -> Iterator[binding.Rados]:
@@ -104,19 +108,6 @@ class Connection:
         if number:
             raise self._translated(abs(number), what, "monitors")
         return output
-
-    @contextmanager
-    def pinned(self) -> Iterator[str]:
-        """This client's address. Calls of this thread inside the block are made by this very client, or fail with
-        `CephClientBlocklisted`: whoever blocklists the address stops all of them. May be nested.
-        """
-        with self._used("cannot read the client's address", "monitors") as held:
-            before = getattr(self._pins, "held", None)
-            self._pins.held = held
-            try:
-                yield held.cluster.get_addrs()
-            finally:
-                self._pins.held = before
 
     @contextmanager
     def endable(self) -> Iterator[Callable[[], str]]:
@@ -190,8 +181,9 @@ class Connection:
             return cluster.get_addrs()
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Refuse new calls, wait for those that run, and disconnect; after `limit_s` the last of them disconnects.
-        Idempotent; a forked child's is nothing.
+        """Refuse new calls, wait for those that run, give the pool's lock back, and disconnect; after `limit_s` the
+        last of them disconnects. The lock stays with a client of which a call may still be carried out. Idempotent;
+        a forked child's is nothing.
         """
         if os.getpid() != self._pid:
             return
@@ -204,7 +196,17 @@ class Connection:
             if held is not None:
                 held.is_left = not is_idle
         if held is not None and is_idle:
+            self._give_lock_back(held)
             _shut_down(held)
+
+    def _give_lock_back(self, held: _Open) -> None:
+        """What fails is left: the next controller then cuts this client off."""
+        if self.controller_lock is None or held.is_blocklisted or held.is_in_doubt:
+            return
+        with suppress(*self._binding.failures, errors.CrustError):
+            self.controller_lock.give_back(
+                self._ioctx(held, self.controller_lock.pool, self.controller_lock.namespace)
+            )
 
     def rest(self) -> None:
         """Disconnect, unless a call runs; the next call connects again."""
@@ -226,21 +228,24 @@ class Connection:
         try:
             yield held
         except self._binding.failures as err:
-            number = failures.errno_of(err)
-            if number == errno.ESHUTDOWN:
-                held.is_blocklisted = True
-                address = held.cluster.get_addrs()
-                raise failures.CephClientBlocklisted(self.who.user, address) from err
-            raise self._translated(number, what, step) from err
+            raise self._failed(held, err, what, step) from err
         finally:
             self._given_back(held)
+
+    def _failed(
+        self, held: _Open, failure: BaseException, what: str, step: Step
+    ) -> errors.CrustError:
+        """The error for a failed call of this client, and what it says of the client."""
+        number = failures.errno_of(failure)
+        if number == errno.ESHUTDOWN:
+            held.is_blocklisted = True
+            return failures.CephClientBlocklisted(self.who.user, held.cluster.get_addrs())
+        held.is_in_doubt |= failures.is_unanswered(number)
+        return self._translated(number, what, step)
 
     def _taken(self, what: str) -> _Open:
         if os.getpid() != self._pid:
             raise CephConnectionClosed()
-        pinned: _Open | None = getattr(self._pins, "held", None)
-        if pinned is not None:
-            return self._taken_again(pinned)
         tries = self._tries
         with (
             self._opening
@@ -261,20 +266,10 @@ class Connection:
                 _shut_down(old)
             return self._first(what)
 
-    def _taken_again(self, pinned: _Open) -> _Open:
-        """One that has a call open: nobody shuts it down."""
-        with self._guard:
-            if self._is_closed:
-                raise CephConnectionClosed()
-            if self._open is not pinned or pinned.is_blocklisted:
-                raise failures.CephClientBlocklisted(self.who.user)
-            pinned.calls += 1
-            return pinned
-
     def _first(self, what: str) -> _Open:
         """A new connection, for its first call."""
         try:
-            held = _Open(self._connected(what), calls=1)
+            held = self._admitted(_Open(self._connected(what), calls=1), what)
         except errors.CrustError as err:
             self._failure = err
             raise
@@ -284,6 +279,24 @@ class Connection:
             self._tries += 1
         with self._guard:
             self._open = held
+        return held
+
+    def _admitted(self, held: _Open, what: str) -> _Open:
+        """The client, when the pool's lock has its address. Raises `ControllerReplaced`."""
+        if self.controller_lock is None:
+            return held
+        is_admitted = False
+        try:
+            ioctx = self._ioctx(held, self.controller_lock.pool, self.controller_lock.namespace)
+            address = held.cluster.get_addrs()
+            self.controller_lock.admit(ioctx, address, lambda dead: self._blocklist(held, (dead,)))
+            is_admitted = True
+        except self._binding.failures as err:
+            raise self._failed(held, err, what, "data") from err
+        finally:
+            if not is_admitted:
+                held.is_left = True  # a wait for the map may still use it
+                self._given_back(held)
         return held
 
     def _given_back(self, held: _Open) -> None:

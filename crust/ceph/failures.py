@@ -168,6 +168,11 @@ def errno_of(failure: BaseException) -> int:
     return abs(number) if isinstance(number, int) else 0
 
 
+def is_unanswered(number: int) -> bool:
+    """Whether the call got no answer, so that it may still be carried out."""
+    return number in _UNREACHED
+
+
 def translated(
     number: int, what: str, *, step: Step, user: str, monitors: str, pool: str
 ) -> errors.CrustError:

@@ -7,7 +7,7 @@ client did not close the image is put among the ended (`claims`, `host_claims`, 
 way from there to a free image:
 
     1. every address that could write is blocklisted: the recorded ones; and if the client of a holder was not
-       recorded, whoever else has the image open, but no client of crust itself (`own_clients`)
+       recorded, whoever else has the image open, but not the active controller (`controller_lock`)
     2. this client waits for the map with the blocklist. Each later client has that map, or a newer one, and an OSD
        answers it only with that map: so it reads and writes nothing behind which an older write could land
     3. no such client watches the image any more, and its lock is broken
@@ -32,7 +32,7 @@ import threading
 from dataclasses import replace
 
 from crust import errors
-from crust.ceph import claim_object, cluster_image, own_clients
+from crust.ceph import claim_object, cluster_image, controller_lock
 from crust.ceph.binding import load
 from crust.ceph.claim_object import Claims, Holder
 from crust.ceph.cluster_image import ClusterImage
@@ -147,7 +147,7 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
     if is_all or any(not each.address for each in claims.holders):
         return recorded
     known = {*recorded, *(each.address for each in claims.holders), image.client.address()}
-    others = own_clients.unknown_clients(image.ioctx, image.name, lambda: _clients(image) - known)
+    others = controller_lock.unknown_clients(image.ioctx, lambda: _clients(image) - known)
     return recorded | others
 
 

@@ -4,11 +4,6 @@ Create writes the volume record in phase "creating", then makes the image, then 
 "ready". The id is derived from the name, so a retry after a crash at any line continues the work; and an incomplete
 volume can be deleted. Delete writes phase "deleting", then removes the image, the content record and the volume
 record. An image without a record is never overwritten.
-
-Several controllers may do this for one name. Whoever goes on with a record, or deletes what it describes, writes it
-first, in place of the one that it has read; so of two one stops (`RecordChanged`), and a volume that one of them has
-answered is not deleted by the other's clean-up. Images are changed inside `Provisioning.changing`, with the record
-compared in there: of a controller that sleeps between the comparison and the change the engine makes sure.
 """
 
 from collections.abc import Iterator
@@ -20,9 +15,7 @@ from crust.blockdriver.controller import capacity, class_parameters, topology
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import (
-    ChangedElsewhere,
     ForeignImage,
-    ImageBeingMade,
     Provisioning,
     StillAttached,
     StorageLimits,
@@ -34,7 +27,6 @@ from crust.blockdriver.records.models import (
     ContentSource,
     Limits,
     VolumeRecord,
-    new_attempt,
 )
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
@@ -119,7 +111,6 @@ class Provisioner:
         accessible = topology.is_met(request.accessibility, self.segment)
         if present is None and not accessible:
             raise topology.TopologyNotAccessible(self.segment)
-        is_new = present is None
         if present is None:
             present = self._begin(request, wanted)
         if not accessible:
@@ -128,9 +119,6 @@ class Provisioner:
         if present.phase == "ready":
             self.provisioning.check_image(volumes.VolumeId(present.volume_id))
             return present
-        if not is_new:  # from here on whoever has begun it cannot answer it any more
-            with self._nothing_kept_if_full(present):
-                present = self.volume_records.save(present.but(attempt=new_attempt()))
         return present if present.content_source is not None else self._make(present)
 
     def _present(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
@@ -181,7 +169,6 @@ class Provisioner:
             usages=usages,
             content_source=source,
             limits=Limits.of(class_parameters.changed(read.limits, request.limits)),
-            attempt=new_attempt(),
         )
 
     def _begin(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
@@ -190,12 +177,8 @@ class Provisioner:
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.content_source)
         size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        with (
-            self.capacity.reserved(volume_id, size_bytes),
-            self.provisioning.changing(volume_id),
-        ):
+        with self.capacity.reserved(volume_id, size_bytes):
             if self.provisioning.exists(volume_id):
-                self.volume_records.check_stored(wanted)  # another controller may have made it
                 raise errors.Corrupt.named(
                     "OrphanImage",
                     f"{volume_id} is not created",
@@ -209,7 +192,8 @@ class Provisioner:
             return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
 
     def _make(self, record: VolumeRecord) -> VolumeRecord:
-        with self._nothing_kept_if_full(record), self._changing(record) as volume_id:
+        volume_id = volumes.VolumeId(record.volume_id)
+        with self._nothing_kept_if_full(record):
             self.provisioning.create(volume_id, record.capacity_bytes)
             return self._settle(record, ContentRecord(volume_id=volume_id))
 
@@ -221,14 +205,6 @@ class Provisioner:
         except errors.Exhausted:
             self._discard(record)
             raise
-
-    @contextmanager
-    def _changing(self, record: VolumeRecord) -> Iterator[volumes.VolumeId]:
-        """No other controller changes the volume, and `record` is the stored one."""
-        volume_id = volumes.VolumeId(record.volume_id)
-        with self.provisioning.changing(volume_id):
-            self.volume_records.check_stored(record)
-            yield volume_id
 
     def _settle(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
         """Record what the image holds, then that the volume is ready: from there on the node part writes the former.
@@ -250,8 +226,6 @@ class Provisioner:
         assert record.content_source is not None
         try:
             content = await self.sources.fill(record, record.content_source)
-        except (ImageBeingMade, ChangedElsewhere):
-            raise  # and not ours to delete
         except errors.CrustError:
             # Keep nothing, not even the reservation: the CO may not retry.
             await workers.run(self._discard, record)
@@ -259,7 +233,7 @@ class Provisioner:
         return await workers.run(self._settle_copy, record, content)
 
     def _settle_copy(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
-        with self._nothing_kept_if_full(record), self._changing(record):
+        with self._nothing_kept_if_full(record):
             return self._settle(record, content)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
@@ -290,25 +264,21 @@ class Provisioner:
     def _discard(self, record: VolumeRecord) -> None:
         """Delete the volume, unless its record was written since: `RecordChanged`. A volume in use stays as it is."""
         volume_id = volumes.VolumeId(record.volume_id)
-        with self.provisioning.changing(volume_id):
-            deleting = self._note_delete(record)
-            self.volume_records.check_stored(deleting)
-            try:
-                self.provisioning.delete(volume_id)
-            except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
-                self.volume_records.save(deleting.but(phase=record.phase))
-                raise
-            self.content_records.remove(volume_id)
-            self.volume_records.remove(volume_id, previous=deleting.stored)
+        deleting = self._note_delete(record)
+        try:
+            self.provisioning.delete(volume_id)
+        except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
+            self.volume_records.save(deleting.but(phase=record.phase))
+            raise
+        self.content_records.remove(volume_id)
+        self.volume_records.remove(volume_id, previous=deleting.stored)
 
     def _note_delete(self, record: VolumeRecord) -> VolumeRecord:
         """The record that stands: on a full disk, where the delete matters most, it may be the old one."""
-        deleting = record.but(phase="deleting", attempt=new_attempt())
         try:
-            return self.volume_records.save(deleting)
+            return self.volume_records.save(record.but(phase="deleting"))
         except errors.Exhausted:
-            present = self.volume_records.find(volumes.VolumeId(record.volume_id))
-            return present if present and present.attempt == deleting.attempt else record
+            return self.volume_records.find(record.volume_id) or record
 
 
 def describe(record: VolumeRecord) -> Volume:

@@ -21,8 +21,7 @@ from crust import errors, operations, volumes
 from crust.blockdriver.controller import capacity, class_parameters
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
-from crust.blockdriver.engines.pool_store import RecordChanged
-from crust.blockdriver.engines.protocol import ChangedElsewhere, Provisioning, StorageLimits
+from crust.blockdriver.engines.protocol import Provisioning, StorageLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Limits, VolumeRecord
@@ -131,23 +130,11 @@ class VolumeModifier:
         if change.limits is None or unmodified is not None:
             return Outcome(expanded, unmodified), None
         try:
-            self._enforce(wanted)
-        except (ChangedElsewhere, RecordChanged) as err:  # before anything was set
-            self._restore_record(wanted)
-            return Outcome(expanded, err), None
+            self.enforcement.set_on_host(volume_id, wanted.io_limits)
         except errors.CrustError as err:
             self._restore_limits(wanted)
             return Outcome(expanded, err), None
         return Outcome(expanded), wanted
-
-    def _enforce(self, record: VolumeRecord) -> None:
-        """Set the limits of the record on this host or in the storage, as a change of the volume: a controller that
-        slept meanwhile sets nothing on what another one has made of the volume since.
-        """
-        volume_id = volumes.VolumeId(record.volume_id)
-        with self.provisioning.changing(volume_id):
-            self.volume_records.check_stored(record)
-            self.enforcement.set_on_host(volume_id, record.io_limits)
 
     def _with_limits(
         self, record: VolumeRecord, change: Change
@@ -199,11 +186,7 @@ class VolumeModifier:
         maximum = self.provisioning.maximum_bytes()
         size_bytes = capacity.choose(wanted, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = volumes.VolumeId(record.volume_id)
-        with (
-            self.capacity.reserved(volume_id, size_bytes),
-            self.provisioning.changing(volume_id),
-        ):
-            self.volume_records.check_stored(record)
+        with self.capacity.reserved(volume_id, size_bytes):
             self.provisioning.grow(volume_id, size_bytes)
             return self.volume_records.save(record.but(capacity_bytes=size_bytes))
 
@@ -211,22 +194,14 @@ class VolumeModifier:
         if intended.limits_before is not None:
             self.volume_records.save(intended.but(limits_before=None))
 
-    def _restore_record(self, intended: VolumeRecord) -> VolumeRecord | None:
-        """The record with the previous limits; None if another controller has written it since: it is theirs."""
-        before = intended.limits_before or intended.limits
-        try:
-            return self.volume_records.save(intended.but(limits=before, limits_before=None))
-        except RecordChanged:
-            return None
-
     def _restore_limits(self, intended: VolumeRecord) -> None:
-        record = self._restore_record(intended)
-        if record is None:
-            return
+        before = intended.limits_before or intended.limits
+        record = self.volume_records.save(intended.but(limits=before, limits_before=None))
+        volume_id = volumes.VolumeId(record.volume_id)
         try:
-            self._enforce(record)
+            self.enforcement.set_on_host(volume_id, record.io_limits)
         except errors.CrustError as err:
-            extra = {"volume_id": record.volume_id, "error": err}
+            extra = {"volume_id": volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)
 
 

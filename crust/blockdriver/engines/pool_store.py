@@ -1,8 +1,8 @@
 """A pool as an engine keeps it: its identity (`PoolHome`), and the records of what is in it (`RecordStore`).
 
-The records lie with the images: whoever has the pool has both, on a disk that is moved or in a cluster that several
-controllers reach. A record is bytes under an id; what it says is above this (`crust.blockdriver.records`). Whoever
-writes one names what it has read, so no write undoes another's, in whatever process that was.
+The records lie with the images: whoever has the pool has both, on a disk that is moved or in a cluster. A record is
+bytes under an id; what it says is above this (`crust.blockdriver.records`). Whoever writes one names what it has
+read, so no write undoes another's, in whatever process that was.
 """
 
 import enum
@@ -48,7 +48,15 @@ class PoolHome(Protocol):
         ...
 
     def lock(self) -> None:
-        """Take what only one process may have of the pool, until `let_go`. Raises `flocks.LockHeld`."""
+        """Take what only one process may have of the pool, until `let_go`. Raises `flocks.LockHeld`,
+        `ControllerStandsBy`.
+        """
+        ...
+
+    def renew(self) -> None:
+        """Show other processes that this one lives; called every few seconds while the pool is locked. Raises
+        `ControllerReplaced` if another one has the lock.
+        """
         ...
 
     def open(self) -> None:
@@ -102,12 +110,6 @@ class RecordStore(Protocol):
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
         """Remove a record; absent is a success. With `previous` only that one: raises `RecordChanged` if something
         else is there, and nothing is removed.
-        """
-        ...
-
-    def changed(self) -> frozenset[str]:
-        """The ids of the records that another process has written or removed since this store has seen them last, by
-        `ids`, `load`, `save` or this. None where one process has the pool.
         """
         ...
 

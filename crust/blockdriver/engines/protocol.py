@@ -13,7 +13,6 @@ memory alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -54,30 +53,6 @@ class StillAttached(errors.NotReady):
     def __init__(self, volume_id: str, where: str) -> None:
         super().__init__(
             f"{volume_id} is in use", why=f"it is attached as {where}", hint="unstage it first"
-        )
-        self.volume_id = volume_id
-
-
-class ImageBeingMade(errors.OperationPending):
-    """Another controller makes the image of this volume now."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"{volume_id} is not made here",
-            why="another controller makes it now",
-            hint="retry: the call then finds what the other has made",
-        )
-        self.volume_id = volume_id
-
-
-class ChangedElsewhere(errors.OperationPending):
-    """Another controller changes what is stored under a volume's id now."""
-
-    def __init__(self, volume_id: str, who: str, patience_s: float) -> None:
-        super().__init__(
-            f"{volume_id} is not changed here",
-            why=f"another controller changes it now: {who}",
-            hint=f"retry: one that has not ended after {patience_s:g} s is treated as dead and cut off",
         )
         self.volume_id = volume_id
 
@@ -224,14 +199,6 @@ class Provisioning(Protocol):
 
     def check(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
-        ...
-
-    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
-        """While the block runs no other controller changes the volume's image or snapshots, and this one stops with
-        an error before it changes them after another has taken its place. Every change below is made in it, and with
-        records that were compared in it. One thread; blocks for different volumes may be nested. Raises
-        `ChangedElsewhere`.
-        """
         ...
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
@@ -411,10 +378,7 @@ class StorageLimits(Protocol):
     """Limits of a volume's I/O that the storage itself keeps, wherever the volume is used."""
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set all limits of a volume, also while it is used: a change, inside of `Provisioning.changing`.
-
-        Raises `ImageMissing`.
-        """
+        """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
         ...
 
 

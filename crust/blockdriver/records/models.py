@@ -22,7 +22,6 @@ that it can be restored after the volume was changed or deleted.
 So a crash between leaves something that the same request finishes, or the next start discards.
 """
 
-import secrets
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, Self
 
@@ -68,11 +67,6 @@ class RecordUnreadable(errors.Corrupt):
             hint="restore it from a backup, or run the version that wrote it; nothing was changed",
         )
         self.path = path
-
-
-def new_attempt() -> str:
-    """The `attempt` of records that are about to be written."""
-    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +234,6 @@ class VolumeRecord(StoredRecord):
     """Its I/O limits. They belong to the volume, not to its content: a copy has its own."""
     limits_before: Limits | None = None
     """The previous limits, until a change of `limits` is enforced everywhere."""
-    attempt: str = ""
-    """Who makes or deletes it, drawn at random: two who do are never equal."""
 
     @property
     def id(self) -> str:
@@ -317,8 +309,6 @@ class SnapshotRecord(StoredRecord):
     in_guest: bool = False
     group_id: str = ""
     """The group snapshot that it is a member of."""
-    attempt: str = ""
-    """Which attempt wrote it, drawn at random: two of one name are never equal."""
 
     @property
     def id(self) -> str:
@@ -344,8 +334,6 @@ class GroupRecord(StoredRecord):
     phase: Phase
     created_ns: int
     members: tuple[tuple[str, str], ...]
-    attempt: str = ""
-    """As of a snapshot."""
 
     @property
     def id(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from crust import errors, volumes
-from crust.blockdriver.engines.pool_store import RecordChanged, RecordStore
+from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records.models import RecordUnreadable, StoredRecord, Summary
 
 UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
@@ -163,15 +163,6 @@ class Records(Generic[M]):
             if self.is_id(key):
                 self.index.put(key, self._readable(key))
 
-    def refresh(self) -> None:
-        """Read what other processes have written, and only then replace what is known of it."""
-        for key in self._store.changed():
-            if self.is_id(key):
-                if self._store.load(key) is None:
-                    self.index.drop(key)
-                else:
-                    self.index.put(key, self._readable(key))
-
     def _readable(self, key: str) -> Summary | None:
         try:
             record = self._read(key)
@@ -240,11 +231,6 @@ class Records(Generic[M]):
         """Raise the kind's `missing` unless there is a record, in whatever phase. Does not block."""
         if not self.index.has(key):
             raise self._model.missing(key, self._store.shown(key))
-
-    def check_stored(self, record: M) -> None:
-        """Raise `RecordChanged` unless `record` is what is stored."""
-        if self._store.load(record.id) != record.stored:
-            raise RecordChanged(self._store.shown(record.id))
 
     def save(self, record: M) -> M:
         """Write `record`, durably, in place of the one that it was made of; returns it as written. An existing one is

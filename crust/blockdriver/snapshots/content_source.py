@@ -86,9 +86,7 @@ class ContentSources:
         taken = self.volume_snapshots.find(source.id)
         image = take_snapshot.image_of(taken)
         volume_id = volumes.VolumeId(record.volume_id)
-        with self.provisioning.changing(volume_id):
-            self.volume_records.check_stored(record)
-            self.provisioning.restore(volume_id, image, record.capacity_bytes)
+        self.provisioning.restore(volume_id, image, record.capacity_bytes)
         return _filled(volume_id, taken)
 
     def _clone(
@@ -96,13 +94,7 @@ class ContentSources:
     ) -> ContentRecord:
         source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
         volume_id = volumes.VolumeId(record.volume_id)
-        with (
-            self.provisioning.changing(volume_id),
-            self.provisioning.changing(source_id),
-            self.freezer.frozen(moving.here),
-        ):
-            self.volume_records.check_stored(record)
-            self.volume_records.check_stored(source)
+        with self.freezer.frozen(moving.here):
             self.provisioning.clone(
                 volume_id,
                 source_id,

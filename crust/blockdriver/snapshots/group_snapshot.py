@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from crust import errors, volumes
-from crust.blockdriver.records.models import GroupRecord, SnapshotRecord, new_attempt
+from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard, image_of
@@ -65,7 +65,7 @@ class GroupSnapshots:
             return await workers.run(self._groups.save, group.but(**ready)), taken
         # as in `VolumeSnapshots.take`: any error, a bug too, but no cancellation
         except Exception:
-            await workers.run(self._discard_own, group, plans)
+            await workers.run(self._discard_or_log, group.id)
             raise
 
     def _begin(self, group: GroupRecord) -> list[SnapshotRecord]:
@@ -97,7 +97,7 @@ class GroupSnapshots:
     def recover(self) -> None:
         """Finish interrupted deletions and discard incomplete groups."""
         for group in self._groups.unfinished():
-            self._discard_or_log(group)
+            self._discard_or_log(group.id)
 
     def discard_unfinished(self, group_id: str) -> None:
         """Discard a group that is not ready, with its members; any other stays."""
@@ -110,19 +110,11 @@ class GroupSnapshots:
         group = self._groups.find(group_id)
         return () if group is None else tuple(snapshot_id for _, snapshot_id in group.members)
 
-    def _discard_own(self, group: GroupRecord, plans: Sequence[SnapshotRecord]) -> None:
-        """See `VolumeSnapshots.discard_own`; of a group that is another's by now only our members."""
-        present = self._groups.find(group.id)
-        if present is not None and present.attempt == group.attempt:
-            self._discard_or_log(present)
-        else:
-            self._volume_snapshots.discard_own(plans)
-
-    def _discard_or_log(self, group: GroupRecord) -> None:
+    def _discard_or_log(self, group_id: str) -> None:
         try:
-            self._discard(group)
+            self.discard_unfinished(group_id)
         except errors.CrustError as err:
-            extra = {"group_id": group.id, "error": err}
+            extra = {"group_id": group_id, "error": err}
             _log.warning("an incomplete group snapshot stays for now", extra=extra)
 
     def _discard(self, group: GroupRecord) -> None:
@@ -153,7 +145,6 @@ def plan(pool_ids: PoolIds, name: str, ids: Sequence[volumes.VolumeId]) -> Group
         phase="creating",
         created_ns=0,
         members=tuple((each, pool_ids.member_id(name, each)) for each in ids),
-        attempt=new_attempt(),
     )
 
 

@@ -30,17 +30,12 @@ class SnapshotGarbageCollector:
     group_snapshots: GroupSnapshots
     running: operations.KeyedOperations
 
-    async def collect(self, *, grace_s: float = 0) -> None:
-        """Discard all that are in phase "deleting", or "creating" for `grace_s`, and that no call here works on."""
+    async def collect(self) -> None:
+        """Discard all that are not ready, and that no call works on."""
         for group in self.groups.unfinished():
-            age_s = await workers.run(self.groups.age_s, group.id)
-            if group.phase == "deleting" or age_s >= grace_s:
-                await self._discard(group.id, self.group_snapshots.discard_unfinished)
+            await self._discard(group.id, self.group_snapshots.discard_unfinished)
         for record in self.snapshot_records.unfinished():
-            if self.groups.index.has(record.group_id):
-                continue
-            age_s = await workers.run(self.snapshot_records.age_s, record.id)
-            if record.phase == "deleting" or age_s >= grace_s:
+            if not self.groups.index.has(record.group_id):
                 await self._discard(record.id, self.volume_snapshots.discard_unfinished)
 
     async def _discard(self, record_id: str, discard: Callable[[str], None]) -> None:

@@ -42,6 +42,6 @@ class SnapshotRecovery:
         self.volume_snapshots.snapshot_records.open()
 
     def discard_incomplete(self) -> None:
-        """Undo all incomplete work. Where several controllers have the pool, its garbage collector does it later."""
+        """Undo all incomplete work."""
         self.group_snapshots.recover()
         self.volume_snapshots.recover()

@@ -6,11 +6,8 @@ it was frozen. A failure leaves nothing. What a crash leaves is discarded at the
 freezes; the CO's retry then takes the snapshot again. The id is derived from the name, so a retry finds a finished
 snapshot.
 
-Several controllers may take a snapshot of one name. Each write names the record that it replaces, and an attempt
-discards only what it wrote itself: who finds another's record in place of its own stops, and answers ABORTED. Images
-are copied, and copies removed, inside `Provisioning.changing`, with the record compared in there. A copy of a volume
-whose content record has changed since the plan, because a node was given it, is not used: the snapshot would say that
-nobody ever wrote it, and a volume made from it would be formatted.
+A copy of a volume whose content record has changed since the plan, because a node was given it, is not used: the
+snapshot would say that nobody ever wrote it, and a volume made from it would be formatted.
 
 The writers of raw devices cannot be stopped. In a group one raw device in use is copied while the others are frozen.
 Several are copied one after the other and then checked: if none but the last was written to since its copy, all
@@ -18,7 +15,6 @@ copies are of the moment of the last one. Otherwise they are copied again, a few
 (`RawDevicesNeverIdle`).
 """
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -32,7 +28,6 @@ from crust.blockdriver.records.models import (
     GroupRecord,
     SnapshotRecord,
     VolumeRecord,
-    new_attempt,
 )
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
@@ -140,7 +135,6 @@ class VolumeSnapshots:
             created_ns=0,
             **{name: getattr(known, name) for name in _OF_CONTENT},
             group_id=group_id,
-            attempt=new_attempt(),
         )
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
@@ -156,7 +150,8 @@ class VolumeSnapshots:
         # Whatever it was, a bug too: records in phase "creating" must not stay. Not a cancellation, which comes only
         # when the loop ends: the thread may still be copying then, and the next start discards what it leaves.
         except Exception:
-            await workers.run(self.discard_own, plans)
+            for each in plans:
+                await workers.run(self._discard_or_log, each.id)
             raise
         finally:
             for each in plans:
@@ -173,14 +168,9 @@ class VolumeSnapshots:
 
     def _copy(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
         """Copy all while the mounted ones are frozen; returns the point in time."""
-        with contextlib.ExitStack() as held:
-            for each in sorted({volumes.VolumeId(each.source_volume_id) for each in plans}):
-                held.enter_context(self.provisioning.changing(each))
-            for plan in plans:
-                self.snapshot_records.check_stored(plan)
-            moment_ns = self._copy_frozen(plans, moving)
-            for plan in plans:  # after the copy: whoever is given a volume is on record before
-                self._check_as_planned(plan)
+        moment_ns = self._copy_frozen(plans, moving)
+        for plan in plans:  # after the copy: a node that is given a volume is on record before
+            self._check_as_planned(plan)
         return moment_ns
 
     def _check_as_planned(self, plan: SnapshotRecord) -> None:
@@ -222,13 +212,6 @@ class VolumeSnapshots:
         ready = {"phase": "ready", "created_ns": moment_ns}
         return tuple(self.snapshot_records.save(each.but(**ready)) for each in plans)
 
-    def discard_own(self, plans: Sequence[SnapshotRecord]) -> None:
-        """Discard what the attempt of `plans` has written; what stands there of another attempt stays."""
-        for each in plans:
-            present = self.snapshot_records.find(each.snapshot_id)
-            if present is not None and present.attempt == each.attempt:
-                self.discard_or_log(present)
-
     def find(self, snapshot_id: str) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""
         return self.snapshot_records.load(snapshot_id)
@@ -257,11 +240,9 @@ class VolumeSnapshots:
         On a full disk the intent cannot be written; the caller's retry then continues. Raises
         `pool_store.RecordChanged` if somebody else has written the record since: it is theirs.
         """
-        with self.provisioning.changing(volumes.VolumeId(record.source_volume_id)):
-            record = begin_discard(self.snapshot_records, record)
-            self.snapshot_records.check_stored(record)
-            self.provisioning.delete_snapshot(image_of(record))
-            self.snapshot_records.remove(record.id, previous=record.stored)
+        record = begin_discard(self.snapshot_records, record)
+        self.provisioning.delete_snapshot(image_of(record))
+        self.snapshot_records.remove(record.id, previous=record.stored)
 
     def discard_unfinished(self, snapshot_id: str) -> None:
         """Discard a snapshot that is not ready; any other stays."""
@@ -269,18 +250,18 @@ class VolumeSnapshots:
         if record is not None and record.phase != "ready":
             self.discard(record)
 
-    def discard_or_log(self, record: SnapshotRecord) -> None:
-        """`discard`; what fails is left to the garbage collector, and does not hide the caller's error."""
+    def _discard_or_log(self, snapshot_id: str) -> None:
+        """What fails is left to the garbage collector, and does not hide the caller's error."""
         try:
-            self.discard(record)
+            self.discard_unfinished(snapshot_id)
         except errors.CrustError as err:
-            extra = {"snapshot_id": record.snapshot_id, "error": err}
+            extra = {"snapshot_id": snapshot_id, "error": err}
             _log.warning("an incomplete snapshot stays for now", extra=extra)
 
     def recover(self) -> None:
         """Discard incomplete snapshots, and finish interrupted deletions."""
         for record in self.snapshot_records.unfinished():
-            self.discard_or_log(record)
+            self._discard_or_log(record.id)
 
 
 def begin_discard(records: Records[SetRecord], record: SetRecord) -> SetRecord:
@@ -288,12 +269,10 @@ def begin_discard(records: Records[SetRecord], record: SetRecord) -> SetRecord:
 
     Raises `pool_store.RecordChanged` if somebody else has written it since.
     """
-    deleting = record.but(phase="deleting", attempt=new_attempt())
     try:
-        return records.save(deleting)
+        return records.save(record.but(phase="deleting"))
     except errors.Exhausted:
-        present = records.find(record.id)  # a write that failed may be there
-        return present if present and present.attempt == deleting.attempt else record
+        return records.find(record.id) or record  # a write that failed may be there
 
 
 def image_of(record: SnapshotRecord) -> Image:

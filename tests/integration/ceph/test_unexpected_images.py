@@ -12,8 +12,8 @@ import pytest
 import rbd
 
 from crust.blockdriver.engines.pool_store import RecordKind
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
+from crust.ceph import omap
 from examples.cluster.ceph_cluster import POOL
 from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.support.faults.refusals import refused

@@ -11,8 +11,8 @@ import pytest
 import rbd
 
 from crust.blockdriver.engines.pool_store import RecordKind
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.records import object_name
+from crust.ceph import omap
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL
 from tests.integration.ceph.test_node import SIZE, Cluster, cluster

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import rbd
 
-from crust.ceph import claim_object, claims
+from crust.ceph import claim_object, claims, controller_lock
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser, Timeouts
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
@@ -40,6 +41,12 @@ class Client:
         image = rbd.Image(self.ioctx, IMAGE)
         self.images.append(image)
         return image
+
+    def lead(self) -> None:
+        """Be the active controller of the pool."""
+        controller_lock.make(self.ioctx)
+        lock = ControllerLock(POOL, "", nonce=uuid.uuid4().hex)
+        lock.take(self.ioctx, self.address, lambda address: self.connection.blocklist([address]))
 
     @property
     def address(self) -> str:

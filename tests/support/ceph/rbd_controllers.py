@@ -12,6 +12,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.ceph.connection import Connection
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser, Timeouts
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
@@ -36,12 +37,24 @@ class Controllers:
         self._key = ceph.controller(self._user, self.namespace, pool=pool)
         self._made: list[Driver] = []
 
-    def start(self, role: Role = CONTROLLER) -> Driver:
-        """A new one, which has read the pool."""
+    def start(self) -> Driver:
+        """The next active one, which has read the pool. The one before is treated as dead at once."""
+        driver = self.built()
+        connection = connection_of(driver)
+        nonce = uuid.uuid4().hex
+        connection.controller_lock = ControllerLock(self._pool, self.namespace, nonce, patience_s=0)
+        home = driver.stores.pool.home
+        home.find()
+        home.lock()
+        driver.open()
+        return driver
+
+    def built(self, name: str = "") -> Driver:
+        """A new one, which has done nothing yet; `name` is that of its run directory."""
         connection = Connection(
             CephUser(self._ceph.monitors, self._user, self._key), self._timeouts
         )
-        run_dir = str(self._base / uuid.uuid4().hex)
+        run_dir = str(self._base / (name or uuid.uuid4().hex))
         engine = rbd.engine(
             Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True
         )
@@ -49,17 +62,23 @@ class Controllers:
             engine=engine,
             run_dir=run_dir,
             node_id="controller",
-            role=role,
+            role=CONTROLLER,
         )
         self._made.append(driver)
-        driver.stores.pool.home.find()
-        driver.open()
         return driver
 
     def end(self) -> None:
         """End all."""
         for each in self._made:
             each.stores.pool.home.let_go()
+            connection_of(each).close()
+
+
+def connection_of(driver: Driver) -> Connection:
+    """Its connection."""
+    place: Place = driver.stores.provisioning.place  # type: ignore[attr-defined]
+    assert isinstance(place.connection, Connection)
+    return place.connection
 
 
 def create_request(name: str, source: Wanted | None = None) -> Create:

@@ -5,7 +5,6 @@ Without `has_devices` nothing is a device of this host, as with an engine whose 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from crust import errors, volumes
 from crust.blockdriver.engines import files
@@ -148,10 +147,6 @@ class MemoryBackend:
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """An image that is smaller than it should be."""
         return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"
-
-    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
-        """One process has it."""
-        return nullcontext()
 
     def copies_at_once(self) -> bool:
         """As on xfs."""

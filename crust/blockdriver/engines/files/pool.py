@@ -130,6 +130,9 @@ class DirectoryPool:
         """Be the one process that writes the pool, until `let_go`. Raises `flocks.LockHeld`."""
         self._lock = flocks.ProcessLock.acquire(self.directory / "driver.lock")
 
+    def renew(self) -> None:
+        """Nothing: the kernel frees the lock of a process that has ended."""
+
     def let_go(self) -> None:
         """Hold directory and lock no more, so that its filesystem can be unmounted."""
         if self._lock is not None:

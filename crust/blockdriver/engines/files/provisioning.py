@@ -6,7 +6,7 @@ size or its removal is refused by it. Files that others keep in the same filesys
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from crust import errors, volumes
 from crust.blockdriver.engines.files.access import FileAccess
@@ -95,10 +95,6 @@ class FileProvisioning:
             raise PoolNotUsable(str(self._pool), "its filesystem is read-only")
         if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
             raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
-
-    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
-        """Nothing: one process has the pool, and serialises what it does to a volume."""
-        return nullcontext()
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
         """Whether the image file exists."""

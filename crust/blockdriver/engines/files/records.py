@@ -106,10 +106,6 @@ class FileRecords:
             durable.remove(self._path(key))
         self._reserve.keep()
 
-    def changed(self) -> frozenset[str]:
-        """None: this process has the pool."""
-        return frozenset()
-
     def age_s(self, key: str) -> float:
         """By the file's time."""
         path = self._path(key)

@@ -1,7 +1,7 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
-    place, pool, omap        where it is, which pool it is, and the sorted keys that all else is kept in
-    records, volume_lock     the records; one controller at a time changes a volume
+    place, pool              where it is, which pool it is, and the lock of its active controller
+    records                  the records
     provisioning/            what a controller changes and asks: `engine` puts it together
       images, snapshots,
       copies, limits, space  the images, and what is left for new ones
@@ -14,9 +14,8 @@
       own_user, volume_users as which user of Ceph a node connects
       fencing                cuts off nodes that are declared gone
 
-The pool is the only truth, and several controllers serve it at once: each holds a volume's lock while it changes it,
-and each write compares what it has read. A host whose kernel cannot map images refuses raw volumes and mounts; a
-hypervisor does not need the kernel.
+The pool is the only truth, and one controller serves it at a time (`crust.ceph.controller_lock`). A host whose kernel
+cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
 """
 
 from crust.blockdriver.engines.pool_store import RecordKind
@@ -36,8 +35,8 @@ __all__ = ["Place", "engine", "node_engine"]
 
 
 def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") -> Engine:
-    """The engine with the pool in `place`, without I/O; `create` as `RbdPool` has it. What this node has attached is
-    noted in `run_dir`, and `node` is this node's name in claims.
+    """The engine of a controller with the pool in `place`, without I/O; `create` as `RbdPool` has it. What this node
+    has attached is noted in `run_dir`, and `node` is this node's name in claims.
     """
     made = provisioning(place)
 
@@ -46,7 +45,7 @@ def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") 
 
     return Engine(
         "rbd",
-        RbdPool(place, create=create, on_close=made.stop),
+        RbdPool(place, run_dir=run_dir, create=create, on_close=made.stop),
         made,
         RbdAccess(OwnUser(place), run_dir, node),
         records,

@@ -4,14 +4,17 @@ A call that ends with a timeout may still be carried out; each method of the eng
 """
 
 import errno
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
+from weakref import WeakValueDictionary
 
-from crust.ceph import binding, failures, own_clients
+from crust.ceph import binding, failures
 from crust.ceph.binding import Image, Ioctx, Rados
 from crust.ceph.cluster_image import ClusterImage
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser
 
 
@@ -20,6 +23,8 @@ class Client(Protocol):
 
     is_lent: ClassVar[bool]
     """Whether there may be none: no key is here before a call brings one."""
+    controller_lock: ControllerLock | None
+    """Of a controller: the lock of its pool."""
 
     @property
     def who(self) -> CephUser:
@@ -40,10 +45,6 @@ class Client(Protocol):
 
     def cluster(self, what: str) -> AbstractContextManager[Rados]:
         """The cluster, for calls inside the block."""
-        ...
-
-    def pinned(self) -> AbstractContextManager[str]:
-        """This client's address; calls of this thread inside the block are made by it or not at all."""
         ...
 
     def endable(self) -> AbstractContextManager[Callable[[], str]]:
@@ -71,6 +72,17 @@ class Client(Protocol):
         ...
 
 
+class _Turn:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Turns:
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    of: WeakValueDictionary[str, _Turn] = field(default_factory=WeakValueDictionary)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The namespace `namespace` of the pool `pool`; empty for the pool's default one."""
@@ -78,6 +90,7 @@ class Place:
     connection: Client
     pool: str
     namespace: str
+    _turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
 
     @property
     def shown(self) -> str:
@@ -98,16 +111,20 @@ class Place:
 
     @contextmanager
     def image(self, ioctx: Ioctx, name: str, *, read_only: bool = True) -> Iterator[Image]:
-        """An open image; one that is opened read-only registers no watch. Raises `rbd.ImageNotFound`.
-
-        A client that opens it for writing is noted as one of crust's own for that time.
-        """
-        with ExitStack() as held:
-            if not read_only:
-                held.enter_context(own_clients.noted(ioctx, name, self.connection.address()))
-            image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
-            held.callback(image.close)
+        """An open image; one that is opened read-only registers no watch. Raises `rbd.ImageNotFound`."""
+        image: Image = binding.load().rbd.Image(ioctx, name, read_only=read_only)
+        with closing(image):
             yield image
+
+    @contextmanager
+    def turn(self, volume_id: str) -> Iterator[None]:
+        """One thread at a time changes a volume's image and snapshots, by name. Operations of the volume and of each
+        of its snapshots have different keys.
+        """
+        with self._turns.guard:
+            turn = self._turns.of.setdefault(volume_id, _Turn())
+        with turn.lock:
+            yield
 
     def claimed(self, ioctx: Ioctx, name: str) -> ClusterImage:
         """The image of that name, for its claims."""

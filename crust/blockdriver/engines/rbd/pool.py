@@ -6,31 +6,37 @@ It is created exclusively, so of several controllers that start at an empty name
 others find it. A namespace with images and without this object is not treated as an empty one: the pool's volumes
 would be unknown. The cluster's id is in it too: a pool that was copied to another cluster is another pool.
 
-The pool is not locked: several controllers serve it at once, each write of a record compares (`records`), a volume is
-changed by one at a time (`volume_lock`), and what one controller has cached of another's records is read again
-(`crust.blockdriver.pool_watch`).
+One controller changes the pool at a time, by the pool's lock (`crust.ceph.controller_lock`). The lock's nonce is a
+file of the run directory, which one process has at a time: a process that finds its own nonce in the lock succeeds
+one that has ended, and does not wait.
 """
 
 import datetime
 import errno
+import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 import pydantic
 
 from crust import errors
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.records import object_name
-from crust.ceph import binding, failures
+from crust.blockdriver.engines.rbd.records import object_name, present
+from crust.ceph import binding, controller_lock, failures, omap
 from crust.ceph.binding import Ioctx, WriteOp
+from crust.ceph.controller_lock import ControllerLock
+from crust.ceph.failures import CephClientBlocklisted
+from crust.host.files import durable
 from crust.pool_ids import POOL_ID, PoolIds
 
 SCHEMA = 1
 OBJECT = "crust.pool"
 _KEY = "identity"
+_NONCE = "controller"
+"""In the run directory."""
 
 
 class RbdPoolNotEmpty(errors.Corrupt):
@@ -66,13 +72,19 @@ class _Identity(pydantic.BaseModel):
 
 class RbdPool:
     """The pool in `place`. With `create` the first start at an empty namespace makes it. `on_close` ends what uses
-    the connection by itself.
+    the connection by itself. `run_dir` is a controller's, which takes the pool's lock.
     """
 
     def __init__(
-        self, place: Place, *, create: bool = False, on_close: Callable[[], object] = lambda: None
+        self,
+        place: Place,
+        *,
+        run_dir: str = "",
+        create: bool = False,
+        on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self._place = place
+        self._run_dir = run_dir
         self._on_close = on_close
         self._create = create
         self._ids: PoolIds | None = None
@@ -109,7 +121,36 @@ class RbdPool:
             raise
 
     def lock(self) -> None:
-        """Nothing: several controllers may serve the pool."""
+        """Become the pool's active controller. Raises `ControllerStandsBy`, and `PoolAbsent` without the lock."""
+        if not self._run_dir:
+            return
+        connection = self._place.connection
+        held = connection.controller_lock = connection.controller_lock or self._new_lock()
+        with self._place.ioctx(f"cannot take the lock of {self.shown}") as ioctx:
+            if self._read(ioctx) is None:
+                controller_lock.make(ioctx)
+            address = connection.address()
+            with present(self._place, controller_lock.OBJECT):
+                held.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
+            if (
+                connection.address() != address
+            ):  # it was cut off meanwhile: the next look takes the lock again
+                raise CephClientBlocklisted(connection.who.user, address)
+
+    def _new_lock(self) -> ControllerLock:
+        path = os.path.join(self._run_dir, _NONCE)
+        durable.make_directories(self._run_dir, 0o700)
+        with suppress(durable.PathAlreadyExists):
+            durable.create(path, secrets.token_hex(8).encode())
+        nonce = durable.read(path, limit_bytes=64).decode("ascii", "replace")
+        return ControllerLock(self._place.pool, self._place.namespace, nonce)
+
+    def renew(self) -> None:
+        """Give the other controllers a sign of life. Raises `ControllerReplaced`."""
+        held = self._place.connection.controller_lock
+        if held is not None:
+            with self._place.ioctx(f"cannot renew the lock of {self.shown}") as ioctx:
+                held.renew(ioctx)
 
     def open(self) -> None:
         """Read the identity, or make the pool. Raises as `find` does."""
@@ -127,9 +168,15 @@ class RbdPool:
             raise self._absent(f"its object {OBJECT} is gone, or another pool's")
 
     def let_go(self) -> None:
-        """Disconnect, when the calls that run have ended; those that do not end in time disconnect with the last."""
+        """Give the lock back and disconnect, when the calls that run have ended (`Connection.close`). A controller
+        that stands by stays connected: it looks at the lock each second.
+        """
         self._on_close()
-        self._place.connection.close()
+        if (
+            self._place.connection.controller_lock is None
+            or self._place.connection.controller_lock.is_ours
+        ):
+            self._place.connection.close()
 
     def _check_makeable(self) -> None:
         with self._place.ioctx(f"cannot list {self.shown}") as ioctx:

@@ -4,8 +4,8 @@
                              v.<id>   its SHA-256, which a write compares
                              t.<id>   the time of the write, in seconds since 1970, by the writer's clock
 
-A write is one operation of RADOS that requires the digest of what the caller has read, so of two controllers that
-change a record one wins, whatever their clocks and caches say, and nothing is locked. A cluster warns of an object
+A write is one operation of RADOS that requires the digest of what the caller has read, so of a controller and a node
+that change a record one wins, whatever their clocks say. A cluster warns of an object
 with more than 200,000 keys: that is 60,000 volumes in one namespace.
 
 The objects are made once, with the pool. One that is missing later was removed by hand: nothing is served then, and
@@ -17,12 +17,11 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordChanged, RecordKind
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, failures
+from crust.ceph import binding, failures, omap
 from crust.ceph.binding import Ioctx
 
 _DATA, _DIGEST, _TIME = "d.", "v.", "t."
@@ -35,12 +34,10 @@ def object_name(kind: RecordKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RbdRecords:
-    """The records of one kind. Safe from any thread, and with other controllers."""
+    """The records of one kind. Safe from any thread, and beside the nodes, which write content records."""
 
     place: Place
     kind: RecordKind
-    _seen: dict[str, str] = field(default_factory=dict)
-    """The digests that this process has seen last."""
 
     def open(self) -> None:
         """Nothing to prepare: a write is complete or absent. Raises `PoolAbsent` if the object was removed."""
@@ -48,17 +45,11 @@ class RbdRecords:
 
     def ids(self) -> tuple[str, ...]:
         """In pages of 1,000."""
-        with self.place.ioctx(f"cannot list {self._name}") as ioctx, self._present():
-            found = {key: _text(each) for key, each in omap.read(ioctx, self._name, _DIGEST)}
-        self._seen.clear()
-        self._seen.update(found)
-        return tuple(found)
-
-    def changed(self) -> frozenset[str]:
-        """By the digests: one read of 100 bytes per record."""
-        before = dict(self._seen)
-        now = set(self.ids())
-        return frozenset(key for key in now | set(before) if self._seen.get(key) != before.get(key))
+        with (
+            self.place.ioctx(f"cannot list {self._name}") as ioctx,
+            present(self.place, self._name),
+        ):
+            return tuple(key for key, _ in omap.read(ioctx, self._name, _DIGEST))
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
@@ -75,13 +66,12 @@ class RbdRecords:
         expected = {_DIGEST + key: "" if previous is None else _digest(previous)}
         with self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx:
             try:
-                with self._present():
+                with present(self.place, self._name):
                     omap.put(ioctx, self._name, values, expected=expected)
             except binding.load().failures as err:
                 if failures.errno_of(err) != errno.ECANCELED:
                     raise
                 raise RecordChanged(self.shown(key)) from err
-        self._seen[key] = _digest(data)
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
         """Compare and remove the three keys in one operation, also in a full pool. Raises `RecordChanged`."""
@@ -89,7 +79,7 @@ class RbdRecords:
         expected = {} if previous is None else {_DIGEST + key: _digest(previous)}
         with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx:
             try:
-                with self._present():
+                with present(self.place, self._name):
                     omap.drop(ioctx, self._name, keys, expected=expected)
             except binding.load().failures as err:
                 if failures.errno_of(err) != errno.ECANCELED:
@@ -112,31 +102,23 @@ class RbdRecords:
         return object_name(self.kind)
 
     def _read(self, ioctx: Ioctx, key: str) -> bytes | None:
-        with self._present():
+        with present(self.place, self._name):
             return omap.read_keys(ioctx, self._name, (key,)).get(key)
 
-    @contextmanager
-    def _present(self) -> Iterator[None]:
-        """Raise `PoolAbsent` if the object is not there."""
-        try:
-            yield
-        except binding.load().failures as err:
-            if failures.errno_of(err) != errno.ENOENT:
-                raise
-            raise records_absent(self.place, self._name) from err
 
-
-def records_absent(place: Place, name: str) -> PoolAbsent:
-    """The error for a pool whose objects were removed."""
-    return PoolAbsent(
-        f"the records of {place.shown} are gone",
-        why=f"the object {name} does not exist, and the driver does not remove it",
-        hint="find out who removed it; the images are untouched, and the driver goes on when it is back",
-    )
-
-
-def _text(value: bytes) -> str:
-    return value.decode("ascii", "replace")
+@contextmanager
+def present(place: Place, name: str) -> Iterator[None]:
+    """Raise `PoolAbsent` if the object, one of the pool's, is not there."""
+    try:
+        yield
+    except binding.load().failures as err:
+        if failures.errno_of(err) != errno.ENOENT:
+            raise
+        raise PoolAbsent(
+            f"the records of {place.shown} are gone",
+            why=f"the object {name} does not exist, and the driver does not remove it",
+            hint="find out who removed it; the images are untouched, and the driver goes on when it is back",
+        ) from err
 
 
 def _digest(data: bytes) -> str:

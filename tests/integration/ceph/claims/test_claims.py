@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crust.ceph import claim_object, claims, cluster_image, fencing, own_clients
+from crust.ceph import claim_object, claims, cluster_image, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from tests.support.ceph.image_claims import (
@@ -223,6 +223,22 @@ def test_holder_fenced_before_it_recorded_its_client_gets_an_error(bench: Bench)
 
 
 @pytest.mark.spec("H-53")
+def test_holder_that_gives_back_while_it_is_fenced_does_not_free_the_image(bench: Bench) -> None:
+    """The fencing has moved it to the ended, and has not blocklisted its client yet."""
+    first, second, controller = bench.node(), bench.node(), bench.controller()
+    _, holder = attached(first, A)
+    before = claim_object.read(controller.ioctx, IMAGE)
+    ended = fencing.with_ended(before.claims, before.claims.holders)
+    assert claim_object.swap(controller.ioctx, IMAGE, before, ended)
+    claims.give_back(first.image, holder)
+    assert claim_object.read(controller.ioctx, IMAGE).claims == ended
+    with pytest.raises(fencing.ImageNotCutOff):
+        take(second, B)
+    assert fencing.cut_off(controller.image) == (first.address,)
+    attached(second, B)
+
+
+@pytest.mark.spec("H-53")
 def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench) -> None:
     first, stranger, controller = bench.node(), bench.node(), bench.controller()
     attached(first, A)
@@ -233,7 +249,7 @@ def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench)
 
 
 @pytest.mark.spec("H-53")
-def test_unknown_client_is_cut_off_if_a_holders_was_not_recorded_but_none_of_crust(
+def test_unknown_client_is_cut_off_if_a_holders_was_not_recorded_but_not_the_controller(
     bench: Bench,
 ) -> None:
     """The fencing client has the image open, and so has a controller that flattens it."""
@@ -241,29 +257,20 @@ def test_unknown_client_is_cut_off_if_a_holders_was_not_recorded_but_none_of_cru
     take(first, A)
     first.open()
     controller.open()
-    with own_clients.noted(other.ioctx, IMAGE, other.address):
-        other.open()
-        cut = fencing.fence(controller.image, A.node)
+    other.lead()
+    other.open()
+    cut = fencing.fence(controller.image, A.node)
     assert cut == (first.address,)
 
 
 @pytest.mark.spec("H-52")
-def test_client_of_crust_is_no_stranger_to_a_holder(bench: Bench) -> None:
+def test_active_controller_is_no_stranger_to_a_holder(bench: Bench) -> None:
     client, other = bench.node(), bench.controller()
-    with own_clients.noted(other.ioctx, IMAGE, other.address):
-        other.open()
-        attached(client, A)
+    other.lead()
+    other.open()
+    attached(client, A)
     [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
     assert holder.address == client.address
-
-
-def test_note_of_a_client_of_crust_ends_with_its_use_of_the_image(bench: Bench) -> None:
-    other = bench.controller()
-    assert own_clients.addresses(other.ioctx, IMAGE) == set()
-    with own_clients.noted(other.ioctx, IMAGE, other.address):
-        assert own_clients.addresses(other.ioctx, IMAGE) == {other.address}
-        assert own_clients.addresses(other.ioctx, "another") == set()
-    assert own_clients.addresses(other.ioctx, IMAGE) == set()
 
 
 @pytest.mark.spec("H-53")

@@ -1,11 +1,11 @@
-"""The driver on a real Ceph pool: killed at every step, two controllers at once, a cluster that hangs or restarts."""
+"""The driver on a real Ceph pool: killed at every step, a successor, a cluster that hangs or restarts."""
 
 import asyncio
 import contextlib
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,17 @@ from crust.blockdriver.controller.capacity import OutOfCapacity
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephStatisticsMissing
 from crust.blockdriver.records.health import Kind
-from crust.blockdriver.records.models import ContentRecord, ContentSource, VolumeRecord
-from crust.blockdriver.services.roles import Role
-from crust.blockdriver.snapshots.content_source import ContentSources, Wanted
+from crust.blockdriver.snapshots.content_source import Wanted
 from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached
 from crust.ceph.user import Timeouts
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, create_request, created
+from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
 
 MIB = 1024**2
 PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
@@ -42,7 +39,7 @@ class _Killed(BaseException):
 
 @dataclass
 class Killing:
-    """Ends the work before the nth call to the cluster; none comes after it, no lock is given back."""
+    """Ends the work before the nth call to the cluster; none comes after it."""
 
     at: int
     calls: int = 0
@@ -57,8 +54,8 @@ class Killing:
 @contextlib.contextmanager
 def killed_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[Killing]:
     """Die before the nth call of librados or librbd inside the block."""
-    from crust.blockdriver.engines.rbd import omap, place
-    from crust.ceph import binding
+    from crust.blockdriver.engines.rbd import place
+    from crust.ceph import binding, omap
 
     killing = Killing(number)
     operate, opened, images = omap._operate, place.Place.image, vars(binding.Binding)["images"].fget
@@ -142,7 +139,6 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
                 await _WORKS[name](driver, source, snapshot)
                 is_done = True
             again = controllers.start()
-            again.stores.engine.provisioning.locks.patience_s = 0  # type: ignore[attr-defined]
             await _WORKS[name](again, source, snapshot)
             await _check_whole(again, name)
         finally:
@@ -167,94 +163,21 @@ async def _check_whole(driver: Driver, name: str) -> None:
                     assert user_snapshots(image), f"{name}: {each} is kept for nothing"
 
 
-async def test_two_controllers_make_one_volume_of_one_name(controllers: Controllers) -> None:
-    first, second = controllers.start(), controllers.start()
-    for number in range(8):
-        outcomes = await asyncio.gather(
-            *(created(each, f"one {number}") for each in (first, second)), return_exceptions=True
-        )
-        for each in outcomes:
-            assert isinstance(each, str | errors.OperationPending | errors.CrustError), each
-        ids = {await created(each, f"one {number}") for each in (first, second)}
-        assert len(ids) == 1, outcomes
-    for driver in (first, second):
-        driver.refresh()
-        assert len(driver.stores.volume_records.ids()) == 8
-    await _check_whole(first, "two controllers")
-
-
-async def test_a_controller_sees_what_another_one_has_done(controllers: Controllers) -> None:
-    first, second = controllers.start(), controllers.start()
+async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_it_had_begun(
+    controllers: Controllers,
+) -> None:
+    first = controllers.start()
     volume_id = await created(first, "a")
-    snapshot = await first.snapshots.volume_snapshots.create("a", volume_id)
-    assert await created(second, "a") == volume_id
-    assert second.snapshots.volume_snapshots.find(snapshot.snapshot_id) == snapshot
-    second.refresh()
+    taking = first.snapshots.volume_snapshots
+    taken = await taking.create("s", volume_id)
+    begun = taking.plan(volume_id, taking.pool.ids.snapshot_id("begun"), "begun")
+    taking.snapshot_records.save(begun)
+    second = controllers.start()
     assert second.stores.volume_records.ids() == (volume_id,)
-    await second.controller_rules.provisioner.delete(volume_id)
-    second.snapshots.volume_snapshots.delete(snapshot.snapshot_id)
-    first.refresh()
-    assert first.stores.volume_records.ids() == ()
-    with pytest.raises(errors.NotFound):
-        first.snapshots.volume_snapshots.find(snapshot.snapshot_id)
-
-
-async def test_stale_controller_does_not_overwrite_a_record(controllers: Controllers) -> None:
-    first, second = controllers.start(), controllers.start()
-    volume_id = await created(first, "a")
-    old = first.stores.volume_records.load(volume_id)
-    new = second.stores.volume_records.load(volume_id)
-    second.stores.volume_records.save(new.but(capacity_bytes=2 * SIZE.required_bytes))
-    with pytest.raises(RecordChanged):
-        first.stores.volume_records.save(old.but(phase="deleting"))
-
-
-async def test_snapshot_that_lost_the_race_leaves_the_one_that_won(
-    controllers: Controllers,
-) -> None:
-    first, second = controllers.start(), controllers.start()
-    volume_id = await created(first, "a")
-    taking, losing = first.snapshots.volume_snapshots, second.snapshots.volume_snapshots
-    plan = losing.plan(volume_id, losing.pool.ids.snapshot_id("s"), "s")
-    won = await taking.create("s", volume_id)
-    with pytest.raises(RecordChanged):
-        await losing.take([plan])
-    assert await losing.create("s", volume_id) == won
-    assert first.stores.provisioning.snapshot_ids() == {won.snapshot_id}
-
-
-async def test_group_that_lost_the_race_leaves_the_one_that_won(controllers: Controllers) -> None:
-    first, second = controllers.start(), controllers.start()
-    volume_id = await created(first, "a")
-    taking, losing = first.snapshots.group_snapshots, second.snapshots.group_snapshots
-    plan = losing._present_or_plan("g", [volume_id])
-    plans = losing._begin(plan)
-    won, members = await taking.create("g", [volume_id])  # after it has discarded the other's
-    with pytest.raises(RecordChanged):
-        await losing._volume_snapshots.take(plans)
-    losing._discard_own(plan, plans)
-    assert first.snapshots.group_snapshots.get(won.id, [each.id for each in members])
-    assert first.stores.provisioning.snapshot_ids() == {each.id for each in members}
-
-
-async def test_clean_up_of_a_failed_clone_leaves_the_volume_that_another_controller_answered(
-    controllers: Controllers,
-) -> None:
-    first, second = controllers.start(), controllers.start()
-    source = Wanted("volume", await created(first, "a"))
-
-    class Overtaken(ContentSources):
-        async def fill(self, record: VolumeRecord, source_: ContentSource) -> ContentRecord:
-            await created(first, "b", source)
-            raise errors.Exhausted("no space")
-
-    provisioner = second.controller_rules.provisioner
-    parts = {each.name: getattr(provisioner.sources, each.name) for each in fields(ContentSources)}
-    losing = replace(provisioner, sources=Overtaken(**parts))
-    with pytest.raises(RecordChanged):
-        await losing.create(create_request("b", source))
-    await _check_whole(first, "clone")
-    assert await created(second, "b", source) in first.stores.provisioning.image_ids()
+    assert await created(second, "a") == volume_id
+    found = second.snapshots.volume_snapshots
+    assert found.find(taken.snapshot_id) == taken
+    assert found.snapshot_records.find(begun.id) is None
 
 
 async def test_complete_image_with_data_is_taken_as_it_is(
@@ -295,24 +218,6 @@ async def test_refused_delete_leaves_the_volume_ready(
         await driver.controller_rules.provisioner.delete(volume_id)
     assert driver.stores.volume_records.load(volume_id).phase == "ready"
     await driver.controller_rules.provisioner.delete(volume_id)
-
-
-async def test_start_and_node_leave_what_a_controller_is_taking_and_the_background_work(
-    controllers: Controllers,
-) -> None:
-    first = controllers.start()
-    taking = first.snapshots.volume_snapshots
-    volume_id = await created(first, "a")
-    record = taking.plan(volume_id, taking.pool.ids.snapshot_id("s"), "s")
-    taking.snapshot_records.save(record)
-    others = [controllers.start(), controllers.start(Role("node", is_shared=True))]
-    await others[0].collect_garbage()
-    await others[1].collect_garbage(grace_s=0)
-    assert others[1].stores.engine.provisioning.background._thread is None  # type: ignore[attr-defined]
-    found = controllers.start().snapshots.volume_snapshots.snapshot_records.find(record.id)
-    assert found == record
-    await first.collect_garbage(grace_s=0)
-    assert taking.snapshot_records.find(record.id) is None
 
 
 async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> None:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 
 
 @pytest.fixture
-def engine(connection: Connection, namespace: str) -> RbdProvisioning:
+def engine(connection: Connection, namespace: str, tmp_path: Path) -> RbdProvisioning:
     """The engine with a new pool; its background work is done when a test says so."""
     place = Place(connection, POOL, namespace)
-    RbdPool(place, create=True).open()
+    pool = RbdPool(place, run_dir=str(tmp_path), create=True)
+    pool.lock()
+    pool.open()
     return provisioning(place)
 
 

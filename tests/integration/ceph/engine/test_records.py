@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolNotEmpty, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdRecords, object_name
+from crust.ceph import omap
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephNamespaceMissing
 from crust.ceph.user import CephUser

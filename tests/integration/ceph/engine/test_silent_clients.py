@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.provisioning import background, copies, image_change, image_use
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
 from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
-from crust.ceph import own_clients
-from crust.ceph.cluster_image import watchers
+from crust.ceph import controller_lock, omap
 from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephImageBusy
 from examples.cluster.ceph_cluster import CephCluster
@@ -201,22 +199,18 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
     assert ends - datetime.now(UTC) > timedelta(seconds=EXPIRY_S / 2)
 
 
-def test_error_distinguishes_a_controller_from_a_guest_that_does_not_answer(
-    engine: RbdProvisioning, ceph: CephCluster, namespace: str
+def test_controller_that_cut_itself_off_has_its_new_address_in_the_lock_before_it_changes_anything(
+    engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its successor would blocklist the old one, and the new one would go on beside it."""
     engine.create(A, SIZE)
+    before = engine.place.connection.address()
     with writer.running(ceph, namespace, A) as client:
-        with engine.place.ioctx("cannot look") as ioctx, engine.place.image(ioctx, A) as image:
-            (address,) = watchers(image)
-        with client.frozen():
-            with pytest.raises(RbdClientSilent, match=f"{address} of a virtual machine") as guest:
-                engine.grow(A, 2 * SIZE)
-            with (
-                engine.place.ioctx("cannot note") as ioctx,
-                own_clients.noted(ioctx, A, address),
-                pytest.raises(RbdClientSilent, match=f"{address} of a controller") as controller,
-            ):
-                engine.grow(A, 2 * SIZE)
-    assert "crust ceph fence" in (guest.value.hint or "")
-    assert "crust ceph fence" not in (controller.value.hint or "")
-    assert "killed" in (controller.value.hint or "")
+        with client.frozen(), monkeypatch.context() as patch:
+            _answered_before(patch)
+            with pytest.raises(RbdClientSilent):
+                engine.take_snapshot(snapshot_of(A, "while it is paused"))
+        after = engine.place.connection.address()
+        with engine.place.ioctx("cannot read") as ioctx:
+            assert controller_lock.read(ioctx).split()[0] == after != before
+        engine.grow(A, 2 * SIZE)

@@ -12,10 +12,9 @@ from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import capacity, class_parameters, create_volume
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines import pool_store, protocol
+from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.capability_check import AboveLimit
-from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.content_source import Wanted
@@ -194,7 +193,7 @@ def _full_at(number: int, save: Callable[..., Any], asked: list[str]) -> Callabl
     return counted
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("is_copy", [False, True])
 async def test_interrupted_create_that_finds_a_full_disk_leaves_no_record(
     provisioner: Provisioner,
@@ -327,21 +326,3 @@ async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is
         await provisioner.create(wanted)
     copy_id = state.stores.pool.ids.volume_id("copy")
     assert (state.stores.volume_records.find(copy_id), backend.exists(copy_id)) == (None, False)
-
-
-async def test_delete_by_an_old_record_on_a_full_disk_removes_nothing(
-    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The intent was not written, so it has not compared either: the record is compared before the image goes."""
-    made = await provisioner.create(create())
-    records = state.stores.volume_records
-    old = records.load(made.volume_id)
-    records.save(old.but(capacity_bytes=2 * GIB))
-
-    def full(_: VolumeRecord) -> VolumeRecord:
-        raise errors.Exhausted("the disk is full")
-
-    monkeypatch.setattr(records, "save", full)
-    with pytest.raises(pool_store.RecordChanged):
-        provisioner.remove(old)
-    assert state.stores.provisioning.exists(made.volume_id)

@@ -8,6 +8,7 @@ import pytest
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering
 from crust.ceph.user import CephUser
 
@@ -17,6 +18,8 @@ class StuckClient:
 
     is_lent: ClassVar[bool] = False
     who = CephUser("v2:192.0.2.1:3300", "controller", "key")
+
+    controller_lock: ControllerLock | None = None
 
     def __init__(self) -> None:
         self.is_open = False
@@ -48,12 +51,6 @@ class StuckClient:
     def cluster(self, what: str) -> Iterator[Any]:
         """Not reached."""
         raise AssertionError(what)
-        yield
-
-    @contextmanager
-    def pinned(self) -> Iterator[str]:
-        """Not reached."""
-        raise AssertionError
         yield
 
     @contextmanager

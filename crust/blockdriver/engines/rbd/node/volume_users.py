@@ -25,6 +25,7 @@ from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding
 from crust.ceph.binding import Ioctx, Rados
 from crust.ceph.connection import Connection
+from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser
 from crust.pool_ids import PoolIds
 
@@ -49,6 +50,7 @@ class VolumeUsers:
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     is_lent: ClassVar[bool] = True
+    controller_lock: ControllerLock | None = None
 
     def __init__(
         self,
@@ -130,6 +132,9 @@ class VolumeUsers:
     def lock(self) -> None:
         """Nothing: every node uses the pool."""
 
+    def renew(self) -> None:
+        """Nothing: a node has no lock."""
+
     def open(self) -> None:
         """Nothing: the first key opens it."""
 
@@ -168,14 +173,8 @@ class VolumeUsers:
             yield cluster
 
     @contextmanager
-    def pinned(self) -> Iterator[str]:
-        """Never: a node changes no image, and its next call may be another user's."""
-        raise CephKeyNotGiven("cannot change an image")
-        yield ""
-
-    @contextmanager
     def endable(self) -> Iterator[Callable[[], str]]:
-        """Never, as `pinned`."""
+        """Never: a node changes no image."""
         raise CephKeyNotGiven("cannot change an image")
         yield lambda: ""
 

@@ -1,15 +1,14 @@
 """Work that takes the time of the data, on a thread of its own: emptying the trash, flattening deep clones.
 
-Everything to do is in the pool (RBD's trash, `crust.work`), so it goes on after a kill, and with several controllers
-whoever comes first does it: what is gone or busy is another's, and is looked at again. A piece of work that fails is
-tried again at the next look and keeps nothing else from being done.
+Everything to do is in the pool (RBD's trash, `crust.work`), so it goes on after a kill. What is busy is looked at
+again. A piece of work that fails is tried again at the next look and keeps nothing else from being done.
 
-It needs no volume's lock (`volume_lock`). Images leave the trash by their ids, which no other image ever has, and
-flattening changes no byte that anybody reads; a piece of work that was put again meanwhile has another value, so it
-is not forgotten with the first one.
+It waits for no other change of a volume (`Place.turn`). Images leave the trash by their ids, which no other image
+ever has, and flattening changes no byte that anybody reads; a piece of work that was put again meanwhile has another
+value, so it is not forgotten with the first one.
 
 A stop waits for the piece of work that runs, but not for the time of the data: what is not done is in the lists, and
-what is half done is done again from its beginning, by the next start or by another controller.
+what is half done is done again from its beginning, by the next start or by the next controller.
 """
 
 import contextlib
@@ -19,11 +18,10 @@ import threading
 from collections.abc import Iterator
 
 from crust import errors
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import directory, image_change, images
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
-from crust.ceph import binding
+from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.failures import CephConnectionClosed
 
@@ -70,7 +68,7 @@ class BackgroundWork:
         if left:
             extra = {"work": left, "waited_s": limit_s}
             _log.warning(
-                "background work is left to the next start, or another controller", extra=extra
+                "background work is left to the next start, or the next controller", extra=extra
             )
         return left
 

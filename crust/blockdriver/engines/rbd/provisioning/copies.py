@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image as Snapshot
-from crust.blockdriver.engines.protocol import ImageBeingMade, ImageMissing, SnapshotMissing
-from crust.blockdriver.engines.rbd import omap
+from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import directory, image_change, image_use
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features, user_snapshots
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
-from crust.ceph import binding
+from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 
 WORK = "crust.work"
@@ -132,10 +131,7 @@ class RbdCopies:
         directory.forget_removed(ioctx, volume_id)
         if depth > SOFT_DEPTH:
             self._put_flatten(ioctx, volume_id)
-        try:
-            self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
-        except binding.load().rbd.ImageExists as err:
-            raise ImageBeingMade(volume_id) from err
+        self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
         self.images.finish(ioctx, volume_id, size_bytes)
 
     def _put_flatten(self, ioctx: Ioctx, name: str) -> None:

@@ -17,8 +17,8 @@ it came.
 import errno
 import struct
 
-from crust.blockdriver.engines.rbd import omap
 from crust.blockdriver.engines.rbd.place import has_object, ignoring
+from crust.ceph import omap
 from crust.ceph.binding import Ioctx
 
 _DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"

@@ -5,7 +5,6 @@ takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failure
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from crust import volumes
@@ -18,7 +17,6 @@ from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
 from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
-from crust.blockdriver.engines.rbd.volume_lock import VolumeLocks
 
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""
@@ -43,7 +41,6 @@ class RbdProvisioning:
     capacity: CephSpace
     background: BackgroundWork
     ended_claims: EndedClaims
-    locks: VolumeLocks
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -71,10 +68,6 @@ class RbdProvisioning:
             return
         with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
             ioctx.stat(OBJECT)
-
-    def changing(self, volume_id: volumes.VolumeId) -> AbstractContextManager[None]:
-        """By a lock beside its record; whoever has held it for too long is blocklisted."""
-        return self.locks.held(volume_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the image's mark, which whoever restores one by hand sets by hand."""
@@ -195,5 +188,4 @@ def provisioning(place: Place) -> RbdProvisioning:
         CephSpace(place),
         BackgroundWork(place, copies),
         EndedClaims(place),
-        VolumeLocks(place),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from crust import errors
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, claim_object, fencing, own_clients
+from crust.ceph import binding, claim_object, controller_lock, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import lockers, watchers
 
@@ -22,28 +22,12 @@ _ANSWERS_WITHIN_MS = 3000
 class RbdClientSilent(errors.NotReady):
     """A client that has an image open does not answer, and a change of the image would cut it off."""
 
-    def __init__(
-        self, image: str, addresses: tuple[str, ...], controllers: frozenset[str] = frozenset()
-    ) -> None:
-        """`controllers`: those of the addresses that are of controllers of this pool."""
-        guests = [each for each in addresses if each not in controllers]
-        own = sorted(controllers.intersection(addresses))
-        whose = [f"{each} of a virtual machine" for each in guests]
-        whose += [f"{each} of a controller" for each in own]
-        remedies = []
-        if guests or not own:
-            remedies.append(
-                "resume the virtual machine, or stop its pod; if its node is gone for good, `crust ceph fence`"
-            )
-        if own:
-            remedies.append(
-                "a controller that was killed is forgotten after 30 s, so retry; resume or end one that is suspended"
-            )
+    def __init__(self, image: str, addresses: tuple[str, ...]) -> None:
         super().__init__(
             f"{image} is not changed now",
-            why=f"a client that has it open does not answer: {', '.join(whose) or 'unknown'}; "
-            "it would be treated as dead",
-            hint="; ".join(remedies),
+            why=f"a client that has it open does not answer: {', '.join(addresses) or 'unknown'}; it would be "
+            "treated as dead",
+            hint="resume the virtual machine, or stop its pod; if its node is gone for good, `crust ceph fence`",
         )
         self.addresses = addresses
 
@@ -56,12 +40,11 @@ class ClientsSeen:
     header: str
     """The object that they watch."""
     clients: tuple[str, ...]
-    controllers: frozenset[str]
     at_s: float
 
     def silent(self) -> RbdClientSilent:
         """What to raise when one of them does not answer any more."""
-        return RbdClientSilent(self.image, self.clients, self.controllers)
+        return RbdClientSilent(self.image, self.clients)
 
 
 def now_s() -> float:
@@ -76,7 +59,7 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
     """
     fencing.cut_off(place.claimed(ioctx, name))
     with place.image(ioctx, name) as image:
-        found = own_clients.unknown_clients(ioctx, name, lambda: watchers(image))
+        found = controller_lock.unknown_clients(ioctx, lambda: watchers(image))
     if found:
         raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
     for holder in claim_object.read(ioctx, name).claims.holders:
@@ -86,16 +69,15 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
 def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
     """Raise `RbdClientSilent` if a change would break the lock of a client; returns who was asked."""
     at_s = now_s()
-    own = own_clients.addresses(ioctx, name)
     with place.image(ioctx, name) as image:
         found, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
         owners = lockers(image)
     if found and not answer(ioctx, header):
-        raise RbdClientSilent(name, found, own)
+        raise RbdClientSilent(name, found)
     gone = tuple(sorted(owners.difference(found)))
     if gone and claim_object.read(ioctx, name).claims.holders:
-        raise RbdClientSilent(name, gone, own)
-    return ClientsSeen(name, header, found, own, at_s)
+        raise RbdClientSilent(name, gone)
+    return ClientsSeen(name, header, found, at_s)
 
 
 def answer(ioctx: Ioctx, header: str) -> bool:

@@ -18,7 +18,7 @@ import errno
 from dataclasses import dataclass
 
 from crust import errors, volumes
-from crust.blockdriver.engines.protocol import ForeignImage, ImageBeingMade, ImageMissing
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
 from crust.ceph import binding, claim_object
@@ -56,7 +56,7 @@ class VolumeImages:
             self.finish(ioctx, volume_id, size_bytes)
 
     def is_complete(self, ioctx: Ioctx, volume_id: str, size_bytes: int, source: str = "") -> bool:
-        """Whether an earlier or another controller has made the image, perhaps with data by now.
+        """Whether an earlier call has made the image, perhaps with data by now.
 
         Raises `ForeignImage` for a complete one of another size, or of another source than the image `source`.
         """
@@ -75,20 +75,17 @@ class VolumeImages:
     def clear_begun(self, ioctx: Ioctx, volume_id: str, keep_bytes: int = 0) -> None:
         """Remove what a create or copy had begun and not marked as complete; keep an empty image of that size.
 
-        Raises `ForeignImage`, and `ImageBeingMade` for one that was completed meanwhile.
+        Raises `ForeignImage`.
         """
         try:
             with self.place.image(ioctx, volume_id) as image:
-                marked = is_marked(image, volume_id)
-                begun = _is_begun(image)
+                begun = not is_marked(image, volume_id) and _is_begun(image)
                 is_kept = keep_bytes == image.size() and is_blank(image)
         except binding.load().rbd.ImageNotFound:
             # an id without a header: a create was killed within librbd
             with ignoring(errno.ENOENT):
                 self.place.images.remove(ioctx, volume_id)
             return
-        if marked:
-            raise ImageBeingMade(volume_id)
         if not begun:
             raise ForeignImage(volume_id, self.place.shown, "created")
         if not is_kept:
@@ -104,7 +101,8 @@ class VolumeImages:
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the image to `size_bytes`, never shrink it; its clients learn of it. Raises `ImageMissing`."""
-        with self.place.ioctx(f"cannot grow the image of {volume_id}") as ioctx:
+        what = f"cannot grow the image of {volume_id}"
+        with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
             try:
                 if self._size(ioctx, volume_id) >= size_bytes:
                     return
@@ -127,7 +125,8 @@ class VolumeImages:
 
         Raises `StillAttached`, and `ForeignImage`.
         """
-        with self.place.ioctx(f"cannot delete the image of {volume_id}") as ioctx:
+        what = f"cannot delete the image of {volume_id}"
+        with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
             if not self.place.has_image(ioctx, volume_id):
                 directory.forget_removed(ioctx, volume_id)
                 return

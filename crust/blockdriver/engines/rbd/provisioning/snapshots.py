@@ -65,7 +65,7 @@ class RbdSnapshots:
     def take(self, snapshot: Snapshot) -> None:
         """A snapshot of the image; one of that name was never answered, and is replaced. Raises `ImageMissing`."""
         what = f"cannot take a snapshot of {snapshot.volume_id}"
-        with self.place.ioctx(what) as ioctx:
+        with self.place.turn(snapshot.volume_id), self.place.ioctx(what) as ioctx:
             try:
                 with image_change.changing(self.place, ioctx, snapshot.volume_id) as image:
                     _remove_from(image, snapshot.snapshot_id)
@@ -103,6 +103,10 @@ class RbdSnapshots:
 
         An image that was kept for it goes also where the snapshot is gone: whoever removed it may have been killed.
         """
+        with self.place.turn(volume_id):
+            self._remove(ioctx, volume_id, snapshot_id)
+
+    def _remove(self, ioctx: Ioctx, volume_id: str, snapshot_id: str) -> None:
         for name in self.images.all_of(ioctx, volume_id):
             with ignoring(errno.ENOENT):
                 with self.place.image(ioctx, name) as image:
