@@ -27,6 +27,7 @@ from crust.ceph.binding import Ioctx, load
 
 PREFIX = "crust.claim."
 _HOST = "krbd/"
+_DELETION = "deletion"
 _COOKIE, _CLAIMS = "cookie", "claims"
 _TRIES = 20
 """Of one change, where other writers are always first: more means that something is wrong."""
@@ -77,6 +78,16 @@ class Holder:
         """A node itself, whose kernel has mapped the image since this boot of it."""
         return cls(f"{_HOST}{boot}/{node}", node, machine, "(none: krbd)", claimed_at)
 
+    @classmethod
+    def of_deletion(cls, claimed_at: str) -> "Holder":
+        """The controller, which deletes the volume: nobody takes the image from then on."""
+        return cls(_DELETION, "", "", "(none: deletion)", claimed_at)
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it is the controller, which deletes the volume."""
+        return self.id == _DELETION
+
     @property
     def is_host(self) -> bool:
         """Whether it is a node's kernel, and no virtual machine."""
@@ -85,6 +96,8 @@ class Holder:
     @property
     def shown(self) -> str:
         """Who it is, for people."""
+        if self.is_deletion:
+            return "the controller, which deletes the volume,"
         if self.is_host:
             return f"the kernel of node {self.node}"
         return f"sandbox {self.sandbox} on node {self.node}"

@@ -1,6 +1,7 @@
 """Images, snapshots and clones of the engine on a real cluster."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +16,9 @@ from crust.blockdriver.engines.rbd.provisioning import header
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
-from crust.ceph import claims
+from crust.ceph import binding, claim_object, claims
 from crust.ceph.claim_object import Mode
+from crust.ceph.cluster_image import ClusterImage
 from tests.support.ceph.rbd_images import (
     OBJECT,
     SIZE,
@@ -27,6 +29,7 @@ from tests.support.ceph.rbd_images import (
     made_source,
     names,
     read,
+    snapshot_of,
     trash,
     volume,
     write,
@@ -209,6 +212,93 @@ def test_image_that_a_sandbox_has_claimed_is_not_deleted(
     claims.give_back(engine.place.claimed(guest, A), holder.id)
     engine.delete(A)
     assert not engine.exists(A)
+
+
+class _Before:
+    """What is done to images by name; `act` is called before the image is removed or renamed."""
+
+    def __init__(self, images: Any, act: Callable[[], None]) -> None:
+        self._images, self._act = images, act
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._images, name)
+        if name not in ("trash_move", "rename"):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self._act()
+            return found(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])
+def test_image_that_is_being_deleted_is_taken_by_nobody(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
+) -> None:
+    """To rename an image librbd does not look whether a client has it open."""
+    engine.create(A, SIZE)
+    if has_snapshot:
+        engine.take_snapshot(snapshot_of(A, "s"))
+    images, refused = engine.place.images, list[str]()
+    image = ClusterImage(engine.place.connection, guest, A)
+    host = claims.Host("node-a", "machine-a")
+
+    def take() -> None:
+        with pytest.raises(claims.ImageClaimed, match="which deletes the volume") as caught:
+            claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+        refused.append(str(caught.value))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, take)))
+        engine.delete(A)
+    assert len(refused) == 1
+    engine.create(A, SIZE)
+    claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+
+
+def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.create(A, SIZE)
+    image = ClusterImage(engine.place.connection, guest, A)
+    swap, host = claim_object.swap, claims.Host("node-a", "machine-a")
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(claim_object, "swap", swap)
+        claims.take(image, Mode.WRITER, host, "sandbox", "vm")
+        return swap(*arguments)
+
+    monkeypatch.setattr(claim_object, "swap", overtaken)
+    with pytest.raises(StillAttached):
+        engine.delete(A)
+    [holder] = claim_object.read(guest, A).claims.holders
+    assert holder.id == "vm"
+    assert engine.exists(A)
+
+
+def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was killed, and is refused when it is repeated."""
+    engine.create(A, SIZE)
+    image = ClusterImage(engine.place.connection, guest, A)
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    images = engine.place.images
+    with monkeypatch.context() as patch:
+        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, killed)))
+        with pytest.raises(KeyboardInterrupt):
+            engine.delete(A)
+    with pytest.raises(claims.ImageClaimed):
+        claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
+    import rbd
+
+    with rbd.Image(guest, A), pytest.raises(StillAttached):
+        engine.delete(A)
+    claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
 
 
 def test_64_parallel_creates_make_64_images(engine: RbdProvisioning) -> None:

@@ -6,13 +6,16 @@ silent one is a refusal. A lock whose owner does not even watch any more is left
 claim on the image (`crust.ceph.claims`); without one nobody uses the image, and librbd may break it.
 """
 
+import errno
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from crust import errors
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.place import Place
-from crust.ceph import binding, claim_object, controller_lock, fencing
+from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.ceph import binding, claim_object, claims, controller_lock, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import lockers, watchers
 
@@ -62,8 +65,45 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
         found = controller_lock.unknown_clients(ioctx, lambda: watchers(image))
     if found:
         raise StillAttached(name, f"an image that {', '.join(sorted(found))} has open")
-    for holder in claim_object.read(ioctx, name).claims.holders:
-        raise StillAttached(name, f"an image that {holder.shown} has claimed")
+    _unclaimed(ioctx, name)
+
+
+def _unclaimed(ioctx: Ioctx, name: str) -> claim_object.Read:
+    """The claims, which are nobody's, or those of a deletion that was begun."""
+    seen = claim_object.read(ioctx, name)
+    for holder in seen.claims.holders:
+        if not holder.is_deletion:
+            raise StillAttached(name, f"an image that {holder.shown} has claimed")
+    return seen
+
+
+@contextmanager
+def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
+    """Nobody takes the image while it is removed inside the block: the controller has it. Raises `StillAttached`.
+
+    A block that fails leaves the controller's claim, and the next deletion goes on. In a full pool no object can be
+    made: an image that has no claim object can be taken by nobody there either.
+    """
+    try:
+        check_unused(place, ioctx, name)
+        mine = claim_object.Claims(holders=(claim_object.Holder.of_deletion(claims.now()),))
+        with ignoring(errno.EDQUOT, errno.ENOSPC):
+            if claim_object.swap(ioctx, name, _unclaimed(ioctx, name), mine) is None:
+                raise StillAttached(name, "an image that somebody takes at this moment")
+    except StillAttached:
+        forget_deletion(ioctx, name)
+        raise
+    yield
+    forget_deletion(ioctx, name)
+
+
+def forget_deletion(ioctx: Ioctx, name: str) -> None:
+    """End the controller's claim: the image is gone, or stays. Absent is a success."""
+
+    def without(now: claim_object.Claims) -> claim_object.Claims:
+        return replace(now, holders=tuple(each for each in now.holders if not each.is_deletion))
+
+    claim_object.changed(ioctx, name, without)
 
 
 def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:

@@ -21,7 +21,7 @@ from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
-from crust.ceph import binding, claim_object
+from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
 
 MARK = "crust.volume"
@@ -129,11 +129,12 @@ class VolumeImages:
         with self.place.turn(volume_id), self.place.ioctx(what) as ioctx:
             if not self.place.has_image(ioctx, volume_id):
                 directory.forget_removed(ioctx, volume_id)
+                image_use.forget_deletion(ioctx, volume_id)
                 return
             try:
                 self._check_own(ioctx, volume_id)
-                image_use.check_unused(self.place, ioctx, volume_id)
-                self._put_away(ioctx, volume_id)
+                with image_use.deleting(self.place, ioctx, volume_id):
+                    self._put_away(ioctx, volume_id)
             except binding.load().rbd.ImageNotFound:
                 self.clear_begun(ioctx, volume_id)
 
@@ -145,8 +146,6 @@ class VolumeImages:
     def _put_away(self, ioctx: Ioctx, name: str) -> None:
         with self.place.image(ioctx, name) as image:
             image_id, kept = image.id(), user_snapshots(image)
-        with ignoring(errno.ENOENT):  # it has no holder: clients that have ended are in it
-            ioctx.remove_object(claim_object.PREFIX + name)
         aside = f"{DELETED}{name}.{image_id}"
         if directory.finish_renaming(ioctx, image_id, name, aside):
             self.drop_deleted(ioctx, aside)
