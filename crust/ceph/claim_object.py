@@ -119,6 +119,12 @@ class Claims:
     holders: tuple[Holder, ...] = ()
     ended: tuple[Holder, ...] = ()
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that have the image, or had it and are to be cut off."""
+        holders = (*self.holders, *self.ended)
+        return frozenset(each.node for each in holders if not each.is_deletion)
+
     def of_node(self, node: str) -> tuple[Holder, ...]:
         """The holders on a node; those that have ended are none."""
         return tuple(each for each in self.holders if each.node == node)

@@ -52,22 +52,38 @@ def listed(where: PoolAccess) -> int:
 def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
     """Cut the node off from the image, or from all that it has; the exit code."""
     failed = False
+    known: set[str] = set()
     try:
         with where.opened("cannot fence") as (connection, ioctx):
-            for each in [image] if image else sorted(claim_object.images(ioctx)):
+            for name in [image] if image else sorted(claim_object.images(ioctx)):
                 try:
-                    there = ClusterImage(connection, ioctx, each)
-                    cut = fencing.fence(there, node, even_if_connected=even_if_connected)
+                    nodes = claim_object.read(ioctx, name).claims.nodes
+                    known |= nodes
+                    if node not in nodes:
+                        continue
+                    claimed = ClusterImage(connection, ioctx, name)
+                    cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
                 except errors.CrustError as error:
                     click.echo(error.shown(), err=True)
                     failed = True
                     continue
-                if cut:
-                    click.echo(f"{each}: free; blocklisted {', '.join(cut)}")
+                click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")
+        if node not in known:
+            raise _no_claim(node, image, known)
     except errors.CrustError as error:
         click.echo(error.shown(), err=True)
         return 1
     return int(failed)
+
+
+def _no_claim(node: str, image: str, known: set[str]) -> errors.CrustError:
+    where = f"the image {image}" if image else "any image"
+    return errors.NotFound.named(
+        "NodeWithoutClaim",
+        f"node {node} has no claim on {where}",
+        why=f"claims are of {', '.join(sorted(known)) or 'no node'}",
+        hint="compare the name with `crust ceph claims`; a node that was fenced before has none any more",
+    )
 
 
 def capabilities(where: PoolAccess, image: str) -> int:

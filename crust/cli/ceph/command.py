@@ -60,7 +60,8 @@ def fence(node: str, image: str, *, even_if_connected: bool, **where: str) -> No
 
     The user needs the capability mon 'profile rbd'. A command that was interrupted is repeated.
 
-    Exit codes: 0 the node has no image any more, 1 it could not be cut off, 2 the command cannot be understood.
+    Exit codes: 0 the node has no image any more, 1 it had none or could not be cut off, 2 the command cannot be
+    understood.
     """
     from crust.cli.ceph import claimed_images
 

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from crust.ceph import claim_object
+from crust.ceph import claim_object, fencing
 from crust.cli.main import main
 from examples.cluster.ceph_cluster import POOL
 from tests.support.ceph.image_claims import IMAGE, A, Bench, attached, take
@@ -38,9 +38,23 @@ def test_connected_node_is_fenced_only_if_the_operator_insists(bench: Bench) -> 
     assert claim_object.read(bench.controller().ioctx, IMAGE).cookie == ""
 
 
-def test_node_without_images_is_a_success(bench: Bench) -> None:
+@pytest.mark.parametrize("where", [(), ("--image", IMAGE)])
+def test_node_without_a_claim_is_an_error_that_names_those_that_have_one(
+    bench: Bench, where: tuple[str, ...]
+) -> None:
     take(bench.node(), A)
-    assert run(bench, "fence", "node-z") == (0, "")
+    code, output = run(bench, "fence", "node-z", *where)
+    assert (code, "[NodeWithoutClaim]" in output, "node-a" in output) == (1, True, True)
+
+
+def test_fencing_that_was_interrupted_is_repeated(bench: Bench) -> None:
+    client, controller = bench.node(), bench.controller()
+    attached(client, A)
+    before = claim_object.read(controller.ioctx, IMAGE)
+    ended = fencing.with_ended(before.claims, before.claims.holders)
+    assert claim_object.swap(controller.ioctx, IMAGE, before, ended)
+    code, output = run(bench, "fence", "node-a")
+    assert (code, output) == (0, f"{IMAGE}: free; blocklisted {client.address}\n")
 
 
 def test_wrong_key_is_an_error_and_not_shown(bench: Bench) -> None:

@@ -70,7 +70,7 @@ class RbdFencing:
         except claim_object.UnreadableImageClaim as err:
             _log.warning("the claims on an image are not looked at", extra={"error": err})
             return frozenset()
-        return frozenset(each.node for each in (*claims.holders, *claims.ended))
+        return claims.nodes
 
     def _fence(
         self, connection: Connection, volume_id: volumes.VolumeId, node: str
