@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud, disks, minimal, stateful
 from tests.support.third_party import ember
@@ -51,8 +52,8 @@ class VendorDriver:
         ]
         root = Path(__file__).parents[3]
         self.process = subprocess.Popen([*command, *arguments], cwd=root)
-        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
-            grpc.channel_ready_future(channel).result(timeout=START_S)
+        with grpc.insecure_channel(f"unix:{self.socket}", channel.OPTIONS) as connected:
+            grpc.channel_ready_future(connected).result(timeout=START_S)
 
     def kill(self) -> None:
         """kill -9, and wait."""

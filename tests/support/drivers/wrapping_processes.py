@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from crust.rpc import channel
 from tests.support.drivers.vendor_driver import NAMES
 
 TIMEOUT_S = 60.0
@@ -28,8 +29,8 @@ def wrapping(
             started = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(started.wait)
             stack.callback(started.terminate)
-        with grpc.insecure_channel(f"unix:{frontend}") as channel:
-            grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
+        with grpc.insecure_channel(f"unix:{frontend}", channel.OPTIONS) as connected:
+            grpc.channel_ready_future(connected).result(timeout=TIMEOUT_S)
         yield str(frontend)
 
 

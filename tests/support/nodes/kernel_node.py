@@ -22,6 +22,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from crust.rpc import channel
 from examples.kata.guest import archive, image, kernel, packages
 from tests.support.nodes import vm_agent
 
@@ -166,7 +167,7 @@ class KernelNode:
     def channel(self) -> grpc.aio.Channel:
         """A connection to the driver in it."""
         return grpc.aio.insecure_channel(
-            f"{self.network.node}:{vm_agent.DRIVER}", options=(("grpc.enable_http_proxy", 0),)
+            f"{self.network.node}:{vm_agent.DRIVER}", options=channel.OPTIONS
         )
 
     def _command_line(self) -> tuple[str, ...]:
