@@ -1,7 +1,8 @@
-"""A real Ceph cluster is stopped: a runtime answers in time, and no QEMU stops with the cluster."""
+"""A Ceph cluster that stops answering, or loses a monitor, under a guest."""
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from crust import errors
 from crust.ceph import claim_object
+from crust.ceph.failures import CephMonitorsUnreachable
+from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import daemon, volume
+from examples.kata.runtime.client import RuntimeRefused
 from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480)]
@@ -110,3 +114,36 @@ async def test_sandbox_that_is_stopped_while_the_cluster_is_leaves_nothing_when_
     assert len(storage.free_ended()) == 1
     async with image_node("node-b", storage) as other:
         assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", monitors=3) as cluster:
+        yield cluster
+
+
+async def started(node: ImageNode, sandbox: str, target: str) -> str:
+    """What a new sandbox reads, started again as a kubelet does when it meets the election of a leader."""
+    while True:
+        try:
+            return await node.output(sandbox, target, "cat /data/f")
+        except RuntimeRefused as refused:
+            if refused.error_name != CephMonitorsUnreachable.__name__:
+                raise
+
+
+async def test_dead_monitor_stops_neither_a_guest_nor_the_next_one(
+    three: CephCluster, guest_image: object, acceleration: object
+) -> None:
+    async with image_node("node-a", Storage.make(three)) as node:
+        target = await node.publish()
+        assert await node.output("one", target, "echo kept > /data/f; sync; cat /data/f") == "kept"
+        three.daemons.pop("mon.a").end(signal.SIGKILL)
+        written = await node.output("one", target, "echo after >> /data/f; sync; wc -l < /data/f")
+        assert written == "2"
+        await node.runtime.stop("one")
+        assert await started(node, "two", target) == "kept\nafter"
+        await node.runtime.stop("two")
+        await node.node.co.unpublish(IMAGE, target)
+        again = await node.publish()
+        assert await started(node, "three", again) == "kept\nafter"

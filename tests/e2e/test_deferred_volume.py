@@ -256,3 +256,23 @@ async def _readable(fd: int) -> None:
     finally:
         running.remove_reader(fd)
         os.close(fd)
+
+
+async def test_btrfs_is_deferred_expanded_online_and_read_by_the_host(node: WholeNode) -> None:
+    wanted, size = capability("btrfs"), 320 * MIB
+    volume = await node.volume(size_bytes=size, capability=wanted)
+    target = await node.publish(volume, capability=wanted)
+    assert "btrfs" in await node.output("one", target, "grep ' /data ' /proc/mounts")
+    before = await node.kubelet.stats(volume, target)
+    assert await node.kubelet.expand(volume, target, 2 * size) == 2 * size
+    after = await node.kubelet.stats(volume, target)
+    assert after[BYTES].total - before[BYTES].total == size
+    summed = await node.output(
+        "one",
+        target,
+        "dd if=/dev/urandom of=/data/f bs=1M count=8 2>/dev/null; sync; md5sum < /data/f",
+    )
+    await node.runtime.stop("one")
+    await node.kubelet.unpublish(volume, target)
+    on_host = await node.publish(volume, capability=wanted, defer=False)
+    assert hashlib.md5((on_host / "f").read_bytes()).hexdigest() == summed.split()[0]

@@ -1,9 +1,13 @@
-"""specs/handoff.md: every clause is numbered once, and has a test that fails when it is broken."""
+"""The handoff directory against its specification and its layout."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from crust.handoff import layout
+from crust.handoff.layout import Layout, NameKind
+from tests.support.records.records import TARGET
 
 ROOT = Path(__file__).parents[3]
 UNIT = "tests/unit/handoff"
@@ -17,8 +21,8 @@ VOLUME = "tests/unit/examples_kata/test_runtime_volume.py"
 KERNEL = f"{INTEGRATION}/proxy/test_kernel.py"
 
 TESTS = {
-    1: (f"{UNIT}/test_layout.py", "an_entry_is_named_by_the_digest_of_the_target_path"),
-    2: (f"{UNIT}/test_layout.py", "names_for_building_and_removing_are_hidden_and_temporary"),
+    1: (f"{UNIT}/test_specs.py", "an_entry_is_named_by_the_digest_of_the_target_path"),
+    2: (f"{UNIT}/test_specs.py", "names_for_building_and_removing_are_hidden_and_temporary"),
     3: (f"{UNIT}/test_store.py", "unknown_names_are_reported_and_kept_by_unpublish"),
     4: (f"{INTEGRATION}/handoff/test_owners.py", "directory_or_file_of_another_user_is_an_error_for_every_reader"),
     5: (f"{UNIT}/test_record.py", "keys_of_a_later_version_are_ignored_unless_they_are_required"),
@@ -100,3 +104,34 @@ def test_every_clause_that_the_code_or_a_decision_cites_exists() -> None:
         for number in re.findall(r"\bH-(\d+)\b", path.read_text(encoding="utf-8"))
     }
     assert cited <= {*TESTS, *ELSEWHERE}
+
+
+def test_an_entry_is_named_by_the_digest_of_the_target_path() -> None:
+    entry = Layout("/r").entry(TARGET)
+    assert entry.directory == f"/r/{TARGET.digest}"
+    assert entry == Layout("/r").entry(TARGET.digest)
+    assert entry.record == f"/r/{TARGET.digest}/mountInfo.json"
+    assert entry.claim_lock == f"/r/{TARGET.digest}/claim.lock"
+
+
+@pytest.mark.parametrize("key", ["", "abc", "../" + "a" * 61, "A" * 64, "a" * 63 + "/", "a" * 65])
+def test_entry_refuses_a_name_that_is_not_a_digest(key: str) -> None:
+    with pytest.raises(ValueError, match="not an entry's name"):
+        Layout("/r").entry(key)
+
+
+def test_names_for_building_and_removing_are_hidden_and_temporary() -> None:
+    names = Layout("/r")
+    for path in (names.new_staging(TARGET.digest), names.new_gone(TARGET.digest)):
+        name = path.removeprefix("/r/")
+        assert layout.kind_in_root(name) is NameKind.HIDDEN
+        assert layout.is_temporary(name)
+    assert names.new_staging(TARGET.digest) != names.new_staging(TARGET.digest)
+
+
+def test_names_are_legal_hidden_or_unknown() -> None:
+    assert layout.kind_in_root(TARGET.digest) is NameKind.LEGAL
+    assert layout.kind_in_root("lost+found") is NameKind.UNKNOWN
+    assert not layout.is_temporary(".other")
+    kinds = {name: layout.kind_in_entry(name) for name in ("mountInfo.json", ".x", "sandbox-7")}
+    assert list(kinds.values()) == [NameKind.LEGAL, NameKind.HIDDEN, NameKind.UNKNOWN]

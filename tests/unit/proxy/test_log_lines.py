@@ -1,4 +1,4 @@
-"""A call's log lines in all processes name the same request, the volume, the target and the driver."""
+"""What the proxy logs of a call, and the name of its error."""
 
 import io
 import json
@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import logs
+from crust import errors, logs
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node
 from tests.support.reported import reported
+from tests.support.runtimes.fake_handler import FakeHandler, sandbox
 
 Lines = list[dict[str, Any]]
 
@@ -94,3 +95,20 @@ async def test_driver_that_is_away_is_named_with_what_to_do(
     (line,) = await served(stream, "NodeUnpublishVolume")
     assert (line["level"], line["volume_id"], line["target"]) == ("warning", "vol-1", "/t")
     assert "failed to connect" not in line["error"]
+
+
+class GuestLost(errors.PeerUnavailable):
+    """An error of a runtime that crust does not know."""
+
+
+async def test_error_of_handler_keeps_its_name_through_proxy_and_shim(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        fake.error = GuestLost("the guest does not answer", hint="look at its console")
+        with sandbox(node.places.volumes, target), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.co.stats("vol-1", target)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == "[GuestLost] the guest does not answer; look at its console"
+    assert not [key for key, _ in caught.value.trailing_metadata() if "details" in key]

@@ -1,4 +1,4 @@
-"""A full pool, an overcommitted pool, and a pool with bad sectors."""
+"""A pool that is full or unhealthy, and the reserve that deletions need."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crust import errors
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
@@ -106,3 +107,38 @@ async def test_unreadable_image_is_reported_and_others_are_listed(
         healthy.volume_id: False,
     }
     assert found[unhealthy.volume_id].message.startswith("cannot stat ")
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def reserving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench_on(request.param, tmp_path, size=320 * MIB) as bench:
+        yield bench
+
+
+def fill(bench: Bench) -> None:
+    """Every block, the filesystem's reserve for root too."""
+    with (bench.root / "fill").open("wb", buffering=0) as file:
+        for size in (16 * MIB, MIB, 4096):
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+        with suppress(OSError):
+            while True:  # what the filesystem keeps back from an allocation without data
+                file.write(bytes(4096))
+        os.fsync(file.fileno())
+
+
+async def test_unpublish_and_delete_on_a_full_disk_succeed(
+    reserving: Bench,
+) -> None:
+    ids = [(await reserving.create(name, size=16 * MIB)).volume_id for name in "abcd"]
+    for volume_id in ids:
+        await reserving.attach(volume_id)
+    fill(reserving)
+    with pytest.raises(errors.Exhausted):
+        await reserving.create("one more", size=16 * MIB)
+    for volume_id in ids:
+        await reserving.release(volume_id)
+        await reserving.delete(volume_id)
+    (reserving.root / "fill").unlink()
+    assert list((reserving.root / "state" / "records").iterdir()) == []

@@ -1,14 +1,15 @@
-"""Block devices of the real kernel: identity, exclusive opens, blankness."""
+"""Devices of the kernel, and their nodes."""
 
 import errno
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crust import errors
-from crust.host.block import devices, loop
+from crust.host.block import device_nodes, devices, loop
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 
@@ -113,3 +114,55 @@ def test_is_free_is_false_when_mounted_held_or_replaced(attach: Attach, mountpoi
     subprocess.run(["mkfs.ext4", "-q", device.path], check=True)
     mount_api.mount_device(device.path, mountpoint, "ext4", readonly=True)
     assert not devices.is_free(device.path, identity)
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[str]:
+    """A disk of two partitions."""
+    image = tmp_path / "disk.img"
+    with image.open("wb") as file:
+        file.truncate(16 * MIB)
+    attach = ["losetup", "--find", "--show", "--partscan", str(image)]
+    found = subprocess.run(attach, check=True, capture_output=True, text=True, timeout=30)
+    device = found.stdout.strip()
+    # told to the kernel, because a kernel may know no partition tables
+    for index, first, sectors in (("1", "2048", "8192"), ("2", "10240", "16384")):
+        subprocess.run(["addpart", device, index, first, sectors], check=True, timeout=30)
+    yield device
+    subprocess.run(["losetup", "--detach", device], check=True, timeout=30)
+
+
+def number(path: str) -> int:
+    return os.stat(path).st_rdev
+
+
+def test_node_of_a_bind_is_the_node_in_dev(disk: str) -> None:
+    assert device_nodes.node_of(number(disk)) == disk
+    assert not device_nodes.is_encrypted(number(disk))
+
+
+def test_partition_of_a_disk_and_of_itself(disk: str) -> None:
+    second = device_nodes.partition_of(number(disk), 2)
+    assert second != number(disk)
+    assert device_nodes.partition_of(second, 2) == second
+    with pytest.raises(device_nodes.PartitionMissing, match="partition 3"):
+        device_nodes.partition_of(number(disk), 3)
+    with pytest.raises(device_nodes.PartitionMissing, match="partition 1"):
+        device_nodes.partition_of(second, 1)
+
+
+def test_partition_has_its_own_node_and_size(disk: str) -> None:
+    second = device_nodes.partition_of(number(disk), 2)
+    if not os.path.exists(f"{disk}p2"):  # without udev or devtmpfs nobody makes it
+        os.mknod(f"{disk}p2", 0o60600, second)
+    path = device_nodes.node_of(second)
+    assert path == f"{disk}p2"
+    assert devices.size_bytes(path) == 8 * MIB
+
+
+def test_device_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(errors.NotFound, match="7:250"):
+        device_nodes.node_of(os.makedev(7, 250))

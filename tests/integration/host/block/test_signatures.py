@@ -1,7 +1,9 @@
-"""Signatures that libblkid finds on real devices, in this process and confined."""
+"""What is found on a device, and how it is cleared."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,10 @@ from crust import errors
 from crust.host.block import devices, loop, signatures
 from crust.host.filesystems import mkfs, supported
 from tests.integration.host.conftest import MIB, Attach, read, run, write
+from tests.support.faults.syncs import recorded
 
 pytestmark = pytest.mark.root
+
 
 Probe = Callable[[str], signatures.Signature]
 
@@ -70,3 +74,23 @@ async def test_probe_of_filesystem_has_type_and_uuid(attach: Attach, fs_type: st
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
     assert found == signatures.probe(device.path)
+
+
+def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(os.urandom(8 << 20))
+    device = loop.attach(str(image))
+    try:
+        hold = devices.open_exclusive(device.path)
+        with pytest.raises(devices.DeviceInUse):
+            devices.zero_device(device.path)
+        os.close(hold)
+        assert not devices.is_blank(device.path)
+        with recorded() as steps:
+            devices.zero_device(device.path)
+        assert steps == [("sync", device.path)]
+        assert Path(device.path).read_bytes().count(0) == 8 << 20
+    finally:
+        loop.detach(device)
+    assert image.read_bytes().count(0) == 8 << 20
+    assert image.stat().st_blocks * 512 < 1 << 20

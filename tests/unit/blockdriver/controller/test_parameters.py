@@ -1,10 +1,12 @@
-"""The parameters of a StorageClass for crust's own driver."""
+"""Parameters of a StorageClass, and the limits among them."""
 
 import pytest
 
+from crust import quantities, volumes
 from crust.blockdriver.controller import class_parameters
 from crust.deferral_keys import DEFER, Defer
 from crust.host.filesystems import supported
+from tests.support.raised import raised
 
 
 @pytest.mark.parametrize("value", Defer)
@@ -17,3 +19,93 @@ def test_every_value_of_defer_is_accepted_and_reaches_later_calls(value: Defer) 
 def test_other_value_of_defer_is_refused_with_the_allowed_ones() -> None:
     with pytest.raises(class_parameters.InvalidParameter, match="always, never, runtime-class"):
         class_parameters.parse({DEFER: "Always"}, supported.SUPPORTED)
+
+
+FS_TYPES = ("ext4",)
+
+
+def test_parse_sets_the_given_limit_and_keeps_the_others() -> None:
+    before = volumes.IoLimits(1, 2, 3, 4)
+    for key, after in {
+        "readIOPS": volumes.IoLimits(3000, 2, 3, 4),
+        "writeIOPS": volumes.IoLimits(1, 3000, 3, 4),
+    }.items():
+        assert (
+            class_parameters.changed(before, class_parameters.parse_mutable({key: "3000"})) == after
+        )
+    for key, after in {
+        "readBytesPerSecond": volumes.IoLimits(1, 2, 10 << 20, 4),
+        "writeBytesPerSecond": volumes.IoLimits(1, 2, 3, 10 << 20),
+    }.items():
+        assert (
+            class_parameters.changed(before, class_parameters.parse_mutable({key: "10Mi"})) == after
+        )
+
+
+def test_parse_zero_removes_the_limit() -> None:
+    before = volumes.IoLimits(read_iops=10, write_iops=20)
+    after = class_parameters.changed(before, class_parameters.parse_mutable({"readIOPS": "0"}))
+    assert after == volumes.IoLimits(write_iops=20)
+
+
+def test_parse_ignores_keys_of_sidecars() -> None:
+    sent = {"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pv/name": "pv-1"}
+    assert class_parameters.parse_mutable(sent) == ()
+
+
+@pytest.mark.parametrize("key", ["iops", "readiops", "", "crust.dev/defer"])
+def test_parse_unknown_key_is_refused_by_name(key: str) -> None:
+    with raised("UnknownMutableParameter", match="readIOPS"):
+        class_parameters.parse_mutable({"writeIOPS": "100", key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("readIOPS", "-1"),
+        ("readIOPS", "9"),
+        ("readIOPS", "1000000001"),
+        ("readIOPS", "10.5"),
+        ("writeIOPS", "many"),
+        ("writeIOPS", " 100"),
+        ("writeIOPS", ""),
+        ("writeIOPS", "²"),
+        ("readBytesPerSecond", "65535"),
+        ("readBytesPerSecond", "1001T"),
+        ("writeBytesPerSecond", "10MiB"),
+        ("writeBytesPerSecond", "9" * 300),
+    ],
+)
+def test_parse_out_of_range_number_is_refused(key: str, value: str) -> None:
+    with raised("InvalidIoLimit", match=key):
+        class_parameters.parse_mutable({key: value})
+    with raised("InvalidIoLimit", match=key):
+        class_parameters.parse({key: value}, FS_TYPES)
+
+
+@pytest.mark.parametrize(("key", "value"), [("readIOPS", "10"), ("writeBytesPerSecond", "64Ki")])
+def test_parse_accepts_one_as_smallest_limit(key: str, value: str) -> None:
+    assert dict(class_parameters.parse_mutable({key: value})) != {}
+
+
+def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
+    read = class_parameters.parse({"readIOPS": "3k", "crust.dev/defer": "always"}, FS_TYPES)
+    assert read.limits == volumes.IoLimits(read_iops=3000)
+    assert read.kept == {"readIOPS": "3k", "crust.dev/defer": "always"}
+    assert "readIOPS" not in read.volume_context
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("3k", 3000),
+        ("64Ki", 65536),
+        ("2Ti", 2 << 40),
+        ("07", None),
+        ("Ki", None),
+    ],
+)
+def test_parse_accepts_kubernetes_quantities(text: str, number: int | None) -> None:
+    assert quantities.parse(text) == number

@@ -1,9 +1,15 @@
-"""What the kernel says from its caches alone."""
+"""System calls, their errors and the capabilities that they need."""
 
+import errno
 import os
 from pathlib import Path
 
-from crust.host.process import syscalls
+import grpc
+import pytest
+
+from crust import errors
+from crust.host.process import boot, capabilities, oserrors, syscalls
+from crust.rpc import status
 
 
 def test_is_known_absent_after_a_look_for_a_missing_name_is_true(tmp_path: Path) -> None:
@@ -26,3 +32,90 @@ def test_is_known_absent_of_what_is_there_is_false(tmp_path: Path) -> None:
 def test_is_known_absent_below_a_file_is_false(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not syscalls.is_known_absent(str(tmp_path / "file" / "below"))
+
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"),
+    [
+        (errno.ENOSPC, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
+        (errno.EDQUOT, errors.Exhausted, Code.RESOURCE_EXHAUSTED),
+        (errno.EBUSY, errors.NotReady, Code.FAILED_PRECONDITION),
+        (errno.EUCLEAN, errors.Corrupt, Code.DATA_LOSS),
+        (errno.EIO, errors.RuntimeFailed, Code.INTERNAL),
+        (errno.EINVAL, errors.RuntimeFailed, Code.INTERNAL),
+    ],
+)
+def test_errno_that_means_what_it_says_gives_the_code(
+    number: int, kind: type[errors.CrustError], code: grpc.StatusCode
+) -> None:
+    error = oserrors.translate(OSError(number, "x"), "cannot do it")
+    assert (type(error), status.code_of(error)) == (kind, code)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"),
+    [
+        (errno.ENOENT, errors.NotFound, Code.INTERNAL),
+        (errno.ENODEV, errors.NotFound, Code.INTERNAL),
+        (errno.EACCES, errors.Refused, Code.INTERNAL),
+        (errno.EPERM, errors.Refused, Code.INTERNAL),
+        (errno.EROFS, errors.Refused, Code.INTERNAL),
+        (errno.ELOOP, errors.Refused, Code.INTERNAL),
+        (errno.EEXIST, errors.Conflict, Code.INTERNAL),
+        (errno.EOPNOTSUPP, errors.Unsupported, Code.INTERNAL),
+        (errno.ENAMETOOLONG, errors.InvalidRequest, Code.INTERNAL),
+        (errno.ENOMEM, errors.Exhausted, Code.UNAVAILABLE),
+        (errno.EMFILE, errors.Exhausted, Code.UNAVAILABLE),
+    ],
+)
+def test_errno_alone_says_nothing_about_the_object_of_a_call(
+    number: int, kind: type[errors.CrustError], code: grpc.StatusCode
+) -> None:
+    """A missing /dev/loop-control is no missing volume, and a process without descriptors is no full node."""
+    error = oserrors.translate(OSError(number, "x"), "cannot do it")
+    assert isinstance(error, kind)
+    assert status.code_of(error) is code
+
+
+def test_translate_keeps_cause_reason_and_path() -> None:
+    with (
+        pytest.raises(errors.NotFound) as caught,
+        oserrors.translating("cannot read it", hint="repair it"),
+    ):
+        open("/nonexistent/file").close()
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert str(caught.value) == (
+        "cannot read it: No such file or directory (ENOENT), /nonexistent/file; repair it"
+    )
+
+
+def test_translate_of_an_unlisted_errno_is_runtime_failed() -> None:
+    error = oserrors.translate(OSError(errno.EXFULL, "x"), "cannot")
+    assert type(error) is errors.RuntimeFailed
+    assert "EXFULL" in error.why
+
+
+def test_translating_passes_crust_errors_unchanged() -> None:
+    original = errors.Conflict("two")
+    with pytest.raises(errors.Conflict) as caught, oserrors.translating("cannot"):
+        raise original
+    assert caught.value is original
+
+
+def test_effective_capabilities_match_proc_status() -> None:
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("CapEff")
+    )
+    mask = int(line.split()[1], 16)
+    assert capabilities.effective() == mask
+    assert capabilities.has_cap_sys_resource() == bool(mask & 1 << 24)
+
+
+def test_boot_id_is_a_constant_uuid() -> None:
+    assert boot.boot_id() == boot.boot_id()
+    assert len(boot.boot_id().split("-")) == 5

@@ -1,4 +1,4 @@
-"""What is copied or compared includes what only the page cache of the volume's device has."""
+"""Files as an engine: records and snapshots."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,30 @@ from pathlib import Path
 import pytest
 
 from crust import volumes
+from crust.blockdriver.engines.files.access import FileAccess
+from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import Image
 from tests.support.faults.syncs import recorded
+from tests.support.records import record_store_contract
+from tests.support.records.stored_records import file_records
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("check", record_store_contract.CHECKS)
+def test_record_files_keep_to_the_contract_of_stores(
+    tmp_path: Path, check: Callable[[record_store_contract.Maker], None]
+) -> None:
+    check(lambda: file_records(tmp_path / "records"))
+
+
+def test_files_spare_a_hundredth_of_the_pool_and_at_least_64_mib(tmp_path: Path) -> None:
+    images = Images(tmp_path, lambda _: True)
+    space = FileProvisioning(images, FileAccess(images)).space()
+    assert space.spare_bytes == max(space.size_bytes // 100, 64 * MIB)
+
 
 SIZE = 8192
 IMAGE = Image("snap", volumes.VolumeId("v"), SIZE)

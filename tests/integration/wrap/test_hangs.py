@@ -1,8 +1,4 @@
-"""A driver whose device nodes hang, behind the real commands: Probe and /readyz of the shim say so, and recover.
-
-The look at such a node hangs in the kernel, on a thread of the shim. When all threads hang, the shim is not ready.
-When the calls end (here the nodes' server dies, so that they fail), it is ready again by itself.
-"""
+"""Calls of a driver that hang, and the shim's threads."""
 
 import asyncio
 import os
@@ -11,7 +7,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,20 +17,101 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust.csi_shim.wrap import leaves, private_directories, volume_operations
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import minimal
-from tests.integration.wrap.conftest import DEFERRED
+from tests.integration.wrap.conftest import DEFERRED, Wrapped
 from tests.support.co import Co
 from tests.support.drivers.wrapping_processes import wrapping
 from tests.support.faults.hung_files import HungFile
-from tests.support.faults.refusals import until_probe
+from tests.support.faults.refusals import refused, refused_in_time, until_probe
 from tests.support.runtimes.fake_handler import FakeHandler
 from tests.support.runtimes.fake_handler import running as handler
 
 pytestmark = pytest.mark.root
+
+
 Code = grpc.StatusCode
+
+
+class Hang:
+    """Calls that hang until the end of the test, by one of their arguments."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.release = threading.Event()
+
+    def around(self, function: Callable[..., Any], wanted: str) -> Callable[..., Any]:
+        """The function, which hangs if it is called for `wanted`."""
+
+        def call(*args: Any) -> Any:
+            if wanted in map(str, args):
+                self.begun.append(wanted)
+                self.release.wait()
+            return function(*args)
+
+        return call
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.release.set()
+
+
+async def lives(node: Wrapped, name: str) -> None:
+    """Another volume, from its stage to its end."""
+    volume, target = await node.volume(name), node.target(name)
+    for step in node.life(volume, target).values():
+        await step()
+    await node.delete(volume)
+
+
+async def test_look_at_a_staging_path_that_hangs_takes_one_thread(
+    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cloud_node
+    volume = await node.volume()
+    monkeypatch.setattr(volume_operations, "_LOOK_S", 0.2)
+    around = hang.around(private_directories.is_mounted, node.staging(volume))
+    monkeypatch.setattr(private_directories, "is_mounted", around)
+    for _ in range(4):
+        await refused(
+            node.stage(volume), Code.UNAVAILABLE, "SystemCallTimedOut", volume.volume_id[:40]
+        )
+    assert len(hang.begun) == 1
+    await lives(node, "pvc-2")
+    hang.release.set()
+    await node.stage(volume)
+    await node.unstage(volume)
+    await node.delete(volume)
+
+
+async def test_operation_on_a_device_that_hangs_takes_one_thread(
+    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cloud_node
+    volume, target = await node.volume(), node.target("one")
+    await node.stage(volume)
+    around = hang.around(leaves.device, node.paths(volume).leaf(target))
+    monkeypatch.setattr(leaves, "device", around)
+    for _ in range(3):
+        await refused_in_time(
+            lambda: node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue"
+        )
+    await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
+    assert len(hang.begun) == 1
+    await lives(node, "pvc-2")
+    hang.release.set()
+    await node.publish(volume, target)
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    await node.check_gone(volume, target)
+
+
 _THREADS = 64
 """Of a shim."""
 

@@ -1,14 +1,16 @@
-"""Growth of real filesystems."""
+"""Growth, usage and freezing of each filesystem."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from crust import errors
 from crust.host.block import loop
-from crust.host.filesystems import growth, mkfs, usage
+from crust.host.filesystems import fsfreeze, growth, mkfs, usage
 from crust.host.mounts import mount_api
 from crust.host.process import capabilities
+from crust.volumes import UsageUnit
 from tests.integration.host.conftest import MIB, Attach
 
 pytestmark = pytest.mark.root
@@ -47,3 +49,35 @@ async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoi
 async def test_grow_mounted_without_mount_is_refused(mountpoint: str) -> None:
     with pytest.raises(errors.NotReady, match="no ext4 is mounted"):
         await growth.grow_mounted(mountpoint, "ext4")
+
+
+async def test_measure_after_a_write_counts_its_bytes_and_inode(
+    attach: Attach, mountpoint: str
+) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    before = {line.unit: line for line in usage.measure(mountpoint).usage}
+    (Path(mountpoint) / "file").write_bytes(b"x" * MIB)
+    os.sync()
+    after = {line.unit: line for line in usage.measure(mountpoint).usage}
+    assert after[UsageUnit.BYTES].used - before[UsageUnit.BYTES].used == MIB
+    assert after[UsageUnit.INODES].used - before[UsageUnit.INODES].used == 1
+    for line in after.values():
+        assert 0 < line.available <= line.total - line.used
+
+
+async def test_freeze_twice_is_refused_and_thaw_twice_succeeds(
+    attach: Attach, mountpoint: str
+) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    fsfreeze.freeze(mountpoint)
+    try:
+        with pytest.raises(errors.NotReady, match="frozen already"):
+            fsfreeze.freeze(mountpoint)
+    finally:
+        fsfreeze.thaw(mountpoint)
+    fsfreeze.thaw(mountpoint)
+    (Path(mountpoint) / "file").touch()

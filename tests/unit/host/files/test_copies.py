@@ -1,4 +1,4 @@
-"""Which parts of two files differ, by the positions of their blocks."""
+"""Copies of files: durable when they have their name; which parts of two files differ."""
 
 import random
 from pathlib import Path
@@ -8,6 +8,19 @@ import pytest
 from crust import errors
 from crust.host.files import extents, file_copy
 from crust.host.files.extents import Extent, _differences, _merged, _Placed
+from tests.support.faults.syncs import recorded
+
+
+def test_copy_is_synced_before_its_name_and_the_name_after(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"every byte" * 1000)
+    with recorded() as steps:
+        file_copy.copy(str(source), str(target), least_bytes=10)
+    assert target.read_bytes() == source.read_bytes()
+    kinds = [kind for kind, _ in steps]
+    assert kinds == ["sync", "name", "sync"]
+    assert steps[0][1] not in (str(source), str(target), str(tmp_path))
+    assert steps[1:] == [("name", str(target)), ("sync", str(tmp_path))]
 
 
 def differing(old: list[_Placed], new: list[_Placed]) -> list[Extent]:

@@ -1,0 +1,203 @@
+"""RBD as an engine, as far as no cluster is needed: header, pool and access of a node."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from crust import volumes
+from crust.blockdriver.engines.rbd.node import access
+from crust.blockdriver.engines.rbd.node.access import RbdAccess
+from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.pool import RbdPool
+from crust.blockdriver.engines.rbd.provisioning import header
+from crust.ceph.binding import Ioctx
+from crust.ceph.controller_lock import ControllerLock
+from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering
+from crust.ceph.user import CephUser
+from crust.host.block.krbd import KernelRbd
+from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
+
+ID = b"\x02\x00\x00\x00ab"
+SIZE = b"\x16" + (1 << 20).to_bytes(8, "little")
+VALUE = b"\x01\x00\x00\x00v"
+
+
+class Objects:
+    """What the cluster answers, by method."""
+
+    def __init__(self, **answers: bytes) -> None:
+        self._answers = {"get_id": ID, "get_size": SIZE, "metadata_get": VALUE, **answers}
+        self.asked: list[tuple[str, str]] = []
+
+    def execute(self, name: str, cls: str, method: str, data: bytes) -> tuple[int, bytes]:
+        """A method of an object class."""
+        assert cls == "rbd"
+        self.asked.append((name, method))
+        return 0, self._answers[method]
+
+
+def read(**answers: Any) -> header.Header | None:
+    return header.read(cast("Ioctx", Objects(**answers)), "v-1", "key")
+
+
+def test_header_is_that_of_the_id_of_the_name() -> None:
+    objects = Objects()
+    assert header.read(cast("Ioctx", objects), "v-1", "key") == header.Header(1 << 20, "v")
+    assert [name for name, _ in objects.asked] == ["rbd_id.v-1", "rbd_header.ab", "rbd_header.ab"]
+
+
+@pytest.mark.parametrize("method", ["get_id", "get_size", "metadata_get"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff", b"\x09\x00\x00\x00ab", b"\x02\x00\x00\x00\xff\xff"]
+)
+def test_another_form_is_refused_by_name(method: str, answer: bytes) -> None:
+    with pytest.raises(header.HeaderUnreadable, match="v-1"):
+        read(**{method: answer})
+
+
+class StuckClient:
+    """A client of a cluster that answers by now; a connection that is older never learns it."""
+
+    is_lent: ClassVar[bool] = False
+    who = CephUser("v2:192.0.2.1:3300", "controller", "key")
+
+    controller_lock: ControllerLock | None = None
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.connections = 0
+
+    def check_namespace(self, pool: str, namespace: str) -> None:
+        """Connect, if it is not connected, and ask."""
+        if not self.is_open:
+            self.is_open = True
+            self.connections += 1
+        if self.connections == 1:
+            raise CephNotAnswering("cannot look for the namespace")
+        raise CephNamespaceMissing(pool, namespace)
+
+    def reopen(self) -> None:
+        """Connect at the next call."""
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.is_open = False
+
+    @contextmanager
+    def pool(self, pool: str, namespace: str, what: str) -> Iterator[Any]:
+        """Not reached."""
+        raise AssertionError(what)
+        yield
+
+    @contextmanager
+    def cluster(self, what: str) -> Iterator[Any]:
+        """Not reached."""
+        raise AssertionError(what)
+        yield
+
+    @contextmanager
+    def endable(self) -> Iterator[Callable[[], str]]:
+        """Not reached."""
+        raise AssertionError
+        yield
+
+    def command(self, prefix: str, **arguments: object) -> bytes:
+        """Not reached."""
+        raise AssertionError(prefix)
+
+    def fsid(self) -> str:
+        """Not reached."""
+        raise AssertionError
+
+    def address(self) -> str:
+        """Not reached."""
+        raise AssertionError
+
+    def blocklist(self, addresses: Iterable[str]) -> None:
+        """Not reached."""
+        raise AssertionError
+
+
+def test_cluster_that_does_not_answer_is_asked_by_a_new_connection_the_next_time() -> None:
+    client = StuckClient()
+    pool = RbdPool(Place(client, "rbd", "crust"))
+    with pytest.raises(CephNotAnswering):
+        pool.find()
+    with pytest.raises(CephNamespaceMissing):
+        pool.find()
+    assert client.connections == 2
+
+
+VOLUME = volumes.VolumeId("0123456789abcdef-1")
+DEVICE = volumes.BlockSource("/dev/rbd0", volumes.DeviceIdentity(251, 0, 0))
+
+
+class NoCluster:
+    """Users of a cluster that must not be asked."""
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        raise AssertionError
+
+    def place(self, volume_id: volumes.VolumeId) -> Place:
+        raise AssertionError
+
+    @property
+    def shared(self) -> Place:
+        raise AssertionError
+
+    def forget(self, volume_id: volumes.VolumeId) -> None:
+        raise AssertionError
+
+
+def note(run_dir: Path, *, on_host: bool) -> None:
+    directory = Path(access.directory(str(run_dir)))
+    directory.mkdir(parents=True)
+    text = {"cluster": FSID, "pool": "rbd", "namespace": "", "on_host": on_host, "is_image": True}
+    (directory / VOLUME).write_text(json.dumps(text))
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> FakeSysfs:
+    made = FakeSysfs(tmp_path / "bus")
+    made.load()
+    return made
+
+
+@pytest.fixture
+def node(tmp_path: Path, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> RbdAccess:
+    monkeypatch.setattr(KernelRbd, "device", lambda _kernel, _mapping: DEVICE)
+    kernel = KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
+    return RbdAccess(NoCluster(), str(tmp_path), "node-a", kernel)
+
+
+def mapped(sysfs: FakeSysfs, node: RbdAccess) -> None:
+    """As the node itself has mapped the image."""
+    mark = node._devices.kernel._mark
+    sysfs.write(
+        f"{sysfs.bus}/add_single_major",
+        f"192.0.2.1:6789 name=node,key={mark}{VOLUME} rbd {VOLUME} -".encode(),
+    )
+
+
+def test_image_for_a_hypervisor_is_no_device_and_the_cluster_is_not_asked(
+    node: RbdAccess, sysfs: FakeSysfs, tmp_path: Path
+) -> None:
+    note(tmp_path, on_host=False)
+    mapped(sysfs, node)
+    assert node.host_device(VOLUME) is None
+
+
+def test_mapped_image_is_a_device_and_the_cluster_is_not_asked(
+    node: RbdAccess, sysfs: FakeSysfs, tmp_path: Path
+) -> None:
+    assert node.host_device(VOLUME) is None
+    note(tmp_path, on_host=True)
+    assert node.host_device(VOLUME) is None
+    mapped(sysfs, node)
+    found = node.host_device(VOLUME)
+    assert found is not None
+    assert found.device == DEVICE
