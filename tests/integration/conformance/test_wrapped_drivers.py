@@ -43,6 +43,10 @@ def test_wrapped_driver_conforms_as_it_does_alone(
         assert set(with_wrap.skipped) == set(without.skipped)
 
 
+_FAILS_SLOWLY = ("C-205", "C-306", "C-315")
+"""Where Ember, alone too, repeats a failing umount for 37 s; the other drivers compare these cases."""
+
+
 def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
     base.mkdir(parents=True)
     root = base / "kubelet"
@@ -66,6 +70,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
             log=None,
             restart_command="",
             junit=base / "report.xml",
+            skip=_FAILS_SLOWLY if kind == "ember" else (),
             timeout_s=60.0,
         )
         found = suite.run(options)

@@ -138,7 +138,7 @@ async def _hangs(
     call, request = getattr(node.node, method), _request(node, method, volume, target)
     for _ in range(2):
         await refused_in_time(
-            lambda: call(request, timeout=2), Code.ABORTED, "OperationOverdue", method
+            lambda: call(request, timeout=0.5), Code.ABORTED, "OperationOverdue", method
         )
     await asyncio.to_thread(node.driver.wait_hanging)
     for step in other.values():

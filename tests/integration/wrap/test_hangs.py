@@ -206,7 +206,7 @@ async def publish(base: Path, co: grpc.aio.Channel, name: str) -> None:
     directory = base / "kubelet" / "pods" / name
     directory.mkdir(parents=True, exist_ok=True)
     with pytest.raises(grpc.aio.AioRpcError):
-        await Co(co, 3).publish(
+        await Co(co, 1).publish(
             name, str(directory / "mount"), defer=False, volume_context=DEFERRED
         )
 
