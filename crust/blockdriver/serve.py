@@ -26,15 +26,16 @@ from crust.ceph.user import CephUser
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.host.process import workers
-from crust.rpc import wiring
 from crust.rpc.port import Port, SocketPort
+from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.settings.loading import InvalidSettings
 from crust.settings.program import KubernetesAccess
 from crust.supervised import supervised
-from crust.wire.csi.v1 import csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
 LOCK = "driver.lock"
 """In the run directory."""
@@ -70,7 +71,7 @@ async def part(
     *,
     socket: str,
     run_dir: str,
-    wires: wiring.Wiring = wiring.SOCKETS,
+    ports: Ports = SOCKETS,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
@@ -81,22 +82,10 @@ async def part(
         with driver.workers.used():  # also by the tasks that are started here
             watch = await _opened(driver, daemon, stack)
         await stack.enter_async_context(
-            wires.serving(
+            ports.serving(
                 socket,
-                lambda s: csi_pb2_grpc.add_IdentityServicer_to_server(driver.identity, s),
-                lambda s: csi_pb2_grpc.add_ControllerServicer_to_server(driver.controller, s),
-                lambda s: csi_pb2_grpc.add_GroupControllerServicer_to_server(
-                    driver.group_controller, s
-                ),
-                lambda s: csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(
-                    driver.snapshot_metadata, s
-                ),
-                lambda s: csi_pb2_grpc.add_NodeServicer_to_server(driver.node, s),
-                name="driver",
+                _service(driver, daemon, watch),
                 lock_path=os.path.join(run_dir, "socket.lock"),
-                daemon=daemon,
-                admit=watch.check,
-                driver=lambda: driver.name,
             )
         )
         metrics.export_snapshots(driver.name, driver.count_snapshots)
@@ -106,6 +95,21 @@ async def part(
         daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
         _log.info("driver serves", extra={"driver": driver.name, "socket": socket})
         yield
+
+
+def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
+    services = csi_pb2.DESCRIPTOR.services_by_name
+    return Service(
+        "driver",
+        methods_of(driver.identity, services["Identity"]),
+        methods_of(driver.controller, services["Controller"]),
+        methods_of(driver.group_controller, services["GroupController"]),
+        methods_of(driver.snapshot_metadata, services["SnapshotMetadata"]),
+        methods_of(driver.node, services["Node"]),
+        health=daemon.health,
+        driver=lambda: driver.name,
+        admit=watch.check,
+    )
 
 
 async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:

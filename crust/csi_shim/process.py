@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from crust import deferral_keys, errors, metrics
 from crust.csi_shim import version
-from crust.csi_shim.deferral import Context, Deferral
+from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.frontend import Frontend, Wrapping
@@ -24,11 +24,13 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.mounts import propagation
 from crust.host.process import oserrors, workers
 from crust.host.process.workers import Workers
-from crust.rpc import passthrough, wiring
+from crust.rpc.call import Call
 from crust.rpc.driver_facts import DriverFacts
-from crust.rpc.messages import extensions, requests
+from crust.rpc.messages import extensions
 from crust.rpc.port import Port, stub
+from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.service import Methods, Service, Unary, parsed
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.rpc.status import Metadata
 from crust.settings.shim import ShimSettings
@@ -51,47 +53,44 @@ class _Socket:
         self._facts = facts
 
     async def publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodePublishVolumeRequest, call: Call
     ) -> csi_pb2.NodePublishVolumeResponse:
         return await self._stub.NodePublishVolume(
-            request, metadata=_metadata(context), timeout=context.time_remaining()
+            request, metadata=_metadata(call), timeout=call.time_remaining()
         )
 
     async def unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context, timeout_s: float
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call, timeout_s: float
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         return await self._stub.NodeUnpublishVolume(
-            request, metadata=_metadata(context), timeout=timeout_s
+            request, metadata=_metadata(call), timeout=timeout_s
         )
 
     async def expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+        self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
     ) -> csi_pb2.NodeExpandVolumeResponse:
         return await self._stub.NodeExpandVolume(
-            request, metadata=_metadata(context), timeout=context.time_remaining()
+            request, metadata=_metadata(call), timeout=call.time_remaining()
         )
 
-    async def defers(self, context: Context) -> bool:
-        return await self._facts.defers(context.time_remaining())
+    async def defers(self, call: Call) -> bool:
+        return await self._facts.defers(call.time_remaining())
 
 
-def handlers(driver: Port, deferral: Deferral) -> passthrough.Passthrough:
-    """The shim's generic handler: the three calls that may be flagged; all others pass through."""
+def methods(driver: Port, deferral: Deferral) -> Methods:
+    """The shim's methods: the three that may be flagged, and Probe; all others pass."""
 
     def flagged(
-        name: str, kind: type[Flagged], answer: Callable[[Flagged, Context], Awaitable[Message]]
-    ) -> tuple[str, passthrough.UnaryBehaviour]:
-        unchanged = passthrough.forward(driver, _NODE + name)
-
-        async def behave(data: bytes, context: passthrough.Context) -> bytes:
-            request = requests.parse(kind, data)
+        name: str, kind: type[Flagged], answer: Callable[[Flagged, Call], Awaitable[Message]]
+    ) -> tuple[str, Unary]:
+        async def answered(request: Flagged, data: bytes, call: Call) -> bytes:
             if not request.defer_fs_ops:
-                return await unchanged(data, context)
-            return (await answer(request, context)).SerializeToString()
+                return await driver.forward(call, data)
+            return (await answer(request, call)).SerializeToString()
 
-        return _NODE + name, behave
+        return _NODE + name, parsed(kind, answered)
 
-    async def stats(request: csi_pb2.NodeGetVolumeStatsRequest, _: Context) -> Message:
+    async def stats(request: csi_pb2.NodeGetVolumeStatsRequest, _: Call) -> Message:
         return await deferral.stats(request)
 
     own = dict(
@@ -101,8 +100,7 @@ def handlers(driver: Port, deferral: Deferral) -> passthrough.Passthrough:
             flagged("NodeExpandVolume", csi_pb2.NodeExpandVolumeRequest, deferral.expand),
         )
     )
-    own[version.PROBE] = version.telling(passthrough.forward(driver, version.PROBE))
-    return passthrough.Passthrough(driver, own)
+    return Methods({**own, version.PROBE: version.telling(driver)})
 
 
 @asynccontextmanager
@@ -147,19 +145,19 @@ async def part(  # noqa: PLR0913 - one per setting
     runtime_socket: str,
     report_condition: bool,
     wrapping: Wrapping | None = None,
-    wires: wiring.Wiring = wiring.SOCKETS,
+    ports: Ports = SOCKETS,
     threads: Workers | None = None,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
     async with (
-        wires.connect(driver_socket) as driver,
-        wires.connect(runtime_socket) as back,
+        ports.connect(driver_socket) as driver,
+        ports.connect(runtime_socket) as back,
         contextlib.aclosing(DriverFacts(driver)) as facts,
         contextlib.AsyncExitStack() as stack,
     ):
         runtime = RuntimeClient(back)
         deferral = Deferral(_Socket(driver, facts), runtime, report_condition=report_condition)
-        generic = handlers(driver, deferral)
+        own = methods(driver, deferral)
         if wrapping is not None:
             threads = threads or Workers(f"the shim at {socket_path}", limit=64)
             watch = WorkerWatch(threads, daemon.health)
@@ -169,16 +167,10 @@ async def part(  # noqa: PLR0913 - one per setting
             stack.push_async_callback(work.operations.drain)
             wrapped = _wrapped(driver, runtime)
             frontend = Frontend(driver, facts, deferral, wrapped, wrapping, work)
-            generic = frontend.handler()
+            own = frontend.methods()
             metrics.export_workers(f"shim {socket_path}", lambda: threads.load)
-        serves = wires.serving(
-            socket_path,
-            name="shim",
-            lock_path=None,
-            generic=[generic],
-            daemon=daemon,
-            driver=facts.known_name,
-        )
+        service = Service("shim", own, others=driver, health=daemon.health, driver=facts.known_name)
+        serves = ports.serving(socket_path, service, lock_path=None)
         daemon.readiness.append(lambda: _not_connected(driver, driver_socket))
         with threads.used() if threads is not None else contextlib.nullcontext():
             await stack.enter_async_context(serves)
@@ -238,7 +230,7 @@ def wrapping_of(settings: ShimSettings) -> Wrapping | None:
     return Wrapping(settings.kubelet_root, default, settings.driver_name)
 
 
-def _metadata(context: Context) -> Metadata:
+def _metadata(call: Call) -> Metadata:
     own = dict(extensions.METADATA)
-    kept = tuple(pair for pair in passthrough.metadata_of(context) if pair[0] not in own)
+    kept = tuple(pair for pair in call.invocation_metadata() if pair[0] not in own)
     return (*kept, *extensions.METADATA)

@@ -4,20 +4,21 @@ The driver's answer is passed on unchanged: GetPluginInfo is about the driver.
 """
 
 import crust
-from crust.rpc import passthrough
+from crust.rpc.call import Call
 from crust.rpc.messages import extensions
+from crust.rpc.port import Port
+from crust.rpc.serving.service import Unary
 
 PROBE = "/csi.v1.Identity/Probe"
 
 
-def telling(unchanged: passthrough.UnaryBehaviour) -> passthrough.UnaryBehaviour:
+def telling(driver: Port) -> Unary:
     """A Probe that is passed on, and says which shim it has passed."""
 
-    async def behave(data: bytes, context: passthrough.Context) -> bytes:
-        answer = await unchanged(data, context)
-        if extensions.versions_requested(context):
-            drivers = tuple(context.trailing_metadata() or ())
-            context.set_trailing_metadata((*drivers, (extensions.SHIM_VERSION, crust.__version__)))
+    async def probe(call: Call, data: bytes) -> bytes:
+        answer = await driver.forward(call, data)
+        if extensions.versions_requested(call):
+            call.trailing = (*call.trailing, (extensions.SHIM_VERSION, crust.__version__))
         return answer
 
-    return behave
+    return probe

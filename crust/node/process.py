@@ -16,8 +16,8 @@ from crust.host.files import durable, flocks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
+from crust.rpc.ports import Ports
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.wiring import Wiring
 from crust.settings.driver import DriverSettings
 from crust.settings.shim import ShimSettings
 
@@ -36,36 +36,36 @@ async def run(settings: NodeSettings) -> None:
 @asynccontextmanager
 async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     """Run the node's process while the block runs."""
-    wires = Wiring(inner=settings.inner_sockets, shared=[settings.runtime_socket])
+    ports = Ports(inner=settings.inner_sockets, shared=[settings.runtime_socket])
     async with proxy_app.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
         for driver in settings.driver:
-            await stack.enter_async_context(_driver(driver, daemon, wires))
+            await stack.enter_async_context(_driver(driver, daemon, ports))
         for shim in settings.shim:
-            await stack.enter_async_context(_shim(shim, daemon, wires))
-        await stack.enter_async_context(proxy_app.part(settings.proxy, daemon, wires=wires))
+            await stack.enter_async_context(_shim(shim, daemon, ports))
+        await stack.enter_async_context(proxy_app.part(settings.proxy, daemon, ports=ports))
         await stack.enter_async_context(daemon.serves())
         yield daemon
 
 
 @asynccontextmanager
-async def _driver(settings: DriverSettings, daemon: Daemon, wires: Wiring) -> AsyncIterator[None]:
+async def _driver(settings: DriverSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
     await workers.run(durable.make_directories, settings.run_dir, 0o700)
     # a `crust driver` of the same directory has it: the process's own lock is the proxy's
     lock = await workers.run(flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
     with contextlib.closing(lock):
-        driver = serve.driver_of(settings, wires.connect)
+        driver = serve.driver_of(settings, ports.connect)
         async with serve.part(
             driver,
             daemon,
             socket=settings.socket,
             run_dir=settings.run_dir,
-            wires=wires,
+            ports=ports,
         ):
             yield
 
 
 @asynccontextmanager
-async def _shim(settings: ShimSettings, daemon: Daemon, wires: Wiring) -> AsyncIterator[None]:
+async def _shim(settings: ShimSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
     async with shim_process.part(
         daemon,
         socket_path=settings.socket,
@@ -73,6 +73,6 @@ async def _shim(settings: ShimSettings, daemon: Daemon, wires: Wiring) -> AsyncI
         runtime_socket=settings.runtime_socket,
         report_condition=settings.csi_profile == "1.12",
         wrapping=shim_process.wrapping_of(settings),
-        wires=wires,
+        ports=ports,
     ):
         yield

@@ -40,17 +40,20 @@ from crust.proxy.service import CsiService, Deferrals
 from crust.proxy.table import Table
 from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
-from crust.rpc import wiring
+from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.health import Health
-from crust.rpc.serving.server import AddServicer
+from crust.rpc.serving.service import Methods, Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.settings.loading import InvalidSettings
 from crust.settings.proxy import ProxySettings, ServedDriver
 from crust.supervised import supervised
-from crust.wire.v1 import handlers_pb2_grpc, inspect_pb2_grpc, runtime_pb2_grpc
+from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
 
 _log = logging.getLogger(__name__)
+_HANDLERS = handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
+_INSPECT = inspect_pb2.DESCRIPTOR.services_by_name["Inspect"]
+_RUNTIME = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ async def part(
     targets: Targets | None = None,
     devices: Devices = host_devices,
     threads: Workers | None = None,
-    wires: wiring.Wiring = wiring.SOCKETS,
+    ports: Ports = SOCKETS,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
     targets = targets or GuardedTargets(settings.target_roots)
@@ -136,12 +139,12 @@ async def part(
             parts = _Parts(
                 entries, looks, running_operations, handlers, peers, events, targets, daemon
             )
-            runtimes = await _runtimes(settings, stack, daemon.health, wires)
-            drivers = _driver_sockets(settings, parts, runtimes, wires)
+            runtimes = await _runtimes(settings, stack, daemon.health, ports)
+            drivers = _driver_sockets(settings, parts, runtimes, ports)
             await stack.enter_async_context(
                 watching(looks, store.root, running_operations, daemon.health, end=daemon.end)
             )
-            await _serve_proxy_sockets(settings, parts, drivers, wires, stack)
+            await _serve_proxy_sockets(settings, parts, drivers, ports, stack)
             await _serve_drivers(settings, drivers, stack)
             _export_metrics(table, drivers, running_operations)
             metrics.export_workers("proxy", lambda: pool.load)
@@ -208,14 +211,14 @@ async def _serve_proxy_sockets(
     settings: ProxySettings,
     parts: _Parts,
     drivers: DriverSockets,
-    wires: wiring.Wiring,
+    ports: Ports,
     stack: AsyncExitStack,
 ) -> None:
     sockets = Sockets.below(settings.run_dir)
 
-    async def serve(name: str, path: str, add_servicer: AddServicer) -> None:
-        serving = wires.serving(path, add_servicer, name=name, daemon=parts.daemon)
-        await stack.enter_async_context(serving)
+    async def serve(name: str, path: str, methods: Methods) -> None:
+        service = Service(name, methods, health=parts.daemon.health)
+        await stack.enter_async_context(ports.serving(path, service))
 
     common = (parts.entries, parts.handlers, parts.peers)
     freeze, io_limits = (
@@ -235,27 +238,15 @@ async def _serve_proxy_sockets(
         parts.events,
         parts.daemon.health,
     )
-    await serve(
-        "handlers",
-        sockets.handlers,
-        lambda to: handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, to),
-    )
+    await serve("handlers", sockets.handlers, methods_of(registry, _HANDLERS))
     stack.callback(registry.stop)
-    await serve(
-        "inspect",
-        sockets.inspect,
-        lambda to: inspect_pb2_grpc.add_InspectServicer_to_server(inspect, to),
-    )
+    await serve("inspect", sockets.inspect, methods_of(inspect, _INSPECT))
     stack.callback(inspect.stop)
-    await serve(
-        "runtime",
-        sockets.runtime,
-        lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(runtime, to),
-    )
+    await serve("runtime", sockets.runtime, methods_of(runtime, _RUNTIME))
 
 
 async def _runtimes(
-    settings: ProxySettings, stack: AsyncExitStack, health: Health, wires: wiring.Wiring
+    settings: ProxySettings, stack: AsyncExitStack, health: Health, ports: Ports
 ) -> Runtimes | None:
     if settings.kubernetes is None:
         return None
@@ -272,7 +263,7 @@ async def _runtimes(
     await stack.enter_async_context(found.following(health))
 
     async def check() -> None:
-        await csi_driver_check.log_mismatches(client, settings.drivers, wires)
+        await csi_driver_check.log_mismatches(client, settings.drivers, ports)
 
     await stack.enter_async_context(supervised("check of the CSIDriver objects", check, health))
     return found
@@ -282,7 +273,7 @@ def _driver_sockets(
     settings: ProxySettings,
     parts: _Parts,
     runtimes: Runtimes | None,
-    wires: wiring.Wiring,
+    ports: Ports,
 ) -> DriverSockets:
     known = settings.kubernetes
     deferring = frozenset(known.runtime_handlers) if known else frozenset()
@@ -303,7 +294,7 @@ def _driver_sockets(
         parts.daemon,
         run_dir=settings.run_dir,
         plugins_registry=settings.plugins_registry,
-        connect=wires.connect,
+        connect=ports.connect,
     )
 
 

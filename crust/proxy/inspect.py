@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
 
-import grpc.aio
 from google.protobuf import timestamp_pb2
 
 import crust
@@ -17,12 +15,12 @@ from crust.proxy.events import Event, Events
 from crust.proxy.look import Looks
 from crust.proxy.runtimes.handlers import Handler, Handlers
 from crust.proxy.table import Table
+from crust.rpc.call import Call
 from crust.rpc.serving.health import Health
 from crust.wire import pool
-from crust.wire.v1 import handlers_pb2, inspect_pb2, inspect_pb2_grpc, types_pb2
+from crust.wire.v1 import handlers_pb2, inspect_pb2, types_pb2
 
 _Timestamp = pool.class_of(timestamp_pb2.Timestamp)
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NoSuchDriver(errors.NotFound):
@@ -36,7 +34,7 @@ class NoSuchDriver(errors.NotFound):
         )
 
 
-class Inspect(inspect_pb2_grpc.InspectServicer):
+class Inspect:
     """The service Inspect: handlers, the handoff directory, drivers, health."""
 
     def __init__(
@@ -61,7 +59,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         self._stopping.set()
 
     async def ListDrivers(
-        self, request: inspect_pb2.ListDriversRequest, context: Context
+        self, request: inspect_pb2.ListDriversRequest, call: Call
     ) -> inspect_pb2.ListDriversResponse:
         """The drivers that are served, and whether their backends answer."""
         records = self._table.records()
@@ -82,13 +80,13 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         )
 
     async def ListHandlers(
-        self, request: inspect_pb2.ListHandlersRequest, context: Context
+        self, request: inspect_pb2.ListHandlersRequest, call: Call
     ) -> inspect_pb2.ListHandlersResponse:
         """The registered handlers."""
         return inspect_pb2.ListHandlersResponse(handlers=map(_handler, self._handlers.all()))
 
     async def ListDeferredVolumes(
-        self, request: inspect_pb2.ListDeferredVolumesRequest, context: Context
+        self, request: inspect_pb2.ListDeferredVolumesRequest, call: Call
     ) -> inspect_pb2.ListDeferredVolumesResponse:
         """All entries of the handoff directory after a look; unreadable ones with the error. Without a thread they
         are those of the last look: an operator asks what hangs.
@@ -100,7 +98,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 
     async def ExplainPolicy(
-        self, request: inspect_pb2.ExplainPolicyRequest, context: Context
+        self, request: inspect_pb2.ExplainPolicyRequest, call: Call
     ) -> inspect_pb2.ExplainPolicyResponse:
         """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
         served = {each.served.name: each.frontend for each in self._drivers.all()}
@@ -116,7 +114,7 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         )
 
     async def GetHealth(
-        self, request: inspect_pb2.GetHealthRequest, context: Context
+        self, request: inspect_pb2.GetHealthRequest, call: Call
     ) -> inspect_pb2.GetHealthResponse:
         """The problems of the proxy itself."""
         return inspect_pb2.GetHealthResponse(
@@ -130,10 +128,10 @@ class Inspect(inspect_pb2_grpc.InspectServicer):
         )
 
     async def Watch(
-        self, request: inspect_pb2.WatchRequest, context: Context
+        self, request: inspect_pb2.WatchRequest, call: Call
     ) -> AsyncIterator[inspect_pb2.Event]:
         """Events from now on."""
-        await context.send_initial_metadata(())  # so that the client knows that the watch has begun
+        await call.begin()  # so that the client knows that the watch has begun
         async with self._events.watch() as watched:
             async for event in watched(self._stopping):
                 yield _event(event)

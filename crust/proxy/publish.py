@@ -53,7 +53,7 @@ from crust.proxy.unpublish import Unpublish, unfinished
 from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
-from crust.rpc.serving import interceptors
+from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
@@ -361,7 +361,7 @@ class Publish:
     def _answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
     ) -> errors.CrustError:
-        known = interceptors.known(_PUBLISH, "the proxy", error)
+        known = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
             self._events.emit(Event("refused", target, decision.handler or "", known.shown()))
         return outcome.answer(_PUBLISH, known, residue)

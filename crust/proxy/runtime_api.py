@@ -5,9 +5,6 @@ handler. The numbers in the handler's answer finally come from a guest, so they 
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-import grpc.aio
 
 from crust import errors, volumes
 from crust.handoff.record import Record
@@ -17,10 +14,9 @@ from crust.proxy.runtimes.freeze import DeferredFreeze
 from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.io_limits import DeferredIoLimits
 from crust.proxy.runtimes.peers import HandlerPeers
+from crust.rpc.call import Call
 from crust.rpc.messages import call_fields, crust_v1
-from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from crust.wire.v1 import runtime_pb2
 
 
 class HandlerCannotReport(errors.NotReady):
@@ -65,7 +61,7 @@ class Mutations:
     io_limits: DeferredIoLimits
 
 
-class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
+class RuntimeApi:
     """The service Runtime."""
 
     def __init__(
@@ -81,7 +77,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         self._mutations = mutations
 
     async def RuntimeGetVolumeStats(
-        self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, context: Context
+        self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, call: Call
     ) -> runtime_pb2.RuntimeGetVolumeStatsResponse:
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
@@ -90,7 +86,7 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         handler = await self._handlers.owner(record.handler)
         if Feature.STATS not in handler.features:
             raise HandlerCannotReport(record.target, handler.name)
-        stats = await self._peers.stats(handler, record.target, context.time_remaining())
+        stats = await self._peers.stats(handler, record.target, call.time_remaining())
         await self._entries.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
@@ -98,45 +94,45 @@ class RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
         return response
 
     async def RuntimeExpandVolume(
-        self, request: runtime_pb2.RuntimeExpandVolumeRequest, context: Context
+        self, request: runtime_pb2.RuntimeExpandVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeExpandVolumeResponse:
         """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
         record = self._expect(request.volume_target_path)
         wanted = crust_v1.capacity_range(request.capacity_range)
-        size_bytes = await self._mutations.expand.expand(record, wanted, context.time_remaining())
+        size_bytes = await self._mutations.expand.expand(record, wanted, call.time_remaining())
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def RuntimeStageVolume(
-        self, request: runtime_pb2.RuntimeStageVolumeRequest, context: Context
+        self, request: runtime_pb2.RuntimeStageVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeStageVolumeResponse:
         """Not served: raises `StagingNotServed`."""
         raise StagingNotServed("RuntimeStageVolume")
 
     async def RuntimeUnstageVolume(
-        self, request: runtime_pb2.RuntimeUnstageVolumeRequest, context: Context
+        self, request: runtime_pb2.RuntimeUnstageVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
         """Not served: raises `StagingNotServed`."""
         raise StagingNotServed("RuntimeUnstageVolume")
 
     async def RuntimeFreezeVolume(
-        self, request: runtime_pb2.RuntimeFreezeVolumeRequest, context: Context
+        self, request: runtime_pb2.RuntimeFreezeVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeFreezeVolumeResponse:
         """Freeze the filesystem in the sandbox, for a limited time."""
         record = self._expect(request.volume_target_path)
         thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
-        frozen = await self._mutations.freeze.freeze(record, thaw_after_s, context.time_remaining())
+        frozen = await self._mutations.freeze.freeze(record, thaw_after_s, call.time_remaining())
         return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=frozen)
 
     async def RuntimeThawVolume(
-        self, request: runtime_pb2.RuntimeThawVolumeRequest, context: Context
+        self, request: runtime_pb2.RuntimeThawVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeThawVolumeResponse:
         """Thaw it, and report whether it was frozen until now."""
         record = self._expect(request.volume_target_path)
-        was_frozen = await self._mutations.freeze.thaw(record, context.time_remaining())
+        was_frozen = await self._mutations.freeze.thaw(record, call.time_remaining())
         return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
 
     async def RuntimeSetVolumeLimits(
-        self, request: runtime_pb2.RuntimeSetVolumeLimitsRequest, context: Context
+        self, request: runtime_pb2.RuntimeSetVolumeLimitsRequest, call: Call
     ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
         """Replace the I/O limits, in the sandbox and in the record."""
         record = self._expect(request.volume_target_path)

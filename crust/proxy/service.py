@@ -16,23 +16,15 @@ from crust.proxy.runtimes.volume_health import DeferredHealth
 from crust.proxy.table import Table, absent
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
-from crust.rpc import passthrough
+from crust.rpc.call import Call
 from crust.rpc.messages import csi, limits, requests
+from crust.rpc.serving.service import Methods, parsed
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
 _LOOK_S = 100.0
 _LIMIT_S = 240.0
 """For an operation: the driver's 110 s (`backend`), and as much to undo what it did."""
-
-_INSPECTED = (
-    "NodePublishVolume",
-    "NodeUnpublishVolume",
-    "NodeUnstageVolume",
-    "NodeGetVolumeStats",
-    "NodeExpandVolume",
-    "NodeGetVolumeHealth",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +56,40 @@ class CsiService:
         self._table = deferrals.table
         self._operations = deferrals.operations
         self.policy = decisions
-        self._forward = {
-            name: passthrough.forward(backend.port, _NODE + name) for name in _INSPECTED
-        }
 
-    def handler(self) -> passthrough.Passthrough:
-        """The generic handler for the server."""
-        own = {
-            _NODE + "NodePublishVolume": passthrough.parsed(
-                csi_pb2.NodePublishVolumeRequest, self._node_publish
-            ),
-            _NODE + "NodeUnpublishVolume": passthrough.parsed(
-                csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish
-            ),
-            _NODE + "NodeUnstageVolume": passthrough.parsed(
-                csi_pb2.NodeUnstageVolumeRequest, self._node_unstage
-            ),
-            _NODE + "NodeGetVolumeStats": passthrough.parsed(
-                csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
-            ),
-            _NODE + "NodeExpandVolume": passthrough.parsed(
-                csi_pb2.NodeExpandVolumeRequest, self._node_expand
-            ),
-            _NODE + "NodeGetVolumeHealth": passthrough.parsed(
-                csi_pb2.NodeGetVolumeHealthRequest, self._node_health
-            ),
-        }
-        return passthrough.Passthrough(self._backend.port, own)
+    def methods(self) -> Methods:
+        """The six methods that are looked at; all others pass."""
+        return Methods(
+            {
+                _NODE + "NodePublishVolume": parsed(
+                    csi_pb2.NodePublishVolumeRequest, self._node_publish
+                ),
+                _NODE + "NodeUnpublishVolume": parsed(
+                    csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish
+                ),
+                _NODE + "NodeUnstageVolume": parsed(
+                    csi_pb2.NodeUnstageVolumeRequest, self._node_unstage
+                ),
+                _NODE + "NodeGetVolumeStats": parsed(
+                    csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
+                ),
+                _NODE + "NodeExpandVolume": parsed(
+                    csi_pb2.NodeExpandVolumeRequest, self._node_expand
+                ),
+                _NODE + "NodeGetVolumeHealth": parsed(
+                    csi_pb2.NodeGetVolumeHealthRequest, self._node_health
+                ),
+            }
+        )
 
     async def _node_publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         decision = await self._decide(request)
         if not decision.defer:
-            return await self._publish_on_host(request, data, context)
+            return await self._publish_on_host(request, data, call)
         key = self._key(request.volume_id)
-        caller = _caller(context)
+        caller = _caller(call)
         response = await self._operations.run(
             key,
             "NodePublishVolume",
@@ -107,7 +97,7 @@ class CsiService:
             lambda: self._calls.publish.defer(self._backend, key, request, decision, caller),
             also=[volumes.TargetPath(request.target_path)],
             limit_s=_LIMIT_S,
-            left_s=context.time_remaining(),
+            left_s=call.time_remaining(),
         )
         return response.SerializeToString()
 
@@ -127,7 +117,7 @@ class CsiService:
             raise self._calls.publish.refusal(request.target_path, error) from error
 
     async def _publish_on_host(
-        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         """Pass the publish on, after a check that it cannot affect a deferred one."""
         key = self._unchecked_key(request.volume_id)
@@ -138,26 +128,26 @@ class CsiService:
         ):
             row = self._calls.publish.check_host(key, request)
             is_new = await self._calls.publish.begins_on_host(row)
-            response = await self._pass("NodePublishVolume", data, context)
+            response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
-                caller = _caller(context)
+                caller = _caller(call)
                 await self._calls.publish.check_device(row, self._backend, caller, is_new=is_new)
             return response
 
     async def _node_unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         if not (request.defer_fs_ops or self._is_known(request)):
             # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
             # of that publish would stay for good
             with self._operations.shared(self._unchecked_key(request.volume_id)):
-                await self._check_no_link(request, context.time_remaining())
-                response = await self._pass("NodeUnpublishVolume", data, context)
+                await self._check_no_link(request, call.time_remaining())
+                response = await self._backend.port.forward(call, data)
                 self._calls.publish.raw_ended(request.target_path)
                 return response
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        caller = _caller(context)
+        caller = _caller(call)
         unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
@@ -165,7 +155,7 @@ class CsiService:
             lambda: self._calls.unpublish.run(self._backend, key, request, caller),
             also=[target],
             limit_s=_LIMIT_S,
-            left_s=context.time_remaining(),
+            left_s=call.time_remaining(),
         )
         return unpublished.SerializeToString()
 
@@ -203,7 +193,7 @@ class CsiService:
             raise volumes.InvalidPath("target_path", path, "a link leads from it to a guard mount")
 
     async def _node_unstage(
-        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
         with self._operations.shared(key):
@@ -215,51 +205,51 @@ class CsiService:
                     why=f"it is published to a runtime at {row.path}",
                     hint="unpublish it there first",
                 )
-            return await self._pass("NodeUnstageVolume", data, context)
+            return await self._backend.port.forward(call, data)
 
     async def _node_stats(
-        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, call: Call
     ) -> bytes:
         record = self._table.find(request.volume_path)
         if record is None and not request.defer_fs_ops:
-            return await self._pass("NodeGetVolumeStats", data, context)
+            return await self._backend.port.forward(call, data)
         self._table.expect_of(request.volume_path, self._key(request.volume_id))
         request.defer_fs_ops = True
-        response = await self._backend.stats(request, _caller(context), context.time_remaining())
+        response = await self._backend.stats(request, _caller(call), call.time_remaining())
         return response.SerializeToString()
 
     async def _node_health(
-        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, call: Call
     ) -> bytes:
-        by_driver = await self._pass("NodeGetVolumeHealth", data, context)
+        by_driver = await self._backend.port.forward(call, data)
         key = self._unchecked_key(request.volume_id)
         record = self._table.find(request.volume_publish_path) or self._of_volume(key)
         if record is None:
             return by_driver
         _check_key(record, key)
         response = csi_pb2.NodeGetVolumeHealthResponse.FromString(by_driver)
-        completed = await self._calls.health.complete(record, response, context.time_remaining())
+        completed = await self._calls.health.complete(record, response, call.time_remaining())
         return completed.SerializeToString()
 
     async def _node_expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         record = self._to_expand(request)
         if record is None:
-            return await self._pass("NodeExpandVolume", data, context)
+            return await self._backend.port.forward(call, data)
         key = self._key(request.volume_id)
         _check_key(record, key)
         csi.capacity_range(request.capacity_range)
         request.defer_fs_ops = True
         request.volume_path = record.target.text
-        caller = _caller(context)
+        caller = _caller(call)
         response = await self._operations.run(
             key,
             "NodeExpandVolume",
             requests.identity(request),
             lambda: self._backend.expand(request, caller),
             limit_s=_LIMIT_S,
-            left_s=context.time_remaining(),
+            left_s=call.time_remaining(),
         )
         return response.SerializeToString()
 
@@ -283,14 +273,11 @@ class CsiService:
     def _key(self, volume_id: str) -> volumes.VolumeKey:
         return volumes.VolumeKey(self._driver, limits.volume_id_of_any_driver(volume_id))
 
-    async def _pass(self, name: str, data: bytes, context: passthrough.Context) -> bytes:
-        return await self._forward[name](data, context)
-
 
 def _check_key(record: Record, key: volumes.VolumeKey) -> None:
     if record.key != key:
         raise other_volume(record.target.text, key, record.key)
 
 
-def _caller(context: passthrough.Context) -> Caller:
-    return Caller(passthrough.metadata_of(context))
+def _caller(call: Call) -> Caller:
+    return Caller(call.invocation_metadata())

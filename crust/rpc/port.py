@@ -11,6 +11,7 @@ of `channel` a port finds a restarted process within a fraction of a second.
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import grpc.aio
 
 from crust import errors, logs, traces
 from crust.rpc import channel
+from crust.rpc.call import Call
 from crust.rpc.messages import call_fields
 from crust.rpc.status import Metadata, PeerStatus, pairs
 
@@ -95,6 +97,13 @@ class Port(ABC):
         """The answer to a request of `method` (`/csi.v1.Node/NodeStageVolume`); `heard` takes the peer's metadata.
 
         Raises `PeerStatus`. `wait_for_ready`: an absent peer is waited for.
+        """
+
+    @abstractmethod
+    async def forward(self, call: Call, data: bytes) -> bytes:
+        """Pass on a call with one answer that is being served: request, metadata, deadline, and what comes back.
+
+        Raises as `call`; `PeerNotResponding` a little before the caller's own deadline.
         """
 
     @abstractmethod
@@ -180,6 +189,24 @@ class SocketPort(Port):
             raise self.refusal(error) from None
         return answer
 
+    async def forward(self, call: Call, data: bytes) -> bytes:
+        """See `Port`."""
+        timeout_s = _shortened(call.time_remaining())
+        began_s, heard = time.monotonic(), Heard()
+        try:
+            answer = await self.call(
+                call.method, data, call.invocation_metadata(), timeout_s, heard
+            )
+        except PeerStatus as status:
+            elapsed_s = time.monotonic() - began_s
+            if timeout_s is not None and _ran_out(status, elapsed_s, timeout_s):
+                raise _not_responding(call.method, elapsed_s) from status
+            raise
+        if heard.initial:
+            await call.begin(heard.initial)
+        call.trailing = heard.trailing
+        return answer
+
     def stream(
         self,
         method: str,
@@ -245,6 +272,28 @@ class _SocketAnswers(Answers[bytes]):
             return await anext(self._answers)
         except grpc.aio.AioRpcError as error:
             raise self._port.refusal(error) from None
+
+
+_RESERVE_S = 1.0
+"""Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
+
+
+def _shortened(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else timeout_s - min(_RESERVE_S, timeout_s / 10)
+
+
+def _ran_out(status: PeerStatus, elapsed_s: float, timeout_s: float) -> bool:
+    """Whether our own deadline ended the call; a peer's DEADLINE_EXCEEDED that came earlier is its status."""
+    return status.code is grpc.StatusCode.DEADLINE_EXCEEDED and elapsed_s >= timeout_s - 0.01
+
+
+def _not_responding(method: str, elapsed_s: float) -> errors.PeerUnavailable:
+    return errors.PeerUnavailable.named(
+        "PeerNotResponding",
+        f"{method.rpartition('/')[2]} was not answered",
+        why=f"the driver or shim that it was passed on to has not answered for {elapsed_s:.1f} s",
+        hint="look at that process, its log, and the storage behind it; the caller may retry",
+    )
 
 
 def _not_reachable(path: str, text: str) -> errors.PeerUnavailable:

@@ -9,7 +9,7 @@ gets them only if its caller asks for them.
 """
 
 import re
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -46,8 +46,6 @@ CODES: dict[type[errors.CrustError], grpc.StatusCode] = {
     errors.RuntimeFailed: grpc.StatusCode.INTERNAL,
 }
 
-_STATUS: dict[object, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
 _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
     **{code: branch for branch, code in CODES.items()},
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.PeerUnavailable,
@@ -67,6 +65,12 @@ PEER_TEXT_MAX_BYTES = 64 << 10
 def pairs(metadata: Any) -> Metadata:
     """gRPC's metadata without that of a connection."""
     return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)
+
+
+class Caller(extensions.Caller, Protocol):
+    """The call that is answered."""
+
+    method: str
 
 
 class PeerStatus(errors.CrustError):
@@ -126,22 +130,19 @@ def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
     return next((each for each in kind.__mro__ if each in CODES), errors.RuntimeFailed)
 
 
-async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: errors.CrustError, *, is_csi: bool
-) -> NoReturn:
-    """Answer a call with `error`: its code, its name and sentence, and ErrorInfo. Does not return.
+def of(error: errors.CrustError, call: Caller) -> PeerStatus:
+    """The status that answers a call with `error`: its code, its name and sentence, and ErrorInfo.
 
     The status of a peer is the answer as it is.
     """
     if isinstance(error, PeerStatus):
-        await context.abort(error.code, error.text, error.trailing)
-    code = code_of(error)
+        return error
     message = error.shown()
     if len(message) > _MESSAGE_MAX_CHARS:
         message = f"{message[: _MESSAGE_MAX_CHARS - 1]}…"
-    if is_csi and not extensions.error_info_requested(context):
-        await context.abort(code, message)
-    await context.abort(code, message, ((DETAILS_KEY, details_of(error, message)),))
+    if call.method.startswith("/csi.") and not extensions.error_info_requested(call):
+        return PeerStatus(code_of(error), message)
+    return PeerStatus(code_of(error), message, ((DETAILS_KEY, details_of(error, message)),))
 
 
 def details_of(error: errors.CrustError, message: str) -> bytes:
@@ -156,12 +157,6 @@ def details_of(error: errors.CrustError, message: str) -> bytes:
 def _request_id() -> dict[str, str]:
     fields = logs.context.get() or {}
     return {"request_id": fields["request_id"]} if "request_id" in fields else {}
-
-
-def of_context(context: Any) -> grpc.StatusCode:
-    """The code of a call that was answered."""
-    code: object = context.code()  # grpc.aio has a number here, in spite of its type stub
-    return code if isinstance(code, grpc.StatusCode) else _STATUS[code]
 
 
 def name_in(trailing_metadata: Any) -> str:

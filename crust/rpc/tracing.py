@@ -12,17 +12,18 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 
 import crust
 from crust import credentials, errors, traces
 from crust.rpc import status
+from crust.rpc.call import Call
 from crust.rpc.messages import call_fields
+from crust.rpc.status import PeerStatus
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -111,48 +112,37 @@ def _provider(program: str) -> "TracerProvider":
     return provider
 
 
-Behaviour = Callable[[Any, Any], Awaitable[Any]]
-
-
-def unary(method: str, server: str, handle: Behaviour) -> Behaviour:
-    """A served call of one answer, in a span by its RPC's name that continues the caller's trace.
+@contextmanager
+def served(call: Call, server: str) -> Iterator[None]:
+    """The span of a call that is served while the block runs, by its RPC's name; it continues the caller's trace.
 
     An inner call runs in the task of the call that it is a step of: its span belongs to that one.
     """
-    service, _, name = method.removeprefix("/").partition("/")
+    service, _, name = call.method.removeprefix("/").partition("/")
     fixed = {
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": name,
         "crust.server": server,
     }
-
-    async def traced(request: Any, context: Any) -> Any:
-        parent = _parent(context)
-        with traces.span(name, fixed, parent=parent, is_served=True) as span:
-            try:
-                answer = await handle(request, context)
-            except BaseException as error:
-                _end(span, context, _code(error, context))
-                raise
-            _end(span, context, grpc.StatusCode.OK)
-            return answer
-
-    return traced
+    with traces.span(name, fixed, parent=_parent(call), is_served=True) as span:
+        try:
+            yield
+        except PeerStatus as refusal:
+            _end(span, refusal.code, status.name_in(refusal.trailing))
+            raise
+        except BaseException:
+            _end(span, grpc.StatusCode.CANCELLED)
+            raise
+        _end(span, grpc.StatusCode.OK)
 
 
-def _parent(context: Any) -> str:
-    found = (value for key, value in context.invocation_metadata() or () if key == traces.KEY)
+def _parent(call: Call) -> str:
+    found = (value for key, value in call.invocation_metadata() if key == traces.KEY)
     return next((value for value in found if isinstance(value, str)), "")
 
 
-def _code(error: BaseException, context: Any) -> grpc.StatusCode:
-    if not isinstance(error, grpc.aio.AbortError):
-        return grpc.StatusCode.CANCELLED
-    return status.of_context(context)
-
-
-def _end(span: "Span | None", context: Any, code: grpc.StatusCode) -> None:
+def _end(span: "Span | None", code: grpc.StatusCode, error_name: str = "") -> None:
     if span is None or not span.is_recording():
         return
     fields: Mapping[str, str] = call_fields.current() or {}
@@ -161,5 +151,4 @@ def _end(span: "Span | None", context: Any, code: grpc.StatusCode) -> None:
             span.set_attribute(attribute, credentials.shown(fields[field]))
     span.set_attribute("rpc.grpc.status_code", code.value[0])
     if code is not grpc.StatusCode.OK:
-        name = status.name_in(context.trailing_metadata())
-        traces.fail(span, name or code.name)
+        traces.fail(span, error_name or code.name)

@@ -15,14 +15,16 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc.aio
 
 from crust import errors, operations, volumes
+from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from crust.rpc.serving.service import Service, methods_of
+from crust.wire.v1 import handlers_pb2
 
 __all__ = [
     "FeatureNotOffered",
@@ -30,6 +32,9 @@ __all__ = [
     "HandlerBase",
     "serving",
 ]
+
+
+_SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["RuntimeHandler"]
 
 
 class FeatureNotOffered(errors.Unsupported):
@@ -110,25 +115,15 @@ async def serving(
     running = operations.KeyedOperations()
     servicer = _Servicer(handler, running)
 
-    def add_servicer(into: grpc.aio.Server) -> None:
-        handlers_pb2_grpc.add_RuntimeHandlerServicer_to_server(servicer, into)
-
-    async with server.serving(
-        socket_path,
-        add_servicer,
-        name="runtime-handler",
-        lock_path=lock_path,
-    ) as serving_now:
+    service = Service("runtime-handler", methods_of(servicer, _SERVICE))
+    async with server.serving(socket_path, service, lock_path=lock_path) as serving_now:
         try:
             yield serving_now
         finally:
             await running.drain()
 
 
-_Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
+class _Servicer:
     def __init__(self, handler: Handler, running: operations.KeyedOperations) -> None:
         self._handler = handler
         self._running = running
@@ -136,7 +131,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         self._freeze_locks = weakref.WeakValueDictionary()
 
     async def GetVolumeStats(
-        self, request: handlers_pb2.GetVolumeStatsRequest, context: _Context
+        self, request: handlers_pb2.GetVolumeStatsRequest, call: Call
     ) -> handlers_pb2.GetVolumeStatsResponse:
         stats = await self._handler.get_stats(volumes.TargetPath.parse(request.target_path))
         response = handlers_pb2.GetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
@@ -145,7 +140,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         return response
 
     async def ExpandVolume(
-        self, request: handlers_pb2.ExpandVolumeRequest, context: _Context
+        self, request: handlers_pb2.ExpandVolumeRequest, call: Call
     ) -> handlers_pb2.ExpandVolumeResponse:
         target = volumes.TargetPath.parse(request.target_path)
         capacity = crust_v1.capacity_range(request.capacity_range)
@@ -155,7 +150,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         return handlers_pb2.ExpandVolumeResponse(capacity_bytes=size_bytes)
 
     async def GetVolumeHealth(
-        self, request: handlers_pb2.GetVolumeHealthRequest, context: _Context
+        self, request: handlers_pb2.GetVolumeHealthRequest, call: Call
     ) -> handlers_pb2.GetVolumeHealthResponse:
         condition = await self._handler.health(volumes.TargetPath.parse(request.target_path))
         return handlers_pb2.GetVolumeHealthResponse(
@@ -163,7 +158,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         )
 
     async def FreezeVolume(
-        self, request: handlers_pb2.FreezeVolumeRequest, context: _Context
+        self, request: handlers_pb2.FreezeVolumeRequest, call: Call
     ) -> handlers_pb2.FreezeVolumeResponse:
         target = volumes.TargetPath.parse(request.target_path)
         thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
@@ -176,7 +171,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         return handlers_pb2.FreezeVolumeResponse()
 
     async def ThawVolume(
-        self, request: handlers_pb2.ThawVolumeRequest, context: _Context
+        self, request: handlers_pb2.ThawVolumeRequest, call: Call
     ) -> handlers_pb2.ThawVolumeResponse:
         target = volumes.TargetPath.parse(request.target_path)
         was_frozen = await self._running.run(
@@ -185,7 +180,7 @@ class _Servicer(handlers_pb2_grpc.RuntimeHandlerServicer):
         return handlers_pb2.ThawVolumeResponse(was_frozen=was_frozen)
 
     async def SetVolumeLimits(
-        self, request: handlers_pb2.SetVolumeLimitsRequest, context: _Context
+        self, request: handlers_pb2.SetVolumeLimitsRequest, call: Call
     ) -> handlers_pb2.SetVolumeLimitsResponse:
         target = volumes.TargetPath.parse(request.target_path)
         limits = crust_v1.io_limits(request.limits)

@@ -19,8 +19,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc.aio
-
 import crust
 from crust import errors, volumes
 from crust.handoff import claims, layout
@@ -30,13 +28,16 @@ from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.host.process import workers
 from crust.rpc import channel
+from crust.rpc.call import Call
 from crust.rpc.port import SocketPort, stub
 from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Service, methods_of
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 
 __all__ = ["FakeProxy", "Runtime", "serving"]
 
+_SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
 _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
@@ -120,12 +121,12 @@ class FakeProxy:
         return claims.read(self.paths(target))
 
 
-class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
+class _Registry:
     def __init__(self, proxy: FakeProxy) -> None:
         self._proxy = proxy
 
     async def Register(
-        self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
         _check(request)
         if holder := self._proxy.runtimes.get(request.name):
@@ -146,7 +147,7 @@ class _Registry(handlers_pb2_grpc.HandlerRegistryServicer):
     async def GetVolumeSecrets(
         self,
         request: handlers_pb2.GetVolumeSecretsRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
+        call: Call,
     ) -> handlers_pb2.GetVolumeSecretsResponse:
         target = volumes.TargetPath.parse(request.target_path)
         entry = await workers.run(self._proxy.store.read, target)
@@ -190,10 +191,8 @@ async def serving(directory: str) -> AsyncIterator[FakeProxy]:
     proxy = FakeProxy(f"{directory}/volumes", f"{directory}/handlers.sock")
     await workers.run(proxy.store.open)
 
-    def register(into: Any) -> None:
-        handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(_Registry(proxy), into)
-
-    async with server.serving(proxy.socket, register, name="fake-proxy"):
+    service = Service("fake-proxy", methods_of(_Registry(proxy), _SERVICE))
+    async with server.serving(proxy.socket, service):
         try:
             yield proxy
         finally:

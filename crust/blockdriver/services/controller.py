@@ -2,9 +2,6 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
-
-import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller.capacity import CapacityReport
@@ -22,10 +19,9 @@ from crust.blockdriver.services import deadlines, messages, roles
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from crust.wire.csi.v1 import csi_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class ControllerRules:
     interrupted_changes: InterruptedChanges
 
 
-class Controller(csi_pb2_grpc.ControllerServicer):
+class Controller:
     """The Controller service."""
 
     def __init__(
@@ -60,11 +56,11 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         self._running = running
 
     async def ControllerGetCapabilities(
-        self, request: csi_pb2.ControllerGetCapabilitiesRequest, context: Context
+        self, request: csi_pb2.ControllerGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
         types = roles.advertised(
-            self._identity, with_node_info=extensions.node_info_requested(context)
+            self._identity, with_node_info=extensions.node_info_requested(call)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
         for each in types:
@@ -72,7 +68,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         return response
 
     async def CreateVolume(
-        self, request: csi_pb2.CreateVolumeRequest, context: Context
+        self, request: csi_pb2.CreateVolumeRequest, call: Call
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
         create = messages.create(request)
@@ -94,13 +90,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "CreateVolume",
             create,
             work,
-            context,
+            call,
             also=() if is_snapshot else [source],
         )
         return csi_pb2.CreateVolumeResponse(volume=messages.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
-        self, request: csi_pb2.DeleteVolumeRequest, context: Context
+        self, request: csi_pb2.DeleteVolumeRequest, call: Call
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
@@ -110,36 +106,36 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "DeleteVolume",
             None,
             lambda: self._provisioner.delete(volume_id),
-            context,
+            call,
         )
         return csi_pb2.DeleteVolumeResponse()
 
     async def CreateSnapshot(
-        self, request: csi_pb2.CreateSnapshotRequest, context: Context
+        self, request: csi_pb2.CreateSnapshotRequest, call: Call
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name; a point-in-time copy."""
-        return await self._rules.snapshots.create(request, context)
+        return await self._rules.snapshots.create(request, call)
 
     async def DeleteSnapshot(
-        self, request: csi_pb2.DeleteSnapshotRequest, context: Context
+        self, request: csi_pb2.DeleteSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
-        return await self._rules.snapshots.delete(request, context)
+        return await self._rules.snapshots.delete(request, call)
 
     async def ListSnapshots(
-        self, request: csi_pb2.ListSnapshotsRequest, context: Context
+        self, request: csi_pb2.ListSnapshotsRequest, call: Call
     ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by id."""
-        return await self._rules.snapshots.list(request, context)
+        return await self._rules.snapshots.list(request, call)
 
     async def GetSnapshot(
-        self, request: csi_pb2.GetSnapshotRequest, context: Context
+        self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
         """One entry of the list."""
-        return await self._rules.snapshots.get(request, context)
+        return await self._rules.snapshots.get(request, call)
 
     async def ControllerPublishVolume(
-        self, request: csi_pb2.ControllerPublishVolumeRequest, context: Context
+        self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
         attach = messages.controller_publish(request)
@@ -149,12 +145,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "ControllerPublishVolume",
             attach,
             lambda: self._rules.publisher.publish(attach),
-            context,
+            call,
         )
         return csi_pb2.ControllerPublishVolumeResponse()
 
     async def ControllerUnpublishVolume(
-        self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: Context
+        self, request: csi_pb2.ControllerUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerUnpublishVolumeResponse:
         """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
@@ -165,17 +161,17 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "ControllerUnpublishVolume",
             node_id,
             lambda: self._rules.publisher.unpublish(volume_id, node_id),
-            context,
+            call,
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()
 
     async def ListVolumes(
-        self, request: csi_pb2.ListVolumesRequest, context: Context
+        self, request: csi_pb2.ListVolumesRequest, call: Call
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
         wanted = (request.max_entries, request.starting_token)
         page, token = await self._reads.read(
-            "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), context
+            "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), call
         )
         return csi_pb2.ListVolumesResponse(
             entries=[
@@ -188,19 +184,19 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         )
 
     async def ControllerGetVolume(
-        self, request: csi_pb2.ControllerGetVolumeRequest, context: Context
+        self, request: csi_pb2.ControllerGetVolumeRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = limits.volume_id(request.volume_id)
         found = await self._reads.read(
-            "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), context
+            "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), call
         )
         return messages.got(
             found, self._identity.segment, tell_condition=self._identity.tells_condition
         )
 
     async def ControllerListVolumeHealth(
-        self, request: csi_pb2.ControllerListVolumeHealthRequest, context: Context
+        self, request: csi_pb2.ControllerListVolumeHealthRequest, call: Call
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
         self._identity.require("1.13")
@@ -209,14 +205,14 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "ControllerListVolumeHealth",
             wanted,
             lambda: self._rules.lister.health_page(*wanted),
-            context,
+            call,
         )
         return csi_pb2.ControllerListVolumeHealthResponse(
             entries=[messages.health(each) for each in page], next_token=token
         )
 
     async def ControllerGetVolumeHealth(
-        self, request: csi_pb2.ControllerGetVolumeHealthRequest, context: Context
+        self, request: csi_pb2.ControllerGetVolumeHealthRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """CSI 1.13."""
         self._identity.require("1.13")
@@ -225,17 +221,17 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "ControllerGetVolumeHealth",
             volume_id,
             lambda: self._rules.health_check.examine(volume_id),
-            context,
+            call,
         )
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def GetCapacity(
-        self, request: csi_pb2.GetCapacityRequest, context: Context
+        self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
         asked = messages.capacity_query(request)
         available = await self._reads.read(
-            "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), context
+            "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
         response.maximum_volume_size.value = available.maximum_bytes
@@ -243,7 +239,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         return response
 
     async def ControllerGetNodeInfo(
-        self, request: csi_pb2.ControllerGetNodeInfoRequest, context: Context
+        self, request: csi_pb2.ControllerGetNodeInfoRequest, call: Call
     ) -> csi_pb2.ControllerGetNodeInfoResponse:
         """CSI PR #603: NodeGetInfo's answer, and the volumes that have a slot there (specs/node-identity.md)."""
         node_id = limits.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
@@ -254,7 +250,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             "ControllerGetNodeInfo",
             (node_id, known),
             lambda: self._rules.publisher.slots(node_id, known),
-            context,
+            call,
         )
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=slots.limit, published_volume_ids=slots.taken
@@ -264,7 +260,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         return response
 
     async def ValidateVolumeCapabilities(
-        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: Context
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> csi_pb2.ValidateVolumeCapabilitiesResponse:
         """Confirms all of the request or nothing."""
         volume_id = limits.volume_id(request.volume_id)
@@ -278,7 +274,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             lambda: self._rules.validation.why_not(
                 volume_id, capabilities, context_sent, sent, mutable
             ),
-            context,
+            call,
         )
         response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
         if not why:
@@ -289,14 +285,12 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         return response
 
     async def ControllerExpandVolume(
-        self, request: csi_pb2.ControllerExpandVolumeRequest, context: Context
+        self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
         volume_id = limits.volume_id(request.volume_id)
         change = messages.expansion(request)
-        expanded = (
-            await self._change("ControllerExpandVolume", volume_id, change, context)
-        ).expanded
+        expanded = (await self._change("ControllerExpandVolume", volume_id, change, call)).expanded
         assert expanded is not None, "a requested expansion has an outcome"
         if isinstance(expanded, errors.CrustError):
             raise expanded
@@ -306,18 +300,18 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         )
 
     async def ControllerModifyVolume(
-        self, request: csi_pb2.ControllerModifyVolumeRequest, context: Context
+        self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
         volume_id = limits.volume_id(request.volume_id)
         change = messages.modification(request)
-        outcome = await self._change("ControllerModifyVolume", volume_id, change, context)
+        outcome = await self._change("ControllerModifyVolume", volume_id, change, call)
         if outcome.unmodified is not None:
             raise outcome.unmodified
         return csi_pb2.ControllerModifyVolumeResponse()
 
     async def _change(
-        self, rpc: str, volume_id: volumes.VolumeId, change: Change, context: Context
+        self, rpc: str, volume_id: volumes.VolumeId, change: Change, call: Call
     ) -> Outcome:
         return await deadlines.change(
             self._running,
@@ -325,7 +319,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             rpc,
             change,
             lambda: self._rules.modifier.apply(volume_id, change),
-            context,
+            call,
         )
 
     def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:

@@ -7,14 +7,12 @@ their own, and fsGroup of many files.
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Any, TypeVar
-
-import grpc.aio
+from typing import TypeVar
 
 from crust import operations, volumes
+from crust.rpc.call import Call
 
 T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
 
 _CHANGE_S = 120.0
 """As long as a kubelet waits."""
@@ -43,7 +41,7 @@ async def change(  # noqa: PLR0913 - an operation, and its caller
     rpc: str,
     identity: object,
     work: Callable[[], Awaitable[T]],
-    context: Context,
+    call: Call,
     *,
     also: Iterable[volumes.VolumeKey] = (),
 ) -> T:
@@ -55,7 +53,7 @@ async def change(  # noqa: PLR0913 - an operation, and its caller
         work,
         also=also,
         limit_s=change_s(rpc),
-        left_s=context.time_remaining(),
+        left_s=call.time_remaining(),
     )
 
 
@@ -65,11 +63,9 @@ class Reads:
     def __init__(self, running: operations.KeyedOperations) -> None:
         self._running = running
 
-    async def read(
-        self, rpc: str, asked: Hashable, function: Callable[[], T], context: Context
-    ) -> T:
+    async def read(self, rpc: str, asked: Hashable, function: Callable[[], T], call: Call) -> T:
         """What `function` returns now; `rpc` and `asked` are the question. Raises as `KeyedOperations.look`."""
-        timeout_s = _read_s(context.time_remaining())
+        timeout_s = _read_s(call.time_remaining())
         return await self._running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
         )

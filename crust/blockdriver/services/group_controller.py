@@ -4,28 +4,24 @@ A group snapshot is an operation under its own id, which also locks all its volu
 """
 
 from collections.abc import Iterable
-from typing import Any
-
-import grpc.aio
 
 from crust import errors, volumes
 from crust.blockdriver.services import deadlines, snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.host.process import workers
+from crust.rpc.call import Call
 from crust.rpc.messages import limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from crust.wire.csi.v1 import csi_pb2
 
 
-class GroupController(csi_pb2_grpc.GroupControllerServicer):
+class GroupController:
     """The GroupController service."""
 
     def __init__(self, calls: SnapshotCalls) -> None:
         self._calls = calls
 
     async def GroupControllerGetCapabilities(
-        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, context: Context
+        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
         """All of the service's capabilities."""
         rpc = csi_pb2.GroupControllerServiceCapability.RPC
@@ -35,7 +31,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
         return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
 
     async def CreateVolumeGroupSnapshot(
-        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, context: Context
+        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
         """Idempotent by name; a point-in-time copy of all volumes."""
         name = limits.required(request.name, "name")
@@ -48,20 +44,20 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             "CreateVolumeGroupSnapshot",
             ids,
             lambda: group_snapshots.create(name, ids),
-            context,
+            call,
             also=[calls.key(each) for each in ids],
         )
         return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
 
     async def DeleteVolumeGroupSnapshot(
-        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, context: Context
+        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
         """Idempotent: absent is a success."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         calls, group_snapshots = self._calls, self._calls.group_snapshots
         members = await calls.reads.read(
-            "members of a group", group_id, lambda: group_snapshots.member_ids(group_id), context
+            "members of a group", group_id, lambda: group_snapshots.member_ids(group_id), call
         )
         await deadlines.change(
             calls.running,
@@ -69,13 +65,13 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             "DeleteVolumeGroupSnapshot",
             named,
             lambda: workers.run(group_snapshots.delete, group_id, named),
-            context,
+            call,
             also=[calls.key(each) for each in members],
         )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
     async def GetVolumeGroupSnapshot(
-        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, context: Context
+        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
         """A group that is ready."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
@@ -84,7 +80,7 @@ class GroupController(csi_pb2_grpc.GroupControllerServicer):
             "GetVolumeGroupSnapshot",
             (group_id, named),
             lambda: self._calls.group_snapshots.get(group_id, named),
-            context,
+            call,
         )
         return csi_pb2.GetVolumeGroupSnapshotResponse(
             group_snapshot=self._calls.group_to_wire(*found)

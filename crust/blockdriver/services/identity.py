@@ -1,19 +1,16 @@
 """CSI Identity: the driver's name, its capabilities, and whether it can serve now."""
 
 from collections.abc import Callable
-from typing import Any
-
-import grpc.aio
 
 import crust
 from crust import errors, operations
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.kubernetes_api.csi_driver import ATTACHES
+from crust.rpc.call import Call
 from crust.rpc.messages import extensions
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _Capability = csi_pb2.PluginCapability
 
 _ALL = Role()
@@ -22,7 +19,7 @@ _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
 
 
-class Identity(csi_pb2_grpc.IdentityServicer):
+class Identity:
     """The Identity service."""
 
     def __init__(
@@ -44,7 +41,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         self._is_ready = is_ready
 
     async def GetPluginInfo(
-        self, request: csi_pb2.GetPluginInfoRequest, context: Context
+        self, request: csi_pb2.GetPluginInfoRequest, call: Call
     ) -> csi_pb2.GetPluginInfoResponse:
         """Name and version; and whether volumes are attached, which a node's proxy cannot ask the controller."""
         return csi_pb2.GetPluginInfoResponse(
@@ -54,7 +51,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         )
 
     async def GetPluginCapabilities(
-        self, request: csi_pb2.GetPluginCapabilitiesRequest, context: Context
+        self, request: csi_pb2.GetPluginCapabilitiesRequest, call: Call
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
         """Topology of volumes, online expansion; of the controller part, if it is served, its services."""
         types = _Capability.Service
@@ -76,7 +73,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
             ]
         )
 
-    async def Probe(self, request: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
+    async def Probe(self, request: csi_pb2.ProbeRequest, call: Call) -> csi_pb2.ProbeResponse:
         """Ready; not ready while the pool is absent; FAILED_PRECONDITION with the reason; UNAVAILABLE while no thread
         is free for new work.
 
@@ -84,7 +81,7 @@ class Identity(csi_pb2_grpc.IdentityServicer):
         """
         response = csi_pb2.ProbeResponse()
         if not self._is_ready():
-            return await self._not_ready(context)
+            return await self._not_ready(call)
         try:
             await self._running.look(
                 "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
@@ -100,20 +97,20 @@ class Identity(csi_pb2_grpc.IdentityServicer):
             if self._is_ready():
                 raise
             # the pool went away between the two questions
-            return await self._not_ready(context)
+            return await self._not_ready(call)
         response.ready.value = True
         return response
 
-    async def _not_ready(self, context: Context) -> csi_pb2.ProbeResponse:
+    async def _not_ready(self, call: Call) -> csi_pb2.ProbeResponse:
         """CSI: not ready, and no error: sidecars wait, and do not exit. crust's own commands are told why."""
-        if extensions.error_info_requested(context):
+        if extensions.error_info_requested(call):
             try:
                 await self._running.look(
                     "Probe of the pool", self._provisioning.check, timeout_s=_PROBE_TIMEOUT_S
                 )
             except errors.CrustError as error:
                 reason = error.shown().encode()[:_REASON_MAX_BYTES]
-                context.set_trailing_metadata(((extensions.NOT_READY, reason),))
+                call.trailing = ((extensions.NOT_READY, reason),)
         response = csi_pb2.ProbeResponse()
         response.ready.value = False
         return response

@@ -2,9 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import grpc.aio
+from typing import TypeVar
 
 from crust import operations, volumes
 from crust.blockdriver.node.io_limits import IoLimits
@@ -22,10 +20,10 @@ from crust.blockdriver.records.records import Records
 from crust.blockdriver.services import deadlines, messages
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NodeIdentity
+from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
-Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
@@ -66,7 +64,7 @@ class NodeRules:
     health_check: HealthCheck
 
 
-class Node(csi_pb2_grpc.NodeServicer):
+class Node:
     """The Node service."""
 
     def __init__(
@@ -84,42 +82,42 @@ class Node(csi_pb2_grpc.NodeServicer):
         """In memory only."""
 
     async def NodeGetCapabilities(
-        self, request: csi_pb2.NodeGetCapabilitiesRequest, context: Context
+        self, request: csi_pb2.NodeGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """The capabilities; deferral only for callers that opt in."""
         types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
         role = self._identity.role
         has_controller = not (role.node_deployment or role.is_shared)
-        if extensions.node_info_requested(context) and has_controller:
+        if extensions.node_info_requested(call) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
-        if extensions.deferral_requested(context):
+        if extensions.deferral_requested(call):
             types.extend(_DEFERRAL)
         return csi_pb2.NodeGetCapabilitiesResponse(
             capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=each)) for each in types]
         )
 
     async def NodeGetInfo(
-        self, request: csi_pb2.NodeGetInfoRequest, context: Context
+        self, request: csi_pb2.NodeGetInfoRequest, call: Call
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id, topology and attach limit; the id alone for a CO that asks the controller for the rest."""
         response = csi_pb2.NodeGetInfoResponse(node_id=self._identity.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
-        if not (request.controller_get_node_info and extensions.node_info_requested(context)):
+        if not (request.controller_get_node_info and extensions.node_info_requested(call)):
             response.max_volumes_per_node = self._rules.max_volumes
             for place in messages.places(self._identity.segment):
                 response.accessible_topology.CopyFrom(place)
-        if extensions.deferral_requested(context):
+        if extensions.deferral_requested(call):
             response.supported_file_systems.extend(self._rules.fs_types)
         return response
 
     async def NodeGetID(
-        self, request: csi_pb2.NodeGetIDRequest, context: Context
+        self, request: csi_pb2.NodeGetIDRequest, call: Call
     ) -> csi_pb2.NodeGetIDResponse:
         """CSI PR #603, first shape: the id that NodeGetInfo returns."""
         return csi_pb2.NodeGetIDResponse(node_id=self._identity.node_id)
 
     async def NodeGetVolumeHealth(
-        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, call: Call
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """CSI 1.13. Problems of the volume's mount and of its image."""
         self._identity.require("1.13")
@@ -130,17 +128,17 @@ class Node(csi_pb2_grpc.NodeServicer):
         return csi_pb2.NodeGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def NodeGetStorageHealth(
-        self, request: csi_pb2.NodeGetStorageHealthRequest, context: Context
+        self, request: csi_pb2.NodeGetStorageHealthRequest, call: Call
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
         self._identity.require("1.13")
         found = await self._reads.read(
-            "NodeGetStorageHealth", (), self._rules.health_check.pool, context
+            "NodeGetStorageHealth", (), self._rules.health_check.pool, call
         )
         return messages.pool_health(found)
 
     async def NodeStageVolume(
-        self, request: csi_pb2.NodeStageVolumeRequest, context: Context
+        self, request: csi_pb2.NodeStageVolumeRequest, call: Call
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
         stage = messages.stage(request)
@@ -149,14 +147,14 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeStageVolume",
             stage,
             lambda: self._rules.node_stage.stage(stage),
-            context,
+            call,
         )
         if kept := messages.kept_secrets(request):
             self._secrets[stage.volume_id, stage.path.text] = kept
         return csi_pb2.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(
-        self, request: csi_pb2.NodeUnstageVolumeRequest, context: Context
+        self, request: csi_pb2.NodeUnstageVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnstageVolumeResponse:
         """Detach; not staged is a success."""
         volume_id = limits.volume_id(request.volume_id)
@@ -166,13 +164,13 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeUnstageVolume",
             path,
             lambda: self._rules.node_unstage.unstage(volume_id, path),
-            context,
+            call,
         )
         self._secrets.pop((volume_id, path.text), None)
         return csi_pb2.NodeUnstageVolumeResponse()
 
     async def NodePublishVolume(
-        self, request: csi_pb2.NodePublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodePublishVolumeRequest, call: Call
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = messages.publish(request, self._secrets)
@@ -181,7 +179,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodePublishVolume",
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: self._deferred(publish),
-            context,
+            call,
         )
         if deferred is None:
             return csi_pb2.NodePublishVolumeResponse()
@@ -197,7 +195,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         return None
 
     async def NodeUnpublishVolume(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unmount and remove the target; not published is a success."""
         volume_id = limits.volume_id(request.volume_id)
@@ -207,12 +205,12 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeUnpublishVolume",
             target,
             lambda: self._rules.node_unpublish.unpublish(volume_id, target),
-            context,
+            call,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()
 
     async def NodeGetVolumeStats(
-        self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, call: Call
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Usage and condition; never blocks on a hung volume or another operation."""
         volume_id = limits.volume_id(request.volume_id)
@@ -221,7 +219,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         return csi.stats_to_wire(await self._rules.node_stats.measure(look))
 
     async def NodeExpandVolume(
-        self, request: csi_pb2.NodeExpandVolumeRequest, context: Context
+        self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """Grow the device and the filesystem; with deferral only the device."""
         volume_id = limits.volume_id(request.volume_id)
@@ -240,7 +238,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             "NodeExpandVolume",
             expand,
             lambda: self._rules.node_expand.expand(expand),
-            context,
+            call,
         )
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 
@@ -265,7 +263,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         name: str,
         identity: object,
         work: Callable[[], Awaitable[T]],
-        context: Context,
+        call: Call,
     ) -> T:
         key = volumes.VolumeKey(self._identity.driver, volume_id)
-        return await deadlines.change(self._running, key, name, identity, work, context)
+        return await deadlines.change(self._running, key, name, identity, work, call)

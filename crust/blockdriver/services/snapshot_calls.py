@@ -6,9 +6,6 @@ volume while it is copied, and a call during the copy gets ABORTED (CSI).
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import grpc.aio
 
 from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
@@ -19,10 +16,10 @@ from crust.blockdriver.services.roles import NodeIdentity
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.host.process import workers
+from crust.rpc.call import Call
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 
@@ -38,7 +35,7 @@ class SnapshotCalls:
     reads: Reads
 
     async def create(
-        self, request: csi_pb2.CreateSnapshotRequest, context: Context
+        self, request: csi_pb2.CreateSnapshotRequest, call: Call
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name."""
         volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
@@ -55,13 +52,13 @@ class SnapshotCalls:
             "CreateSnapshot",
             volume_id,
             lambda: self.volume_snapshots.create(name, volume_id),
-            context,
+            call,
             also=[self.key(volume_id)],
         )
         return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
 
     async def delete(
-        self, request: csi_pb2.DeleteSnapshotRequest, context: Context
+        self, request: csi_pb2.DeleteSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
@@ -70,27 +67,27 @@ class SnapshotCalls:
             await workers.run(self.volume_snapshots.delete, snapshot_id)
 
         await deadlines.change(
-            self.running, self.key(snapshot_id), "DeleteSnapshot", None, work, context
+            self.running, self.key(snapshot_id), "DeleteSnapshot", None, work, call
         )
         return csi_pb2.DeleteSnapshotResponse()
 
     async def get(
-        self, request: csi_pb2.GetSnapshotRequest, context: Context
+        self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that is ready."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
-            snapshot=self.to_wire(await self.found(snapshot_id, context))
+            snapshot=self.to_wire(await self.found(snapshot_id, call))
         )
 
-    async def found(self, snapshot_id: str, context: Context) -> SnapshotRecord:
+    async def found(self, snapshot_id: str, call: Call) -> SnapshotRecord:
         """A snapshot that is ready; raises `SnapshotNotFound`."""
         return await self.reads.read(
-            "GetSnapshot", snapshot_id, lambda: self.volume_snapshots.find(snapshot_id), context
+            "GetSnapshot", snapshot_id, lambda: self.volume_snapshots.find(snapshot_id), call
         )
 
     async def list(
-        self, request: csi_pb2.ListSnapshotsRequest, context: Context
+        self, request: csi_pb2.ListSnapshotsRequest, call: Call
     ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by id; an empty list if no snapshot matches. The token is the last id of a page.
 
@@ -108,7 +105,7 @@ class SnapshotCalls:
             "ListSnapshots",
             (source, snapshot_id, token, request.max_entries),
             lambda: self._page(source, snapshot_id, token, request.max_entries),
-            context,
+            call,
         )
         entries = [
             csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(each)) for each in page

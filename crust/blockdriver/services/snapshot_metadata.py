@@ -11,9 +11,6 @@ compute the list, it refuses (`NoChangeTracking`).
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
-
-import grpc.aio
 
 from crust import errors
 from crust.blockdriver.engines.protocol import Provisioning, Region
@@ -21,15 +18,15 @@ from crust.blockdriver.records.models import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots import take_snapshot
+from crust.rpc.call import Call
 from crust.rpc.messages import limits
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
-Context = grpc.aio.ServicerContext[Any, Any]
 PIECE_MAX = 4096
 """The most blocks in one message, also without a limit in the request."""
 
 
-class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
+class SnapshotMetadata:
     """The SnapshotMetadata service."""
 
     def __init__(self, calls: SnapshotCalls, provisioning: Provisioning, reads: Reads) -> None:
@@ -38,17 +35,15 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
         self._provisioning = provisioning
 
     async def GetMetadataAllocated(
-        self, request: csi_pb2.GetMetadataAllocatedRequest, context: Context
+        self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
         """The blocks that may be other than zeros."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        record = await self._calls.found(snapshot_id, context)
+        record = await self._calls.found(snapshot_id, call)
         check_offset(request.starting_offset, record)
         image = take_snapshot.image_of(record)
-        found = await self._look(
-            (snapshot_id,), lambda: self._provisioning.allocated(image), context
-        )
+        found = await self._look((snapshot_id,), lambda: self._provisioning.allocated(image), call)
         for piece in _pieces(found, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
@@ -57,19 +52,19 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
             )
 
     async def GetMetadataDelta(
-        self, request: csi_pb2.GetMetadataDeltaRequest, context: Context
+        self, request: csi_pb2.GetMetadataDeltaRequest, call: Call
     ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
         """The blocks of the target that may differ from the base."""
         base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
-        base = await self._calls.found(base_id, context)
-        target = await self._calls.found(target_id, context)
+        base = await self._calls.found(base_id, call)
+        target = await self._calls.found(target_id, call)
         check_related(base, target)
         check_offset(request.starting_offset, target)
         images = [take_snapshot.image_of(each) for each in (base, target)]
         found = await self._look(
-            (base_id, target_id), lambda: self._provisioning.changed(*images), context
+            (base_id, target_id), lambda: self._provisioning.changed(*images), call
         )
         for piece in _pieces(found, request.starting_offset, target, request.max_results):
             yield csi_pb2.GetMetadataDeltaResponse(
@@ -79,7 +74,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
             )
 
     async def _look(
-        self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], context: Context
+        self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], call: Call
     ) -> Sequence[Region]:
         """Lock snapshots against deletion while they are read; any number of readers."""
         calls = self._calls
@@ -88,7 +83,7 @@ class SnapshotMetadata(csi_pb2_grpc.SnapshotMetadataServicer):
                 held.enter_context(
                     calls.running.shared(calls.key(each), "a read of its block list")
                 )
-            return await self._reads.read("GetMetadata", snapshot_ids, work, context)
+            return await self._reads.read("GetMetadata", snapshot_ids, work, call)
 
 
 def _check_count(count: int) -> None:

@@ -1,9 +1,9 @@
 """The shim beside a vendor's controller: between the CSI sidecars and the driver's controller socket.
 
 It looks at six calls. A volume that says nothing of crust passes byte for byte in all of them, and so does every
-other call. Nothing is kept: what a later call must know is in the volume context.
+other call. Nothing is kept: what a later call must know is in the volume call.
 
-ControllerExpandVolume has no volume context. Unless the CO says that the volume is raw, a filesystem must grow, and
+ControllerExpandVolume has no volume call. Unless the CO says that the volume is raw, a filesystem must grow, and
 if the volume is deferred nobody on this side can know that it has: so `node_expansion_required` is always true then.
 For a volume that the host mounts, this asks the node's driver once more than it wants, and changes nothing: the
 node's shim answers for a driver that has no NodeExpandVolume.
@@ -27,10 +27,10 @@ from crust.csi_shim.controller.created_volume import (
     to_driver,
 )
 from crust.deferral_keys import Defer
-from crust.rpc import passthrough
+from crust.rpc.call import Call
 from crust.rpc.driver_facts import DriverFacts
-from crust.rpc.messages import requests
 from crust.rpc.port import Port, stub
+from crust.rpc.serving.service import Methods, Unary, parsed
 from crust.supervised import Reports
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -69,8 +69,8 @@ class ControllerShim:
         self._default = default
         self._stub = stub(csi_pb2_grpc.ControllerStub, driver)
 
-    def handler(self) -> passthrough.Passthrough:
-        """The generic handler for the server."""
+    def methods(self) -> Methods:
+        """The methods that are looked at; all others pass."""
         own = dict(
             (
                 self._own("CreateVolume", csi_pb2.CreateVolumeRequest, self._create),
@@ -93,41 +93,35 @@ class ControllerShim:
                 self._own("GetCapacity", csi_pb2.GetCapacityRequest, self._capacity),
             )
         )
-        return passthrough.Passthrough(self._driver, own)
+        return Methods(own)
 
     def _own(
         self,
         name: str,
         kind: type[Request],
-        answer: Callable[[Request, passthrough.Context], Awaitable[Message | None]],
-    ) -> tuple[str, passthrough.UnaryBehaviour]:
-        unchanged = passthrough.forward(self._driver, _CONTROLLER + name)
-
-        async def behave(data: bytes, context: passthrough.Context) -> bytes:
-            answered = await answer(requests.parse(kind, data), context)
+        answer: Callable[[Request, Call], Awaitable[Message | None]],
+    ) -> tuple[str, Unary]:
+        async def answered(request: Request, data: bytes, call: Call) -> bytes:
+            own = await answer(request, call)
             return (
-                await unchanged(data, context) if answered is None else answered.SerializeToString()
+                await self._driver.forward(call, data) if own is None else own.SerializeToString()
             )
 
-        return _CONTROLLER + name, behave
+        return _CONTROLLER + name, parsed(kind, answered)
 
-    async def _create(
-        self, request: csi_pb2.CreateVolumeRequest, context: passthrough.Context
-    ) -> Message | None:
+    async def _create(self, request: csi_pb2.CreateVolumeRequest, call: Call) -> Message | None:
         wish = DeferralRequest.of_parameters(request.parameters, self._default)
         if not wish.keys:
             return None
-        driver = await self._name(context)
+        driver = await self._name(call)
         sent = to_driver(request, wish, driver)
         answer = await self._stub.CreateVolume(
-            sent, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+            sent, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
         answer.volume.volume_context.update(context_of(request, answer, wish))
         return answer
 
-    async def _capacity(
-        self, request: csi_pb2.GetCapacityRequest, context: passthrough.Context
-    ) -> Message | None:
+    async def _capacity(self, request: csi_pb2.GetCapacityRequest, call: Call) -> Message | None:
         """The capacity for volumes of a StorageClass, with the parameters that its CreateVolume would have."""
         wish = DeferralRequest.of_context(request.parameters, self._default)
         if not wish.keys:
@@ -136,11 +130,11 @@ class ControllerShim:
         if wish.is_block:
             as_block(request.volume_capabilities)
         return await self._stub.GetCapacity(
-            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
 
     async def _publish(
-        self, request: csi_pb2.ControllerPublishVolumeRequest, context: passthrough.Context
+        self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> Message | None:
         wish = DeferralRequest.of_context(request.volume_context, self._default)
         if not wish.keys:
@@ -149,22 +143,22 @@ class ControllerShim:
         if wish.is_block:
             as_block([request.volume_capability])
         return await self._stub.ControllerPublishVolume(
-            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
 
     async def _unpublish(
-        self, request: csi_pb2.ControllerUnpublishVolumeRequest, context: passthrough.Context
+        self, request: csi_pb2.ControllerUnpublishVolumeRequest, call: Call
     ) -> Message | None:
         if self._users is not None:
-            driver = await self._name(context)
+            driver = await self._name(call)
             await self._users.check_detach(driver, request.volume_id, request.node_id)
         return None
 
-    async def _name(self, context: passthrough.Context) -> str:
-        return self._driver_name or await self._facts.name(context.time_remaining())
+    async def _name(self, call: Call) -> str:
+        return self._driver_name or await self._facts.name(call.time_remaining())
 
     async def _validate(
-        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, context: passthrough.Context
+        self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call
     ) -> Message | None:
         wish = DeferralRequest.of_context(request.volume_context, self._default)
         own = [key for key in request.parameters if key.startswith(deferral_keys.PREFIX)]
@@ -177,7 +171,7 @@ class ControllerShim:
         if wish.is_block:
             as_block(asked.volume_capabilities)
         answer = await self._stub.ValidateVolumeCapabilities(
-            asked, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+            asked, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
         if answer.HasField("confirmed"):  # of what the CO asked, not of what the driver was asked
             answer.confirmed.volume_context.update(request.volume_context)
@@ -188,12 +182,12 @@ class ControllerShim:
         return answer
 
     async def _expand(
-        self, request: csi_pb2.ControllerExpandVolumeRequest, context: passthrough.Context
+        self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> Message | None:
         if request.volume_capability.HasField("block"):
             return None
         answer = await self._stub.ControllerExpandVolume(
-            request, metadata=passthrough.metadata_of(context), timeout=context.time_remaining()
+            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
         answer.node_expansion_required = True
         return answer

@@ -13,6 +13,7 @@ from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
+from crust.rpc.serving.service import Service
 from crust.settings.shim import DetachAccess, ShimSettings
 
 
@@ -35,14 +36,14 @@ async def serving(
         starting(f"{socket_path}.lock") as daemon,
     ):
         shim = ControllerShim(driver, facts, default, users, driver_name)
-        serves = server.serving(
-            socket_path,
-            name="controller shim",
-            lock_path=None,
-            generic=[shim.handler()],
-            daemon=daemon,
+        service = Service(
+            "controller shim",
+            shim.methods(),
+            others=driver,
+            health=daemon.health,
             driver=facts.known_name,
         )
+        serves = server.serving(socket_path, service, lock_path=None)
         followed = users.following(daemon.health) if users is not None else nullcontext()
         async with followed, serves, daemon.serves():
             yield daemon

@@ -22,23 +22,14 @@ from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
-from crust.rpc import passthrough
+from crust.rpc.call import Call
 from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
 from crust.rpc.messages import extensions, requests
 from crust.rpc.port import Port
+from crust.rpc.serving.service import Methods, parsed
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
-_INSPECTED = (
-    "NodeGetCapabilities",
-    "NodeStageVolume",
-    "NodeUnstageVolume",
-    "NodePublishVolume",
-    "NodeUnpublishVolume",
-    "NodeGetVolumeStats",
-    "NodeExpandVolume",
-    "NodeGetVolumeHealth",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,60 +63,48 @@ class Frontend:
         self._operations = work
         self._driver_name = wrapping.driver_name
         self._advertised = advertised.Advertised(facts, work.has_volumes)
-        self._forward = {name: passthrough.forward(driver, _NODE + name) for name in _INSPECTED}
 
-    def handler(self) -> passthrough.Passthrough:
-        """The generic handler for the server."""
+    def methods(self) -> Methods:
+        """The methods that are looked at; all others pass."""
         own = {
-            "NodeGetCapabilities": passthrough.parsed(
+            "NodeGetCapabilities": parsed(
                 csi_pb2.NodeGetCapabilitiesRequest, self._get_capabilities
             ),
-            "NodeStageVolume": passthrough.parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
-            "NodeUnstageVolume": passthrough.parsed(
-                csi_pb2.NodeUnstageVolumeRequest, self._unstage
-            ),
-            "NodePublishVolume": passthrough.parsed(
-                csi_pb2.NodePublishVolumeRequest, self._publish
-            ),
-            "NodeUnpublishVolume": passthrough.parsed(
-                csi_pb2.NodeUnpublishVolumeRequest, self._unpublish
-            ),
-            "NodeGetVolumeStats": passthrough.parsed(
-                csi_pb2.NodeGetVolumeStatsRequest, self._stats
-            ),
-            "NodeExpandVolume": passthrough.parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
-            "NodeGetVolumeHealth": passthrough.parsed(
-                csi_pb2.NodeGetVolumeHealthRequest, self._health
-            ),
+            "NodeStageVolume": parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
+            "NodeUnstageVolume": parsed(csi_pb2.NodeUnstageVolumeRequest, self._unstage),
+            "NodePublishVolume": parsed(csi_pb2.NodePublishVolumeRequest, self._publish),
+            "NodeUnpublishVolume": parsed(csi_pb2.NodeUnpublishVolumeRequest, self._unpublish),
+            "NodeGetVolumeStats": parsed(csi_pb2.NodeGetVolumeStatsRequest, self._stats),
+            "NodeExpandVolume": parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
+            "NodeGetVolumeHealth": parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
         }
-        calls = {_NODE + name: each for name, each in own.items()}
-        calls[version.PROBE] = version.telling(passthrough.forward(self._driver, version.PROBE))
-        return passthrough.Passthrough(self._driver, calls)
+        unary = {_NODE + name: each for name, each in own.items()}
+        return Methods({**unary, version.PROBE: version.telling(self._driver)})
 
     async def _get_capabilities(
-        self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, context: passthrough.Context
+        self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call
     ) -> bytes:
-        answered = await self._forward["NodeGetCapabilities"](data, context)
-        if (await self._capabilities(context)).defers:
+        answered = await self._driver.forward(call, data)
+        if (await self._capabilities(call)).defers:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
         known = node_capabilities(answer).numbers
         own = await self._advertised.beside(
             known,
-            opted_in=extensions.deferral_requested(context),
-            left_s=context.time_remaining(),
+            opted_in=extensions.deferral_requested(call),
+            left_s=call.time_remaining(),
         )
         for number in own:
             answer.capabilities.add().rpc.type = number
         return answer.SerializeToString()
 
     async def _stage(
-        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         if not (request.volume_capability.HasField("mount") and request.staging_target_path):
-            return await self._stage_raw(request, data, context)
-        volume = await self._volume(request.volume_id, context)
-        wants_block = await self._wants_block(request, context)
+            return await self._stage_raw(request, data, call)
+        volume = await self._volume(request.volume_id, call)
+        wants_block = await self._wants_block(request, call)
         is_staged = await self._operations.finds(volume, private_directories.is_staged)
         if not is_staged and wants_block:
             path = request.staging_target_path
@@ -133,7 +112,7 @@ class Frontend:
                 volume, volume_operations.is_mounted, path
             )
         if not (is_staged or wants_block):
-            answered = await self._pass("NodeStageVolume", request.volume_id, data, context)
+            answered = await self._pass(request.volume_id, data, call)
             self._staging.remember(volume.paths.key, request)
             return answered
 
@@ -144,35 +123,33 @@ class Frontend:
             else:
                 await self._staging.stage_as_asked(volume, request)
 
-        await self._operations.run(volume, request, context, work)
+        await self._operations.run(volume, request, call, work)
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
     async def _stage_raw(
-        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         """A raw block volume is the driver's alone, unless it is staged for a deferred mount."""
         wanted, path = request.volume_capability, request.staging_target_path
-        volume = await self._volume(request.volume_id, context)
+        volume = await self._volume(request.volume_id, call)
         is_raw = wanted.HasField("block") and path
         if not (is_raw and await self._operations.finds(volume, private_directories.is_staged)):
-            return await self._pass("NodeStageVolume", request.volume_id, data, context)
+            return await self._pass(request.volume_id, data, call)
         await self._operations.run(
-            volume, request, context, lambda: self._staging.stage_raw(volume, request)
+            volume, request, call, lambda: self._staging.stage_raw(volume, request)
         )
         return csi_pb2.NodeStageVolumeResponse().SerializeToString()
 
-    async def _wants_block(
-        self, request: csi_pb2.NodeStageVolumeRequest, context: passthrough.Context
-    ) -> bool:
+    async def _wants_block(self, request: csi_pb2.NodeStageVolumeRequest, call: Call) -> bool:
         """Whether the volume is staged as block: it is deferred, or its publish decides."""
         said = deferral_keys.defer(request.volume_context)
         in_guest = deferral_keys.formats_in_guest(request.volume_context)
         if (said or self._wrapping.default) is deferral_keys.Defer.NEVER and not in_guest:
             return False
-        if (await self._capabilities(context)).defers:
+        if (await self._capabilities(call)).defers:
             return False
         try:
-            admission.check_stage(await self._name(context), request)
+            admission.check_stage(await self._name(call), request)
         except admission.CannotBeDeferred:
             if said is deferral_keys.Defer.ALWAYS or in_guest:
                 raise
@@ -180,94 +157,94 @@ class Frontend:
         return True
 
     async def _unstage(
-        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeUnstageVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        volume = await self._volume(request.volume_id, context)
+        volume = await self._volume(request.volume_id, call)
         if not await self._operations.finds(volume, private_directories.is_staged):
-            answered = await self._pass("NodeUnstageVolume", request.volume_id, data, context)
+            answered = await self._pass(request.volume_id, data, call)
             self._staging.forget(volume.paths.key)
             return answered
         path = request.staging_target_path
         await self._operations.run(
-            volume, request, context, lambda: self._staging.unstage(volume, path)
+            volume, request, call, lambda: self._staging.unstage(volume, path)
         )
         return csi_pb2.NodeUnstageVolumeResponse().SerializeToString()
 
     async def _publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         if not request.defer_fs_ops:
-            return await self._host_publish(request, data, context)
-        volume = await self._volume(request.volume_id, context)
-        if await self._defers_itself(volume, context):
-            return (await self._deferral.publish(request, context)).SerializeToString()
+            return await self._host_publish(request, data, call)
+        volume = await self._volume(request.volume_id, call)
+        if await self._defers_itself(volume, call):
+            return (await self._deferral.publish(request, call)).SerializeToString()
         response = await self._operations.run(
-            volume, request, context, lambda: self._wrapped.publish(volume, request)
+            volume, request, call, lambda: self._wrapped.publish(volume, request)
         )
         return response.SerializeToString()
 
     async def _host_publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         deferral_keys.check_host_publish(
             request.volume_id,
             request.volume_context,
             is_block=request.volume_capability.HasField("block"),
         )
-        volume = await self._volume(request.volume_id, context)
+        volume = await self._volume(request.volume_id, call)
         self._staging.published_on_host(volume.paths.key, request.target_path)
         if not await self._operations.finds(volume, private_directories.is_staged):
-            return await self._pass("NodePublishVolume", request.volume_id, data, context)
+            return await self._pass(request.volume_id, data, call)
         if not request.volume_capability.HasField("mount"):
             raise StagedForMount(volume.paths.key)
         response = await self._operations.run(
-            volume, request, context, lambda: self._wrapped.publish_on_host(volume, request)
+            volume, request, call, lambda: self._wrapped.publish_on_host(volume, request)
         )
         return response.SerializeToString()
 
     async def _unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        volume = await self._volume(request.volume_id, context)
+        volume = await self._volume(request.volume_id, call)
         if await self._operations.finds(
             volume, volume_operations.is_private, request.target_path, request.defer_fs_ops
         ):
             target = request.target_path
             await self._operations.run(
-                volume, request, context, lambda: self._wrapped.unpublish(volume, target)
+                volume, request, call, lambda: self._wrapped.unpublish(volume, target)
             )
             return csi_pb2.NodeUnpublishVolumeResponse().SerializeToString()
-        if request.defer_fs_ops and not (await self._capabilities(context)).defers:
+        if request.defer_fs_ops and not (await self._capabilities(call)).defers:
             request.ClearField(
                 "defer_fs_ops"
             )  # of a volume that the driver's older version deferred
             data = request.SerializeToString()
-        answered = await self._pass("NodeUnpublishVolume", request.volume_id, data, context)
+        answered = await self._pass(request.volume_id, data, call)
         self._staging.unpublished_on_host(volume.paths.key, request.target_path)
         return answered
 
     async def _stats(
-        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, call: Call
     ) -> bytes:
         if not request.defer_fs_ops:
-            volume = await self._volume(request.volume_id, context)
+            volume = await self._volume(request.volume_id, call)
             path = request.volume_path
             if not await self._operations.finds(volume, private_directories.has_leaf, path):
-                return await self._pass("NodeGetVolumeStats", None, data, context)
+                return await self._pass(None, data, call)
         return (await self._deferral.stats(request)).SerializeToString()
 
     async def _expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        volume = await self._volume(request.volume_id, context)
-        if request.defer_fs_ops and await self._defers_itself(volume, context):
-            return (await self._deferral.expand(request, context)).SerializeToString()
+        volume = await self._volume(request.volume_id, call)
+        if request.defer_fs_ops and await self._defers_itself(volume, call):
+            return (await self._deferral.expand(request, call)).SerializeToString()
         is_staged = await self._operations.finds(volume, private_directories.is_staged)
-        expands = (await self._capabilities(context)).expands
+        expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):
-            known = (await self._capabilities(context)).numbers
-            if expands or not await self._advertised.expands(known, context.time_remaining()):
-                return await self._pass("NodeExpandVolume", request.volume_id, data, context)
+            known = (await self._capabilities(call)).numbers
+            if expands or not await self._advertised.expands(known, call.time_remaining()):
+                return await self._pass(request.volume_id, data, call)
             path = advertised.path_of(request)
             if not await self._operations.look(volume, advertised.is_there, path):
                 raise errors.NotFound.named(
@@ -289,50 +266,48 @@ class Frontend:
                 return request.capacity_range.required_bytes
             return await self._wrapped.expand_staged(volume, request)
 
-        size = await self._operations.run(volume, request, context, work)
+        size = await self._operations.run(volume, request, call, work)
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
     async def _health(
-        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, context: passthrough.Context
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, data: bytes, call: Call
     ) -> bytes:
         """The driver is asked, with the paths that it knows; the proxy adds what the guest reports."""
-        volume = await self._volume(request.volume_id, context)
+        volume = await self._volume(request.volume_id, call)
         target = request.volume_publish_path
         if await self._operations.finds(volume, private_directories.has_leaf, target):
             request.volume_publish_path = volume.paths.leaf(target)
             if volume.stages:
                 request.staging_target_path = volume.paths.staging
             data = request.SerializeToString()
-        return await self._pass("NodeGetVolumeHealth", None, data, context)
+        return await self._pass(None, data, call)
 
-    async def _defers_itself(self, volume: Volume, context: passthrough.Context) -> bool:
+    async def _defers_itself(self, volume: Volume, call: Call) -> bool:
         """Whether a flagged call goes to the driver's own deferral, and not to what an older version left wrapped."""
-        if not (await self._capabilities(context)).defers:
+        if not (await self._capabilities(call)).defers:
             return False
         return not await self._operations.finds(volume, volume_operations.is_wrapped)
 
-    async def _volume(self, volume_id: str, context: passthrough.Context) -> Volume:
-        key = volumes.VolumeKey(await self._name(context), volumes.VolumeId(volume_id))
+    async def _volume(self, volume_id: str, call: Call) -> Volume:
+        key = volumes.VolumeKey(await self._name(call), volumes.VolumeId(volume_id))
         paths = PrivatePaths.of(self._wrapping.kubelet_root, key)
-        stages = (await self._capabilities(context)).stages
-        return Volume(paths, stages, passthrough.metadata_of(context))
+        stages = (await self._capabilities(call)).stages
+        return Volume(paths, stages, call.invocation_metadata())
 
-    async def _name(self, context: passthrough.Context) -> volumes.DriverName:
+    async def _name(self, call: Call) -> volumes.DriverName:
         """The same for as long as there are volumes: their private paths depend on it.
 
         A driver that was replaced by a version of another name is still asked about them by these paths.
         """
         if not self._driver_name:
-            self._driver_name = await self._facts.name(context.time_remaining())
+            self._driver_name = await self._facts.name(call.time_remaining())
         return volumes.DriverName(self._driver_name)
 
-    async def _capabilities(self, context: passthrough.Context) -> NodeCapabilities:
-        return await self._facts.node_capabilities(context.time_remaining())
+    async def _capabilities(self, call: Call) -> NodeCapabilities:
+        return await self._facts.node_capabilities(call.time_remaining())
 
-    async def _pass(
-        self, name: str, volume_id: str | None, data: bytes, context: passthrough.Context
-    ) -> bytes:
+    async def _pass(self, volume_id: str | None, data: bytes, call: Call) -> bytes:
         if not volume_id:
-            return await self._forward[name](data, context)
+            return await self._driver.forward(call, data)
         with self._operations.shared(volume_id):
-            return await self._forward[name](data, context)
+            return await self._driver.forward(call, data)

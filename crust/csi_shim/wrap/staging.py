@@ -19,7 +19,7 @@ from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import limits, redaction
 from crust.rpc.outcome import Residue
-from crust.rpc.serving import interceptors
+from crust.rpc.serving.service import known_error
 from crust.rpc.status import Metadata, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
@@ -100,7 +100,7 @@ class Staging:
             is_called = True
             await self._inner.stage(as_block.stage(request, paths), volume.metadata)
         except Exception as error:
-            known = interceptors.known("NodeStageVolume", "the shim", error)
+            known = known_error("NodeStageVolume", "the shim", error)
             is_refused = isinstance(known, PeerStatus) and outcome.is_final(known)
             # of an earlier stage the driver may have everything still: a kubelet must not forget it
             left = not (is_first and (is_refused or not is_called)) or await self._is_left(volume)

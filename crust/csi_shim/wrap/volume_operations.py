@@ -16,7 +16,7 @@ from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Volume
 from crust.host.process.workers import Workers
-from crust.rpc import passthrough
+from crust.rpc.call import Call
 from crust.rpc.messages import requests
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class VolumeOperations:
         self,
         volume: Volume,
         request: Message,
-        context: passthrough.Context,
+        call: Call,
         work: Callable[[], Awaitable[T]],
     ) -> T:
         """Do the work of a request as the volume's operation. Raises as `KeyedOperations.run`."""
@@ -63,7 +63,7 @@ class VolumeOperations:
             requests.identity(request),
             noted,
             limit_s=_OPERATION_S,
-            left_s=context.time_remaining(),
+            left_s=call.time_remaining(),
         )
 
     def shared(self, volume_id: str) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
-from crust.rpc.serving import interceptors
+from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
@@ -58,7 +58,7 @@ class WrappedVolumes:
         try:
             return await self._published(attempt)
         except Exception as error:
-            known = interceptors.known("NodePublishVolume", "the shim", error)
+            known = known_error("NodePublishVolume", "the shim", error)
             residue = Residue.EXISTS if await self._stands(attempt) else Residue.NONE
             raise outcome.answer("NodePublishVolume", known, residue) from error
 

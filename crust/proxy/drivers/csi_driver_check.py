@@ -13,8 +13,8 @@ from crust.deferral_keys import Defer
 from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration, Mismatch
-from crust.rpc import wiring
 from crust.rpc.port import Port, stub
+from crust.rpc.ports import Ports
 from crust.rpc.status import PeerStatus
 from crust.settings.proxy import ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -71,11 +71,11 @@ async def _says_that_it_attaches(driver: Port, answer_s: float) -> bool | None:
 
 
 async def log_mismatches(
-    client: KubernetesApi, served: Iterable[ServedDriver], wires: wiring.Wiring
+    client: KubernetesApi, served: Iterable[ServedDriver], ports: Ports
 ) -> None:
     """Look once at the objects of all drivers, and log what does not go with them."""
     for each in served:
-        driver = wires.connect(each.backend)
+        driver = ports.connect(each.backend)
         try:
             for found in await mismatches(client, each, driver):
                 extra = {"driver": each.name, "why": found.why, "do": found.todo}

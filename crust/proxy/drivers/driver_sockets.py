@@ -14,6 +14,7 @@ from crust.proxy.service import CsiService
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
+from crust.rpc.serving.service import Service
 from crust.settings.proxy import ServedDriver
 
 _log = logging.getLogger(__name__)
@@ -73,15 +74,17 @@ class DriverSockets:
             backend = Backend(self._connect(served.backend))
             parts.push_async_callback(backend.aclose)
             frontend = self._frontend(served, backend)
-            serving = server.serving(
-                served.socket,
-                name="csi",
+            service = Service(
+                "csi",
+                frontend.methods(),
+                others=backend.port,
+                health=self._daemon.health,
                 driver=lambda: served.name,
-                lock_path=self._lock_path(served.socket),
-                generic=[frontend.handler()],
-                daemon=self._daemon,
             )
-            await parts.enter_async_context(serving)
+            lock_path = self._lock_path(served.socket)
+            await parts.enter_async_context(
+                server.serving(served.socket, service, lock_path=lock_path)
+            )
             registration = await self._register(served, parts)
             self._drivers[served.name] = Driver(
                 served, backend, frontend, registration, parts.pop_all()

@@ -7,19 +7,17 @@ removed, the kubelet forgets the driver; so the socket exists exactly as long as
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-import grpc.aio
 
 from crust import errors
+from crust.rpc.call import Call
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.health import Health
-from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from crust.rpc.serving.service import Service, methods_of
+from crust.wire.pluginregistration.v1 import api_pb2
 
 VERSION = "1.0.0"
+_SERVICE = api_pb2.DESCRIPTOR.services_by_name["Registration"]
 
 
 class RegistrationRefused(errors.NotReady):
@@ -33,7 +31,7 @@ class RegistrationRefused(errors.NotReady):
         )
 
 
-class Registration(api_pb2_grpc.RegistrationServicer):
+class Registration:
     """The service Registration of one driver."""
 
     def __init__(self, driver: str, csi_socket: str, health: Health) -> None:
@@ -43,12 +41,12 @@ class Registration(api_pb2_grpc.RegistrationServicer):
         self._health = health
         self.state = "waiting"
 
-    async def GetInfo(self, request: api_pb2.InfoRequest, context: Context) -> api_pb2.PluginInfo:
+    async def GetInfo(self, request: api_pb2.InfoRequest, call: Call) -> api_pb2.PluginInfo:
         """Which driver, and where its CSI socket is."""
         return self._info
 
     async def NotifyRegistrationStatus(
-        self, request: api_pb2.RegistrationStatus, context: Context
+        self, request: api_pb2.RegistrationStatus, call: Call
     ) -> api_pb2.RegistrationStatusResponse:
         """Whether the kubelet registered it."""
         self.state = "registered" if request.plugin_registered else "refused"
@@ -64,13 +62,11 @@ async def registering(
     registration: Registration, driver: str, registry: str, lock_path: str, daemon: Daemon
 ) -> AsyncIterator[None]:
     """Be found by the kubelet in the directory `registry` while the block runs."""
-    async with server.serving(
-        f"{registry}/{driver}-reg.sock",
-        lambda to: api_pb2_grpc.add_RegistrationServicer_to_server(registration, to),
-        name=f"registration {driver}",
-        lock_path=lock_path,
-        daemon=daemon,
-    ):
+    service = Service(
+        f"registration {driver}", methods_of(registration, _SERVICE), health=daemon.health
+    )
+    path = f"{registry}/{driver}-reg.sock"
+    async with server.serving(path, service, lock_path=lock_path):
         try:
             yield
         finally:

@@ -4,9 +4,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import Any
-
-import grpc.aio
 
 import crust
 from crust import errors, volumes
@@ -15,8 +12,9 @@ from crust.proxy.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.rpc import channel
+from crust.rpc.call import Call
 from crust.rpc.registration import InvalidRegistration
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from crust.wire.v1 import handlers_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +26,7 @@ _FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _FEATURES = {feature.value: feature for feature in Feature}
 
 
-class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
+class HandlerRegistry:
     """The service HandlerRegistry: the open stream is the handler session."""
 
     def __init__(
@@ -51,7 +49,7 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
         self._stopping.set()
 
     async def Register(
-        self, request: handlers_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
         """Register the handler, respond, and keep the session until one side ends it."""
         handler = handler_of(request)
@@ -70,7 +68,7 @@ class HandlerRegistry(handlers_pb2_grpc.HandlerRegistryServicer):
     async def GetVolumeSecrets(
         self,
         request: handlers_pb2.GetVolumeSecretsRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
+        call: Call,
     ) -> handlers_pb2.GetVolumeSecretsResponse:
         """The secrets of a volume that a live sandbox of the handler has claimed."""
         target = volumes.TargetPath.parse(request.target_path, role="target_path")

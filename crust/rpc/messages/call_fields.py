@@ -1,7 +1,7 @@
 """What every log line about a call names: its request id, the driver, the volume and the target.
 
 The id is made by the first process of crust that a call reaches, and travels to the next ones as gRPC metadata
-(`calls`). Everything else is read from the request, once, when the first line is written or the call ends: most calls
+(`port`). Everything else is read from the request, once, when the first line is written or the call ends: most calls
 write their only line after their answer was sent. From then on the request, which may have secrets, is not kept.
 """
 
@@ -12,10 +12,12 @@ from functools import cache
 from typing import Any
 
 from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from crust import logs
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
 
 ID_KEY = "crust-request-id"
 VOLUME_KEY = "crust-volume-bin"
@@ -113,7 +115,7 @@ def current() -> CallFields | None:
 
 
 def decoded(method: str, request: bytes) -> Message | None:
-    """A request that passed as bytes; None if it is not one of CSI."""
+    """The request of a call; None if it is not one of CSI or crust."""
     kind = _kind(method)
     if kind is None:
         return None
@@ -125,19 +127,35 @@ def decoded(method: str, request: bytes) -> Message | None:
 
 
 def is_known(method: str) -> bool:
-    """Whether a method is one of CSI."""
+    """Whether a method is one of CSI, or of crust."""
     return method in _kinds()
+
+
+def is_unary(method: str) -> bool:
+    """Whether a method is one of CSI, or of crust, that has one request and one answer."""
+    return method in _unary_methods()
 
 
 def _kind(method: str) -> Any:
     return _kinds().get(method)
 
 
+def _methods() -> Iterator[tuple[str, MethodDescriptor]]:
+    """Each method by its full name (`/csi.v1.Node/NodeStageVolume`)."""
+    for file in (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                yield f"/{service.full_name}/{method.name}", method
+
+
 @cache
 def _kinds() -> Mapping[str, Any]:
-    """The request of each method of CSI (`/csi.v1.Node/…`)."""
-    return {
-        f"/{service.full_name}/{method.name}": message_factory.GetMessageClass(method.input_type)
-        for service in csi_pb2.DESCRIPTOR.services_by_name.values()
-        for method in service.methods
-    }
+    """The request of each method."""
+    return {name: message_factory.GetMessageClass(each.input_type) for name, each in _methods()}
+
+
+@cache
+def _unary_methods() -> frozenset[str]:
+    return frozenset(
+        name for name, each in _methods() if not (each.client_streaming or each.server_streaming)
+    )

@@ -4,9 +4,7 @@ Released COs and conformance suites never send this metadata, so crust never adv
 CSI specification does not have (specs/deferral.md, specs/node-identity.md).
 """
 
-from typing import Any
-
-import grpc.aio
+from typing import Any, Protocol
 
 KEY = "crust-extensions"
 DEFERRAL = "deferral"
@@ -23,28 +21,36 @@ NODE_INFO_METADATA: tuple[tuple[str, str], ...] = ((KEY, NODE_INFO),)
 """The metadata of a caller that knows specs/node-identity.md."""
 
 
-def deferral_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+class Caller(Protocol):
+    """A call that is served, by crust or by a driver's own server: `Call`, or a context of gRPC."""
+
+    def invocation_metadata(self) -> Any:
+        """The metadata that its caller sent."""
+        ...
+
+
+def deferral_requested(call: Caller) -> bool:
     """Whether the caller opted in; the value is a comma-separated list."""
-    return _requested(context, DEFERRAL)
+    return _requested(call, DEFERRAL)
 
 
-def node_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+def node_info_requested(call: Caller) -> bool:
     """Whether the caller knows NodeGetID and ControllerGetNodeInfo (specs/node-identity.md)."""
-    return _requested(context, NODE_INFO)
+    return _requested(call, NODE_INFO)
 
 
-def error_info_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+def error_info_requested(call: Caller) -> bool:
     """Whether the caller of a CSI call wants an error's name in the status details, which CSI keeps empty."""
-    return _requested(context, ERROR_INFO)
+    return _requested(call, ERROR_INFO)
 
 
-def versions_requested(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+def versions_requested(call: Caller) -> bool:
     """Whether the caller of a Probe wants to know the versions of the processes that it passes."""
-    return _requested(context, VERSIONS)
+    return _requested(call, VERSIONS)
 
 
-def _requested(context: grpc.aio.ServicerContext[Any, Any], name: str) -> bool:
-    metadata = context.invocation_metadata() or ()
+def _requested(call: Caller, name: str) -> bool:
+    metadata = call.invocation_metadata() or ()
     return any(key == KEY and name in _split(value) for key, value in metadata)
 
 

@@ -3,18 +3,19 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 from prometheus_client import Histogram
 
 from crust import metrics, operations
 from crust.rpc.messages import call_fields, redaction
 
 _log = logging.getLogger(__name__)
+
+_UNKNOWN = "other"
+"""The metric's label for unknown methods that pass."""
 
 QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
 """Called several times per operation by a kubelet: logged at DEBUG."""
@@ -29,33 +30,28 @@ _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.Sta
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Who answers calls: a server by its name, and the CSI driver whose calls they are."""
-
-    name: str
-    driver: Callable[[], str] = lambda: ""
-
-
 class CallRecord:
-    """Counts and logs the calls of one method.
+    """Counts and logs the calls of one method of the part `server`; `driver` has the CSI driver whose calls they are.
 
-    `counted_as` is the metric's label of it, if that is not its path. An inner call is made by this process for a
-    call that it got: its line is for DEBUG, and it is not counted.
+    An inner call is made by this process for a call that it got: its line is for DEBUG, and it is not counted.
     """
 
-    def __init__(self, served: Served, method: str, counted_as: str, *, is_inner: bool) -> None:
-        self._served = served
+    def __init__(
+        self, server: str, driver: Callable[[], str], method: str, *, is_inner: bool
+    ) -> None:
+        self._server = server
+        self._driver = driver
         self._is_inner = is_inner
-        self._name = method.rpartition("/")[2]
+        self.rpc = method.rpartition("/")[2]
+        self.is_quiet = self.rpc in QUIET
         self._method = method
         self._is_csi = method.startswith("/csi.")
-        self._counted_as = counted_as or method
+        # the caller chooses the name of an unknown method that passes, and a metric would keep that name for good
+        self._counted_as = method if call_fields.is_known(method) else _UNKNOWN
         self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
-        is_quiet = is_inner or self._name in QUIET
-        self._level = logging.DEBUG if is_quiet else logging.INFO
+        self._level = logging.DEBUG if is_inner or self.is_quiet else logging.INFO
 
-    def soon(self, request: Any, started_s: float) -> None:
+    def soon(self, request: bytes, started_s: float) -> None:
         """Record after the answer is sent: a log line takes a tenth of a small call's time, and the caller need
         not wait.
         """
@@ -66,13 +62,13 @@ class CallRecord:
         operations.after_answer(record)
 
     def now(
-        self, request: Any, started_s: float, code: grpc.StatusCode, error: dict[str, str]
+        self, request: bytes, started_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
         """Record at once; `error` has the log fields of a failure."""
         self._record(request, time.monotonic() - started_s, code, error)
 
     def _record(
-        self, request: Any, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
+        self, request: bytes, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
     ) -> None:
         if self._is_csi and not self._is_inner:
             self._timer(code).observe(elapsed_s)
@@ -84,7 +80,7 @@ class CallRecord:
             fields.settle()
 
     def _timer(self, code: grpc.StatusCode) -> Histogram:
-        key = (self._served.driver() or metrics.UNKNOWN_DRIVER, code)
+        key = (self._driver() or metrics.UNKNOWN_DRIVER, code)
         if key not in self._timers:
             labels = (key[0], self._counted_as, _CODES[code], "false")
             self._timers[key] = metrics.csi_operations.labels(*labels)
@@ -99,20 +95,21 @@ class CallRecord:
     def _log_served(
         self,
         level: int,
-        request: Any,
+        request: bytes,
         elapsed_s: float,
         code: grpc.StatusCode,
         error: dict[str, str],
     ) -> None:
         extra: dict[str, Any] = {
-            "rpc": self._name,
-            "server": self._served.name,
+            "rpc": self.rpc,
+            "server": self._server,
             "code": code.name,
             "ms": round(elapsed_s * 1000, 1),
             **error,
         }
         if "error" in extra:
             extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
-        if _log.isEnabledFor(logging.DEBUG) and isinstance(request, Message):
-            extra["request"] = redaction.describe(request)
+        if _log.isEnabledFor(logging.DEBUG):
+            message = call_fields.decoded(self._method, request)
+            extra["request"] = None if message is None else redaction.describe(message)
         _log.log(level, "served", extra=extra)

@@ -8,9 +8,9 @@ regularly whether the path is still its own socket. If not, nobody can reach it,
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -19,49 +19,102 @@ from crust import errors, operations
 from crust.host.files import flocks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel
-from crust.rpc.serving import interceptors, sockets
-from crust.rpc.serving.call_record import Served
-from crust.rpc.serving.daemon import Daemon
+from crust.rpc.call import Call
+from crust.rpc.serving import sockets
+from crust.rpc.serving.health import Health
+from crust.rpc.serving.service import Service
+from crust.rpc.status import PeerStatus, pairs
 from crust.supervised import supervised
 
-AddServicer = Callable[[Any], None]
-"""Adds a servicer to a server, on a socket or local, e.g. `lambda s: add_NodeServicer_to_server(node, s)`."""
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """gRPC's side of a service: bytes in, bytes out. A method that may have a stream of answers travels as one, which
+    is the same on the wire for a single answer. No method has a stream of requests: the first message counts (D-28).
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._known: dict[str, Any] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method; None for one that nobody has."""
+        method = handler_call_details.method
+        handler = self._known.get(method)
+        if handler is None:
+            handler = self._handler(method)
+            if self._service.is_unary(method):  # callers choose other names, without a bound
+                self._known[method] = handler
+        return handler
+
+    def _handler(self, method: str) -> Any:
+        if self._service.is_unary(method):
+            return grpc.unary_unary_rpc_method_handler(_unary(self._service, method))
+        if self._service.streams(method):
+            return grpc.unary_stream_rpc_method_handler(_stream(self._service, method))
+        return None
+
+
+def _unary(service: Service, method: str) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+    async def answer(data: bytes, context: _Context) -> bytes:
+        call = _call(method, context)
+        try:
+            answered = await service.answer(call, data)
+        except PeerStatus as status:
+            await _abort(context, status)
+        if call.trailing:
+            context.set_trailing_metadata(call.trailing)
+        return answered
+
+    return answer
+
+
+def _stream(service: Service, method: str) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
+    async def answers(data: bytes, context: _Context) -> AsyncIterator[bytes]:
+        call = _call(method, context)
+        try:
+            async with contextlib.aclosing(service.stream(call, data)) as answered:
+                async for each in answered:
+                    yield each
+        except PeerStatus as status:
+            await _abort(context, status)
+        if call.trailing:
+            context.set_trailing_metadata(call.trailing)
+
+    return answers
+
+
+def _call(method: str, context: _Context) -> Call:
+    metadata = pairs(context.invocation_metadata())
+    return Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
+
+
+async def _abort(context: _Context, status: PeerStatus) -> NoReturn:
+    await context.abort(status.code, status.text, status.trailing)
 
 
 @contextlib.asynccontextmanager
-async def serving(  # noqa: PLR0913 - one per part of a server
-    socket_path: str,
-    *add_servicers: AddServicer,
-    name: str,
-    lock_path: str | None = "",
-    generic: Sequence[grpc.GenericRpcHandler] = (),
-    daemon: Daemon | None = None,
-    admit: Callable[[str], None] | None = None,
-    driver: Callable[[], str] = lambda: "",
+async def serving(
+    socket_path: str, service: Service, *, lock_path: str | None = ""
 ) -> AsyncIterator[grpc.aio.Server]:
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
-    `lock_path` defaults to the socket's path with `.lock` added; None: a lock of `daemon` is enough. `name` is the
-    server's in logs and errors, `driver` has the name of the CSI driver whose calls these are.
-    `daemon` is the process, `admit` raises why a method cannot be served now. Raises `sockets.SocketInUse`,
-    `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    `lock_path` defaults to the socket's path with `.lock` added; None: the process has a lock that is enough. Raises
+    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
-    daemon = daemon or Daemon()
     if lock_path == "":
         lock_path = f"{socket_path}.lock"
     lock = await workers.run(_claim, socket_path, lock_path)
     try:
         server = grpc.aio.server(
-            interceptors=[interceptors.CallInterceptor(Served(name, driver), daemon.health, admit)],
-            handlers=list(generic),
+            handlers=[_Handlers(service)],
             options=[*channel.OPTIONS, ("grpc.so_reuseport", 0)],
         )
-        for add_servicer in add_servicers:
-            add_servicer(server)
         own = await _start(server, socket_path)
         watch = supervised(
-            "watch of a socket", lambda: _watch(own, daemon), daemon.health, of=socket_path
+            "watch of a socket", lambda: _watch(own, service.health), service.health, of=socket_path
         )
         try:
             async with watch:
@@ -118,11 +171,11 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
         raise
 
 
-async def _watch(own: sockets.OwnSocket, daemon: Daemon) -> None:
+async def _watch(own: sockets.OwnSocket, health: Health) -> None:
     while True:
         await asyncio.sleep(CHECK_S)
         try:
             problem: errors.CrustError | None = await workers.run(own.problem)
         except errors.CrustError as error:
             problem = error
-        daemon.health.report(f"socket {own.path}", problem)
+        health.report(f"socket {own.path}", problem)

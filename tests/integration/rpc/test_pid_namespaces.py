@@ -14,9 +14,10 @@ _SERVE = """
 import asyncio, sys
 from crust import errors
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Service
 
 async def main():
-    async with server.serving(sys.argv[1], name="t", lock_path=sys.argv[2]):
+    async with server.serving(sys.argv[1], Service("t"), lock_path=sys.argv[2]):
         print("serves")
 
 try:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 
-import grpc.aio
 import pytest
 
 from crust import errors, volumes
@@ -20,9 +19,10 @@ from crust.proxy.runtimes.peers import HandlerPeers
 from crust.proxy.runtimes.registry import HandlerRegistry
 from crust.proxy.table import Table
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import registration
 from crust.runtime_handler.registration import Feature, RegisterRequest, Registration
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+from crust.wire.v1 import handlers_pb2
 from tests.support.nodes.fake_targets import FakeDevices
 
 DEADLINE_S = 60.0
@@ -76,10 +76,8 @@ async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
     )
     registry = HandlerRegistry(handlers, HandlerPeers(), Events(), entries, "/run/crust/volumes")
 
-    def register(into: grpc.aio.Server) -> None:
-        handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(registry, into)
-
-    async with server.serving(f"{run_dir}/proxy.sock", register, name="test"):
+    methods = methods_of(registry, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"])
+    async with server.serving(f"{run_dir}/proxy.sock", Service("test", methods)):
         try:
             yield handlers
         finally:

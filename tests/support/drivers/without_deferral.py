@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust.rpc import passthrough
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, SocketPort
-from crust.rpc.status import Metadata, PeerStatus
+from crust.rpc.status import Metadata, PeerStatus, pairs
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class _Version(grpc.GenericRpcHandler):
@@ -26,8 +27,8 @@ class _Version(grpc.GenericRpcHandler):
         self._defers = defers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        async def behave(data: bytes, context: passthrough.Context) -> bytes:
-            metadata = passthrough.metadata_of(context)
+        async def behave(data: bytes, context: Context) -> bytes:
+            metadata = pairs(context.invocation_metadata())
             if not self._defers:
                 metadata = _without_deferral(metadata)
             method, left_s = handler_call_details.method, context.time_remaining()

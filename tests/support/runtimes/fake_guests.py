@@ -13,7 +13,8 @@ from typing import Any
 from crust import errors, volumes
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
-from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
+from crust.rpc.serving.service import Service, methods_of
+from crust.wire.v1 import runtime_pb2
 
 
 @dataclass
@@ -89,7 +90,7 @@ class FakeGuests:
         return guest
 
 
-class _RuntimeApi(runtime_pb2_grpc.RuntimeServicer):
+class _RuntimeApi:
     """The three calls that a driver makes, answered by `FakeGuests`."""
 
     def __init__(self, guests: FakeGuests) -> None:
@@ -116,10 +117,7 @@ def _target(request: Any) -> volumes.TargetPath:
 @asynccontextmanager
 async def serving(guests: FakeGuests, socket: str) -> AsyncIterator[None]:
     """`guests` behind a Runtime API on `socket` while the block runs."""
-    servicer = _RuntimeApi(guests)  # type: ignore[abstract] # a driver calls no others
-    async with server.serving(
-        socket,
-        lambda to: runtime_pb2_grpc.add_RuntimeServicer_to_server(servicer, to),
-        name="proxy",
-    ):
+    runtime = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
+    service = Service("proxy", methods_of(_RuntimeApi(guests), runtime))
+    async with server.serving(socket, service):
         yield

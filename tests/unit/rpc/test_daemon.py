@@ -10,7 +10,7 @@ from crust.host.files import flocks
 from crust.operations import KeyedOperations
 from crust.rpc import channel
 from crust.rpc.serving import daemon, server
-from tests.unit.rpc.test_server import Echo
+from tests.unit.rpc.test_server import echo_service
 
 
 async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_ended(
@@ -27,7 +27,7 @@ async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_e
 
     async def predecessor() -> None:
         async with daemon.starting(lock):
-            async with server.serving(path, name="old"):
+            async with server.serving(path, echo_service()):
                 caller = asyncio.create_task(operations.run("volume", "write", None, write))
                 await began.wait()
             await operations.drain()
@@ -37,12 +37,10 @@ async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_e
     await began.wait()
 
     async def successor() -> None:
-        async with daemon.starting(lock), server.serving(path, name="new", generic=[Echo()]):
+        async with daemon.starting(lock), server.serving(path, echo_service()):
             ended.append("the start")
             async with channel.connect(path) as connected:
-                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
-                    "/t.T/Echo"
-                )
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
                 assert await call(b"hello", timeout=60) == b"hello"
 
     second = asyncio.create_task(successor())

@@ -6,6 +6,7 @@ import pytest
 from crust.rpc import channel
 from crust.rpc.messages import limits
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Service, methods_of
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused
 
@@ -28,7 +29,7 @@ def test_kubelet_keys_count_in_parameters_and_not_in_contexts() -> None:
         limits.mapping(grown, "parameters")
 
 
-class Deleter(csi_pb2_grpc.ControllerServicer):
+class Deleter:
     """Accepts every DeleteVolume."""
 
     async def DeleteVolume(
@@ -39,12 +40,8 @@ class Deleter(csi_pb2_grpc.ControllerServicer):
 
 async def test_too_long_secrets_are_refused_without_being_shown(short: str) -> None:
     path = f"{short}/a.sock"
-    deleter = Deleter()  # type: ignore[abstract]
-    add = csi_pb2_grpc.add_ControllerServicer_to_server
-    async with (
-        server.serving(path, lambda s: add(deleter, s), name="t"),
-        channel.connect(path) as c,
-    ):
+    methods = methods_of(Deleter(), csi_pb2.DESCRIPTOR.services_by_name["Controller"])
+    async with server.serving(path, Service("t", methods)), channel.connect(path) as c:
         delete = csi_pb2_grpc.ControllerStub(c).DeleteVolume
         await delete(csi_pb2.DeleteVolumeRequest(volume_id="a", secrets=FULL))
         longer = csi_pb2.DeleteVolumeRequest(volume_id="a", secrets={**FULL, "y": ""})

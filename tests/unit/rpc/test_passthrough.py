@@ -11,9 +11,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.rpc import channel, passthrough
+from crust.rpc import channel
+from crust.rpc.call import Call
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Methods, Service
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused, refused_in_time
 from tests.support.nodes.node import until
@@ -63,6 +65,8 @@ class Chain:
         self.front, self.back = f"{root}/front.sock", f"{root}/back.sock"
         self.backend = Backend()
         self.caller: grpc.aio.Channel = channel.connect(self.front)
+        self.onwards: SocketPort
+        self.service: Service
 
     def call(self, method: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
         return self.caller.unary_unary(method)
@@ -81,11 +85,8 @@ class Chain:
 async def chain(short: str) -> AsyncIterator[Chain]:
     built = Chain(short)
     async with SocketPort(built.back) as onwards:
-        handler = passthrough.Passthrough(onwards)
-        async with (
-            built.serving_backend(),
-            server.serving(built.front, name="t", generic=[handler]),
-        ):
+        built.onwards, built.service = onwards, Service("t", others=onwards)
+        async with built.serving_backend(), server.serving(built.front, built.service):
             yield built
             await built.caller.close()
 
@@ -181,15 +182,16 @@ async def test_a_backend_that_restarts_is_found_again(
     lonely.front, lonely.back = f"{short}/front2.sock", f"{short}/back2.sock"
     await lonely.caller.close()
     lonely.caller = channel.connect(lonely.front)
-    async with SocketPort(lonely.back) as onwards:
-        handler = passthrough.Passthrough(onwards)
-        async with server.serving(lonely.front, name="t", generic=[handler]):
-            for _ in range(2):
-                await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
-                async with lonely.serving_backend(), asyncio.timeout(60):
-                    while not await _answers(lonely, method):
-                        pass
-            await lonely.caller.close()
+    async with (
+        SocketPort(lonely.back) as onwards,
+        server.serving(lonely.front, Service("t", others=onwards)),
+    ):
+        for _ in range(2):
+            await refused(lonely.call(method)(b"x"), grpc.StatusCode.UNAVAILABLE)
+            async with lonely.serving_backend(), asyncio.timeout(60):
+                while not await _answers(lonely, method):
+                    pass
+        await lonely.caller.close()
 
 
 async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> None:
@@ -200,7 +202,7 @@ async def test_an_unknown_method_of_the_backend_is_unimplemented(short: str) -> 
     try:
         async with (
             SocketPort(back) as onwards,
-            server.serving(front, name="t", generic=[passthrough.Passthrough(onwards)]),
+            server.serving(front, Service("t", others=onwards)),
             channel.connect(front) as caller,
         ):
             for method in (UNARY, UNKNOWN):
@@ -220,19 +222,14 @@ async def test_stream_of_answers_passes_message_by_message(chain: Chain) -> None
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_unknown_method_names_are_not_cached(chain: Chain, short: str) -> None:
-    async with SocketPort(chain.back) as onwards:
-        handler = passthrough.Passthrough(onwards)
-        details = [_Details(f"/x/M{number}") for number in range(100)]
-        for each in details:
-            assert handler.service(each) is not None
-        assert len(handler._handlers) == 0
-
-
-class _Details(grpc.HandlerCallDetails):
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
+async def test_unknown_method_names_are_not_kept(chain: Chain) -> None:
+    """Callers choose them, without a bound."""
+    for number in range(3):
+        await chain.call(f"/unknown/M{number}")(b"")
+    await chain.call(UNARY)(b"")
+    kept = repr([vars(each) for each in (chain.service, chain.onwards)])
+    assert "/unknown" not in kept
+    assert UNARY in kept
 
 
 async def _answers(chain: Chain, method: str) -> bool:
@@ -250,26 +247,21 @@ async def test_a_peer_that_hangs_is_reported_before_the_callers_deadline(short: 
     """The kubelet's event then has the reason, and not a bare "context deadline exceeded"."""
     hangs = asyncio.Event()
 
-    class Hung(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-            async def behave(request: bytes, _: object) -> bytes:
-                await hangs.wait()
-                return b""
+    async def hang(_: Call, data: bytes) -> bytes:
+        await hangs.wait()
+        return data
 
-            return grpc.unary_unary_rpc_method_handler(behave)
-
+    method = "/csi.v1.Node/NodeGetCapabilities"
     driver, shim, front = f"{short}/driver", f"{short}/shim", f"{short}/front"
     async with (
-        server.serving(driver, name="driver", generic=[Hung()]),
+        server.serving(driver, Service("driver", Methods({method: hang}))),
         SocketPort(driver) as to_driver,
-        server.serving(shim, name="shim", generic=[passthrough.Passthrough(to_driver)]),
+        server.serving(shim, Service("shim", others=to_driver)),
         SocketPort(shim) as to_shim,
-        server.serving(front, name="front", generic=[passthrough.Passthrough(to_shim)]),
+        server.serving(front, Service("front", others=to_shim)),
         channel.connect(front) as connected,
     ):
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
-            "/csi.v1.Node/NodeGetCapabilities"
-        )
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(method)
         told = await refused_in_time(
             lambda: call(b"", timeout=2),
             grpc.StatusCode.UNAVAILABLE,

@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from crust import errors, logs
-from crust.rpc import passthrough
-from crust.rpc.in_process.local import LocalPort, LocalServer
+from crust.rpc.call import Call
 from crust.rpc.messages.call_fields import CallFields
 from crust.rpc.port import Heard, Port, SocketPort, stub
+from crust.rpc.ports import LocalPort
 from crust.rpc.serving import server
-from crust.rpc.serving.health import Health
+from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused
@@ -24,21 +24,24 @@ Code = grpc.StatusCode
 STATS = "/csi.v1.Node/NodeGetVolumeStats"
 
 
-class Node(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.SnapshotMetadataServicer):
+class Node:
     """What each call does is its volume id."""
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
         self.fields: dict[str, str] = {}
+        self.background: asyncio.Task[dict[str, str]] | None = None
         self.remaining_s: float | None = None
         self.entered = asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
-        self.metadata = dict(context.invocation_metadata())
+    async def NodeGetVolumeStats(self, request: Any, call: Call) -> Any:
+        self.metadata = dict(call.invocation_metadata())
         if request.volume_id in ("first", "second"):
             self.fields = dict(logs.context.get() or {})
-        self.remaining_s = context.time_remaining()
+        if request.volume_id == "background":
+            self.background = asyncio.create_task(_fields())
+        self.remaining_s = call.time_remaining()
         if request.volume_id == "error":
             raise errors.NotFound("no such volume", hint="look for it")
         if request.volume_id == "abort":
@@ -51,12 +54,12 @@ class Node(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.SnapshotMetadataServicer):
                 await asyncio.Event().wait()
             finally:
                 self.ended.set()
-        await context.send_initial_metadata((("first", "1"),))
-        context.set_trailing_metadata((("last", "2"),))
+        await call.begin((("first", "1"),))
+        call.trailing = (("last", "2"),)
         usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES, total=7)
         return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage])
 
-    async def GetMetadataAllocated(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def GetMetadataAllocated(self, request: Any, call: Call) -> AsyncIterator[Any]:
         self.fields = dict(logs.context.get() or {})
         try:
             for number in range(request.max_results):
@@ -70,30 +73,32 @@ class Node(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.SnapshotMetadataServicer):
             self.ended.set()
 
 
+async def _fields() -> dict[str, str]:
+    return dict(logs.context.get() or {})
+
+
 @pytest.fixture
 def node() -> Node:
-    return Node()  # type: ignore[abstract]
+    return Node()
 
 
-def add(node: Node, to: Any) -> None:
-    csi_pb2_grpc.add_NodeServicer_to_server(node, to)
-    csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(node, to)
+def service_of(node: Node) -> Service:
+    known = csi_pb2.DESCRIPTOR.services_by_name
+    methods = (methods_of(node, known[name]) for name in ("Node", "SnapshotMetadata"))
+    return Service("test", *methods)
 
 
-def local_port(node: Node) -> LocalPort:
-    local = LocalServer()
-    local.open("test", Health())
-    add(node, local)
-    return LocalPort(local)
+def local_port(service: Service) -> LocalPort:
+    return LocalPort(lambda: service)
 
 
 @pytest_asyncio.fixture(params=["local", "socket"])
 async def port(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Port]:
     if request.param == "local":
-        yield local_port(node)
+        yield local_port(service_of(node))
         return
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        served = server.serving(f"{root}/s.sock", lambda to: add(node, to), name="test")
+        served = server.serving(f"{root}/s.sock", service_of(node))
         async with served, SocketPort(f"{root}/s.sock") as to:
             yield to
 
@@ -147,9 +152,22 @@ async def test_call_within_a_served_call_does_not_read_the_request_of_that(node:
 
     fields = CallFields("/x", b"", name)
     logs.context.set(fields)
-    await stats(local_port(node))
+    await stats(local_port(service_of(node)))
     assert logs.context.get() is fields
     assert asked == []
+
+
+async def test_task_that_a_call_starts_keeps_its_fields_and_no_later_call_has_them(
+    port: Port, node: Node
+) -> None:
+    """A background task has a copy of the context: what a call leaves behind must not reach the next one."""
+    await stats(port, "background")
+    assert node.background is not None
+    await stats(port, "second")
+    fields = await node.background
+    assert fields["volume_id"] == "background"
+    assert node.fields["volume_id"] == "second"
+    assert logs.context.get() is None
 
 
 async def test_errors_become_statuses(port: Port) -> None:
@@ -212,9 +230,7 @@ async def test_stream_that_is_left_ends_its_method(port: Port, node: Node) -> No
 
 
 async def test_pass_through_calls_reach_it(port: Port, node: Node) -> None:
-    local = LocalServer()
-    local.open("outer", Health(), [passthrough.Passthrough(port)])
-    outer = LocalPort(local)
+    outer = local_port(Service("outer", others=port))
     assert (await stats(outer)).usage[0].total == 7
     await refused(stats(outer, "error"), Code.NOT_FOUND, "[NotFound] no such volume")
     with pytest.raises(PeerStatus) as caught:
@@ -231,10 +247,9 @@ async def test_pass_through_calls_reach_it(port: Port, node: Node) -> None:
 
 
 async def test_pass_through_call_that_goes_away_ends_the_method(port: Port, node: Node) -> None:
-    local = LocalServer()
-    local.open("outer", Health(), [passthrough.Passthrough(port)])
+    outer = local_port(Service("outer", others=port))
     async with asyncio.timeout(60):
-        call = asyncio.create_task(stats(LocalPort(local), "hang"))
+        call = asyncio.create_task(stats(outer, "hang"))
         await node.entered.wait()
         call.cancel()
         await node.ended.wait()
@@ -247,12 +262,12 @@ async def test_a_later_connection_has_another_number(short: str, node: Node) -> 
     path = f"{short}/s.sock"
     async with SocketPort(path) as to:
         assert to.connection == 0
-        async with server.serving(path, lambda to: add(node, to), name="test"):
+        async with server.serving(path, service_of(node)):
             await stats(to)
             first = to.connection
             assert first
             assert to.connection == first
-        async with asyncio.timeout(60), server.serving(path, lambda to: add(node, to), name="test"):
+        async with asyncio.timeout(60), server.serving(path, service_of(node)):
             while not await _answered(to):
                 pass
             assert to.connection not in (0, first)

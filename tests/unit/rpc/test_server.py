@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,20 +15,21 @@ import pytest
 from crust import errors
 from crust.host.files import flocks
 from crust.rpc import channel
+from crust.rpc.call import Call
 from crust.rpc.serving import server, sockets
-from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.health import Health
+from crust.rpc.serving.service import Methods, Service
 from tests.support.raised import raised
 
 
-class Echo(grpc.GenericRpcHandler):
-    """Answers everything with what it got."""
+async def _answer(_: Call, data: bytes) -> bytes:
+    return data
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        async def behave(request: bytes, _: object) -> bytes:
-            return request
 
-        return grpc.unary_unary_rpc_method_handler(behave)
+def echo_service(health: Health | None = None) -> Service:
+    """It answers with what it got."""
+    methods = Methods({"/x/Y": _answer, "/csi.v1.Identity/Probe": _answer})
+    return Service("t", methods, health=health)
 
 
 class WaitableHealth(Health):
@@ -59,7 +59,7 @@ async def echo(path: str) -> bytes:
 
 async def test_it_serves_and_leaves_no_socket(short: str) -> None:
     path = f"{short}/a.sock"
-    async with server.serving(path, name="t", generic=[Echo()]):
+    async with server.serving(path, echo_service()):
         assert await echo(path) == b"hello"
         mode = os.stat(path).st_mode
         assert stat.S_ISSOCK(mode)
@@ -69,9 +69,9 @@ async def test_it_serves_and_leaves_no_socket(short: str) -> None:
 
 async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: str) -> None:
     path = f"{short}/a.sock"
-    async with server.serving(path, name="t", generic=[Echo()]):
+    async with server.serving(path, echo_service()):
         with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
-            async with server.serving(path, name="u"):
+            async with server.serving(path, Service("u")):
                 raise AssertionError("two servers")
         assert await echo(path) == b"hello"
 
@@ -84,7 +84,7 @@ async def test_socket_of_another_program_is_refused_with_its_process(short: str)
         stranger.listen()
         before = os.stat(path).st_ino
         with pytest.raises(sockets.SocketInUse, match=f"process {os.getpid()} already listens"):
-            async with server.serving(path, name="t"):
+            async with server.serving(path, Service("t")):
                 raise AssertionError("two servers")
         assert os.stat(path).st_ino == before
 
@@ -94,9 +94,8 @@ async def test_server_whose_socket_path_was_replaced_is_unhealthy(
 ) -> None:
     """A vendor's driver restarts with its old --endpoint: then the CO calls that driver instead of this server."""
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, health, daemon = f"{short}/a.sock", WaitableHealth(), Daemon()
-    daemon.health = health
-    async with server.serving(path, name="t", generic=[Echo()], daemon=daemon):
+    path, health = f"{short}/a.sock", WaitableHealth()
+    async with server.serving(path, echo_service(health)):
         with socket.socket(socket.AF_UNIX) as vendor:
             os.unlink(path)
             vendor.bind(path)
@@ -112,10 +111,9 @@ async def test_probe_fails_after_the_socket_was_removed(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_S", 0.01)
-    path, health, daemon = f"{short}/a.sock", WaitableHealth(), Daemon()
-    daemon.health = health
+    path, health = f"{short}/a.sock", WaitableHealth()
     async with (
-        server.serving(path, name="t", generic=[Echo()], daemon=daemon),
+        server.serving(path, echo_service(health)),
         channel.connect(path) as connected,
     ):
         probe: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary(
@@ -134,7 +132,7 @@ async def test_replaced_socket_path_always_has_a_listener(short: str) -> None:
     path = f"{short}/a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
-    async with server.serving(path, name="t", generic=[Echo()], lock_path=f"{short}/lock"):
+    async with server.serving(path, echo_service(), lock_path=f"{short}/lock"):
         assert await echo(path) == b"hello"
         assert sorted(os.listdir(short)) == ["a.sock", "lock"]
     assert os.listdir(short) == ["lock"]
@@ -150,7 +148,7 @@ async def test_a_listener_that_hangs_is_refused_too(
         stranger.listen(0)
         waiting.connect(path)  # fills the queue: nobody accepts
         with pytest.raises(errors.CrustError, match="who listens"):
-            async with server.serving(path, name="t"):
+            async with server.serving(path, Service("t")):
                 raise AssertionError("two servers")
 
 
@@ -159,8 +157,9 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
     code = (
         "import asyncio, sys\n"
         "from crust.rpc.serving import server\n"
+        "from crust.rpc.serving.service import Service\n"
         "async def main():\n"
-        "    async with server.serving(sys.argv[1], name='t'):\n"
+        "    async with server.serving(sys.argv[1], Service('t')):\n"
         "        print('serving', flush=True)\n"
         "        await asyncio.get_running_loop().create_future()\n"
         "asyncio.run(main())\n"
@@ -171,12 +170,12 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"serving\n"
     with pytest.raises(flocks.LockHeld, match=f"process {process.pid} holds it"):
-        async with server.serving(path, name="t"):
+        async with server.serving(path, Service("t")):
             raise AssertionError("two servers")
     process.send_signal(signal.SIGKILL)
     await process.wait()
     assert os.path.exists(path)
-    async with server.serving(path, name="t", generic=[Echo()]):
+    async with server.serving(path, echo_service()):
         assert await echo(path) == b"hello"
 
 
@@ -185,26 +184,26 @@ async def test_file_at_the_socket_path_is_kept(short: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write("mine")
     with raised("NotASocket", match="not a socket"):
-        async with server.serving(path, name="t"):
+        async with server.serving(path, Service("t")):
             raise AssertionError("served")
     with open(path, encoding="ascii") as file:
         assert file.read() == "mine"
     os.unlink(path)
-    async with server.serving(path, name="t"):  # the refusal gave the lock back
+    async with server.serving(path, Service("t")):  # the refusal gave the lock back
         pass
 
 
 @pytest.mark.parametrize("path", ["relative.sock", "unix:///run/a.sock", ""])
 async def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="not absolute"):
-        async with server.serving(path, name="t"):
+        async with server.serving(path, Service("t")):
             raise AssertionError("served")
 
 
 async def test_too_long_path_is_refused_before_anything_is_created(short: str) -> None:
     path = f"{short}/{'d' * 90}/a.sock"
     with raised("SocketPathTooLong", match="107"):
-        async with server.serving(path, name="t"):
+        async with server.serving(path, Service("t")):
             raise AssertionError("served")
     assert os.listdir(short) == []
 
@@ -212,7 +211,7 @@ async def test_too_long_path_is_refused_before_anything_is_created(short: str) -
 async def test_the_lock_may_lie_elsewhere(short: str) -> None:
     """CSI allows no other file beside a plugin's socket."""
     path = f"{short}/plugin/csi.sock"
-    async with server.serving(path, name="t", lock_path=f"{short}/run/csi.lock"):
+    async with server.serving(path, Service("t"), lock_path=f"{short}/run/csi.lock"):
         assert os.listdir(f"{short}/plugin") == ["csi.sock"]
         assert stat.S_IMODE(os.stat(f"{short}/plugin").st_mode) == 0o700
 
@@ -224,7 +223,7 @@ async def test_socket_that_cannot_be_bound_raises_socket_bind_failed(
     lock = f"{short}/csi.lock"
     os.symlink(f"{short}/nowhere/deep", path.rpartition("/")[0])
     with pytest.raises(errors.CrustError, match=r"csi.sock"):
-        async with server.serving(path, name="t", lock_path=lock):
+        async with server.serving(path, Service("t"), lock_path=lock):
             raise AssertionError("served")
     capfd.readouterr()
 
@@ -233,16 +232,12 @@ async def test_stop_waits_for_running_calls(short: str) -> None:
     path = f"{short}/a.sock"
     began, end = asyncio.Event(), asyncio.Event()
 
-    class Slow(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-            async def behave(request: bytes, _: object) -> bytes:
-                began.set()
-                await end.wait()
-                return b"done"
+    async def slow(_: Call, data: bytes) -> bytes:
+        began.set()
+        await end.wait()
+        return b"done"
 
-            return grpc.unary_unary_rpc_method_handler(behave)
-
-    serving = server.serving(path, name="t", generic=[Slow()])
+    serving = server.serving(path, Service("t", Methods({"/x/Y": slow})))
     await serving.__aenter__()
     call = asyncio.create_task(echo(path))
     await began.wait()

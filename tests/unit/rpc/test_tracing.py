@@ -11,9 +11,7 @@ from crust import logs, traces
 from crust.rpc import port, tracing
 from tests.support.raised import raised
 
-DAEMONS = (
-    "crust.node.process, crust.rpc.tracing, crust.rpc.serving.interceptors, crust.runtime_handler"
-)
+DAEMONS = "crust.node.process, crust.rpc.tracing, crust.rpc.serving.service, crust.runtime_handler"
 
 
 def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:

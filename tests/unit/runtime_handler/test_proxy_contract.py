@@ -20,6 +20,7 @@ from crust.proxy.runtimes.registry import HandlerRegistry
 from crust.proxy.table import Table
 from crust.rpc import channel
 from crust.rpc.serving import server
+from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import testing
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
@@ -43,10 +44,10 @@ async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
             handlers, peers = Handlers(grace_s=0), HandlerPeers()
             served = HandlerRegistry(handlers, peers, Events(), entries, f"{root}/volumes")
 
-            def register(into: grpc.aio.Server) -> None:
-                handlers_pb2_grpc.add_HandlerRegistryServicer_to_server(served, into)
-
-            serving = server.serving(f"{root}/handlers.sock", register, name="test")
+            methods = methods_of(
+                served, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
+            )
+            serving = server.serving(f"{root}/handlers.sock", Service("test", methods))
             await stack.enter_async_context(serving)
             stack.push_async_callback(peers.close)
             stack.callback(served.stop)

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
 
@@ -13,6 +12,7 @@ from crust.blockdriver.services.identity import Identity
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
 from crust.operations import KeyedOperations
+from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import caller
@@ -113,9 +113,8 @@ async def test_probe_of_an_absent_pool_gives_the_reason_to_a_caller_that_asks(
         raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
 
     served = Identity("driver", Checked(absent), "1.12", running(), is_ready=lambda: False)
-    context = mock.Mock()
-    context.invocation_metadata.return_value = ((extensions.KEY, extensions.ERROR_INFO),) * asks
-    assert not (await served.Probe(csi_pb2.ProbeRequest(), context)).ready.value
-    given = [call.args[0] for call in context.set_trailing_metadata.mock_calls]
+    metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
+    call = Call("/csi.v1.Identity/Probe", metadata)
+    assert not (await served.Probe(csi_pb2.ProbeRequest(), call)).ready.value
     wanted = ((extensions.NOT_READY, b"[PoolAbsent] the disk is not mounted"),)
-    assert given == ([wanted] if asks else [])
+    assert call.trailing == (wanted if asks else ())

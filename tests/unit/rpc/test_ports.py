@@ -1,4 +1,4 @@
-"""Parts that reach each other by a path: without a socket where they are wired, by one where they are not."""
+"""Parts reach each other by a path: without a socket where both are in the process, by one elsewhere."""
 
 import logging
 import tempfile
@@ -11,21 +11,21 @@ import grpc
 import pytest
 
 from crust import errors, logs
-from crust.rpc import channel, passthrough
+from crust.rpc import channel
 from crust.rpc.port import Port, SocketPort, stub
-from crust.rpc.serving.daemon import Daemon
+from crust.rpc.ports import Ports
+from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
-from crust.rpc.wiring import Wiring
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.reported import reported
 
 REQUEST = csi_pb2.NodeGetVolumeStatsRequest(volume_id="vol")
 
 
-class Node(csi_pb2_grpc.NodeServicer):
+class Node:
     """Refuses every volume."""
 
-    async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
+    async def NodeGetVolumeStats(self, request: Any, call: Any) -> Any:
         raise errors.NotFound(f"no volume {request.volume_id}")
 
 
@@ -41,9 +41,8 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield running
 
 
-def add(to: Any) -> None:
-    node = Node()  # type: ignore[abstract]
-    csi_pb2_grpc.add_NodeServicer_to_server(node, to)
+def service_of(node: Node, name: str = "driver") -> Service:
+    return Service(name, methods_of(node, csi_pb2.DESCRIPTOR.services_by_name["Node"]))
 
 
 async def code_at(port: Port) -> grpc.StatusCode:
@@ -56,10 +55,10 @@ async def test_inner_path_is_unavailable_until_its_part_serves_and_after_it(
     root: str, stack: AsyncExitStack
 ) -> None:
     path = f"{root}/driver.sock"
-    wires = Wiring(inner=[path])
-    to = await stack.enter_async_context(wires.connect(path))
+    ports = Ports(inner=[path])
+    to = await stack.enter_async_context(ports.connect(path))
     assert await code_at(to) is grpc.StatusCode.UNAVAILABLE
-    async with wires.serving(path, add, name="driver", daemon=Daemon()):
+    async with ports.serving(path, service_of(Node())):
         assert await code_at(to) is grpc.StatusCode.NOT_FOUND
         assert not Path(path).exists()
     assert await code_at(to) is grpc.StatusCode.UNAVAILABLE
@@ -67,19 +66,19 @@ async def test_inner_path_is_unavailable_until_its_part_serves_and_after_it(
 
 async def test_shared_path_is_served_on_its_socket_too(root: str, stack: AsyncExitStack) -> None:
     path = f"{root}/runtime.sock"
-    wires = Wiring(shared=[path])
-    inside = await stack.enter_async_context(wires.connect(path))
+    ports = Ports(shared=[path])
+    inside = await stack.enter_async_context(ports.connect(path))
     outside = await stack.enter_async_context(SocketPort(path))
-    async with wires.serving(path, add, name="runtime", daemon=Daemon()):
+    async with ports.serving(path, service_of(Node())):
         assert await code_at(inside) is grpc.StatusCode.NOT_FOUND
         assert await code_at(outside) is grpc.StatusCode.NOT_FOUND
 
 
-async def test_path_that_is_not_wired_is_a_socket(root: str, stack: AsyncExitStack) -> None:
+async def test_any_other_path_is_a_socket(root: str, stack: AsyncExitStack) -> None:
     path = f"{root}/other.sock"
-    wires = Wiring(inner=[f"{root}/driver.sock"])
-    to = await stack.enter_async_context(wires.connect(path))
-    async with wires.serving(path, add, name="other", daemon=Daemon()):
+    ports = Ports(inner=[f"{root}/driver.sock"])
+    to = await stack.enter_async_context(ports.connect(path))
+    async with ports.serving(path, service_of(Node())):
         assert Path(path).is_socket()
         assert await code_at(to) is grpc.StatusCode.NOT_FOUND
 
@@ -100,25 +99,17 @@ async def test_call_through_three_parts_has_one_line_and_one_id(
     stack.callback(logger.removeFilter, note)
 
     class Recording(Node):
-        async def NodeGetVolumeStats(self, request: Any, context: Any) -> Any:
+        async def NodeGetVolumeStats(self, request: Any, call: Any) -> Any:
             ids.append(request_id())
             return csi_pb2.NodeGetVolumeStatsResponse()
 
     shim, driver, front = (f"{root}/{name}.sock" for name in ("shim", "driver", "csi"))
-    wires, daemon = Wiring(inner=[shim, driver]), Daemon()
-    node = Recording()  # type: ignore[abstract]
+    ports = Ports(inner=[shim, driver])
     enter = stack.enter_async_context
-    await enter(
-        wires.serving(
-            driver,
-            lambda to: csi_pb2_grpc.add_NodeServicer_to_server(node, to),
-            name="driver",
-            daemon=daemon,
-        )
-    )
+    await enter(ports.serving(driver, service_of(Recording())))
     for path, behind in ((shim, driver), (front, shim)):
-        generic = passthrough.Passthrough(await enter(wires.connect(behind)))
-        await enter(wires.serving(path, name=path, daemon=daemon, generic=[generic]))
+        others = await enter(ports.connect(behind))
+        await enter(ports.serving(path, Service(path, others=others)))
     to = await enter(channel.connect(front))
     await csi_pb2_grpc.NodeStub(to).NodeGetVolumeStats(REQUEST, timeout=20)
     await reported()

@@ -1,4 +1,4 @@
-"""The interceptor: errors become statuses, a bug shows only its request id, and every caller is answered."""
+"""A service: errors become statuses, a bug shows only its request id, and every caller is answered."""
 
 import asyncio
 import logging
@@ -11,11 +11,12 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from crust import errors, logs, metrics
+from crust import errors, logs, metrics, traces
 from crust.rpc import channel, status
-from crust.rpc.serving import interceptors, method_handlers, server
-from crust.rpc.serving.call_record import Served
-from crust.rpc.serving.health import Health
+from crust.rpc.call import Call
+from crust.rpc.serving import server
+from crust.rpc.serving.service import Methods, Service
+from crust.rpc.status import PeerStatus
 from tests.support.faults.refusals import refused
 from tests.support.reported import reported
 
@@ -23,41 +24,31 @@ Code = grpc.StatusCode
 SECRET = "s3same"
 
 
-class Service(grpc.GenericRpcHandler):
+class Behaviour:
     """One behaviour as three kinds of methods."""
 
     def __init__(self) -> None:
-        self.behave: Callable[[Any], Any] = lambda _: None
+        self.behave: Callable[[Call], Any] = lambda _: None
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        method = handler_call_details.method
-        if method == "/x/Unknown":
-            return None
-        if method in ("/x/Probe", "/csi.v1.Node/NodeGetInfo"):
-            return grpc.unary_unary_rpc_method_handler(self._unary)
-        return {
-            "/x/Unary": grpc.unary_unary_rpc_method_handler(self._unary),
-            "/x/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
-            "/csi.v9.New/Stream": grpc.unary_stream_rpc_method_handler(self._stream),
-        }[method]
+    def service(self) -> Service:
+        unary = dict.fromkeys(("/x/Unary", "/x/Probe", "/csi.v1.Node/NodeGetInfo"), self._unary)
+        streams = dict.fromkeys(("/x/Stream", "/csi.v9.New/Stream"), self._stream)
+        return Service("t", Methods(unary, streams))
 
-    async def _unary(self, request: bytes, context: Any) -> bytes:
-        await self.behave(context)
+    async def _unary(self, call: Call, request: bytes) -> bytes:
+        await self.behave(call)
         return b"ok"
 
-    async def _stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, call: Call, request: bytes) -> AsyncIterator[bytes]:
         yield b"first"
-        await self.behave(context)
+        await self.behave(call)
 
 
 @pytest.fixture
-async def service(short: str) -> AsyncIterator[tuple[Service, grpc.aio.Channel]]:
-    built = Service()
+async def service(short: str) -> AsyncIterator[tuple[Behaviour, grpc.aio.Channel]]:
+    built = Behaviour()
     path = f"{short}/a.sock"
-    async with (
-        server.serving(path, name="t", generic=[built]),
-        channel.connect(path) as caller,
-    ):
+    async with server.serving(path, built.service()), channel.connect(path) as caller:
         yield built, caller
 
 
@@ -71,7 +62,7 @@ async def _call(caller: grpc.aio.Channel, shape: str) -> None:
 
 
 SHAPES = pytest.mark.parametrize("shape", ["Unary", "Stream"])
-Fixture = tuple[Service, grpc.aio.Channel]
+Fixture = tuple[Behaviour, grpc.aio.Channel]
 
 
 @SHAPES
@@ -153,8 +144,8 @@ async def test_an_error_that_a_peer_answered_keeps_its_name_in_the_next_log(
 
     caplog.handler.addFilter(seen)
 
-    async def fail(context: Any) -> None:
-        await status.abort(context, errors.Exhausted("no slot"), is_csi=False)
+    async def fail(call: Call) -> None:
+        raise status.of(errors.Exhausted("no slot"), call)
 
     built.behave = fail
     await refused(_call(caller, shape), Code.RESOURCE_EXHAUSTED, "[Exhausted] no slot")
@@ -187,11 +178,11 @@ async def test_bug_is_answered_with_the_request_id_and_logged_with_traceback(
 
 
 @SHAPES
-async def test_abort_by_the_behaviour_passes_unchanged(service: Fixture, shape: str) -> None:
+async def test_status_of_a_peer_passes_unchanged(service: Fixture, shape: str) -> None:
     built, caller = service
 
-    async def fail(context: Any) -> None:
-        await context.abort(Code.UNAUTHENTICATED, "who are you")
+    async def fail(_: Any) -> None:
+        raise PeerStatus(Code.UNAUTHENTICATED, "who are you")
 
     built.behave = fail
     await refused(_call(caller, shape), Code.UNAUTHENTICATED, "who are you")
@@ -269,7 +260,7 @@ async def _result(call: Any) -> Any:
 
 
 async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
-    service: tuple[Service, grpc.aio.Channel],
+    service: Fixture,
 ) -> None:
     """Callers choose unknown names, without a bound; known methods are counted by name."""
     built, channel_to = service
@@ -287,7 +278,7 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
 
 
 async def test_csi_call_is_measured_as_a_kubelet_measures_it(
-    service: tuple[Service, grpc.aio.Channel],
+    service: Fixture,
 ) -> None:
     built, channel_to = service
 
@@ -334,33 +325,30 @@ async def _nothing(_: Any) -> None:
     return None
 
 
-class _Details(grpc.HandlerCallDetails):
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
-
-
-async def test_handler_is_wrapped_once_and_no_more_are_kept_than_a_server_has(
+async def test_span_of_a_call_has_its_code_and_the_name_of_its_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server has the same handler for each call of a method. Callers choose the names that pass through."""
-    monkeypatch.setattr(method_handlers, "METHODS_MAX", 1)
-    interceptor = interceptors.CallInterceptor(Served("test"), Health())
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    async def answer(request: bytes, _: object) -> bytes:
-        return request
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces, "tracer", provider.get_tracer("test"))
+    built, parent = Behaviour(), f"00-{'a' * 32}-{'b' * 16}-01"
+    served = built.service()
+    built.behave = _nothing
+    await served.answer(Call("/x/Unary", ((traces.KEY, parent),)), b"")
 
-    async def wrapped(method: str, handler: Any) -> Any:
-        async def found(_: grpc.HandlerCallDetails) -> Any:
-            return handler
+    async def fail(_: Call) -> None:
+        raise errors.Exhausted("no slot")
 
-        return await interceptor.intercept_service(found, _Details(method))
-
-    one: Any = grpc.unary_unary_rpc_method_handler(answer)
-    other: Any = grpc.unary_unary_rpc_method_handler(answer)
-    made = await wrapped("/a/One", one)
-    assert await wrapped("/a/One", one) is made
-    assert await wrapped("/a/One", other) is not made
-    for number in range(3):
-        await wrapped(f"/unknown/{number}", one)
-    assert "/unknown" not in repr(vars(interceptor._wrapped))
+    built.behave = fail
+    await refused(served.answer(Call("/x/Unary"), b""), Code.RESOURCE_EXHAUSTED)
+    answered, failed = exporter.get_finished_spans()
+    assert answered.context is not None
+    assert f"{answered.context.trace_id:032x}" == "a" * 32
+    found = [dict(span.attributes or {}) for span in (answered, failed)]
+    assert [each["rpc.grpc.status_code"] for each in found] == [0, 8]
+    assert found[1]["error.type"] == "Exhausted"
+    assert "error.type" not in found[0]

@@ -1,0 +1,285 @@
+"""The one way in: `Service.answer` serves every call of a part, from a socket and from within the process.
+
+A call gets its fields and its span, is admitted, runs its method, and is recorded. An error of crust is answered with
+its own sentence and code, the status of a peer unchanged. Any other exception is a bug: it is logged with its
+traceback, and the caller gets the request id only. So `except Exception` is right here: it means every error that
+nobody has thought of. A caller gets an answer or `PeerStatus`, and nothing else.
+
+An inner call is made by this process for a call that it got. It keeps that call's fields, and is logged at DEBUG.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import descriptor, message_factory
+
+from crust import errors, logs, traces
+from crust.rpc import status, tracing
+from crust.rpc.call import Call
+from crust.rpc.messages import call_fields, limits, requests
+from crust.rpc.messages.requests import Request
+from crust.rpc.port import Port
+from crust.rpc.serving.call_record import CallRecord
+from crust.rpc.serving.health import Health
+from crust.rpc.status import PeerStatus
+
+_log = logging.getLogger(__name__)
+
+Unary = Callable[[Call, bytes], Awaitable[bytes]]
+Stream = Callable[[Call, bytes], AsyncIterator[bytes]]
+
+
+class Methods(NamedTuple):
+    """The methods of a part, by their full names, from bytes to bytes: of one answer, and with a stream of them."""
+
+    unary: Mapping[str, Unary] = {}
+    streams: Mapping[str, Stream] = {}
+
+
+class UnexpectedError(errors.RuntimeFailed):
+    """A bug: an exception that crust does not know. The log of the process has its traceback under the request id.
+
+    `server` is the part that was called: a daemon of crust, or an author's driver or runtime that is served with
+    crust's code.
+    """
+
+    def __init__(self, rpc: str, server: str, request_id: str) -> None:
+        super().__init__(
+            f"{rpc} failed",
+            why=f"{server} raised an unexpected error",
+            hint=f"the log of {server} has the reason under request id {request_id}",
+        )
+
+
+def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
+    """The error itself, or an `UnexpectedError` in the place of one that crust does not know, which is logged."""
+    if isinstance(error, errors.CrustError):
+        return error
+    fields = call_fields.current()
+    request_id = fields.request_id if fields else ""
+    # in the message, too: a process of an author has the standard logging, which shows no extra fields
+    _log.error(
+        "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
+    )
+    return UnexpectedError(rpc, server, request_id)
+
+
+class Service:
+    """The methods of one part, and the port that gets all others.
+
+    `name` is the part's in logs and errors, `driver` has the name of the CSI driver whose calls these are. `admit`
+    raises why a method cannot be served now; a Probe is refused while the process is unhealthy.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *methods: Methods,
+        others: Port | None = None,
+        health: Health | None = None,
+        driver: Callable[[], str] = lambda: "",
+        admit: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self.health = health or Health()
+        self.driver = driver
+        self._unary = {key: each for part in methods for key, each in part.unary.items()}
+        self._streams = {key: each for part in methods for key, each in part.streams.items()}
+        self._others = others
+        self._admit = admit
+        self._records: dict[tuple[str, bool], CallRecord] = {}
+
+    def is_unary(self, method: str) -> bool:
+        """Whether the method is known to have one answer."""
+        passes = self._others is not None and call_fields.is_unary(method)
+        return method in self._unary or passes
+
+    def streams(self, method: str) -> bool:
+        """Whether the method may have a stream of answers. One that passes may have, unless it is known."""
+        return method in self._streams or self._others is not None
+
+    async def answer(self, call: Call, data: bytes, *, is_inner: bool = False) -> bytes:
+        """The answer to a request. Raises `PeerStatus`, and `CancelledError` when the caller has gone away."""
+        record = self._record(call.method, is_inner)
+        around = self._begin(call, data, is_inner=is_inner)
+        try:
+            if traces.tracer is None or record.is_quiet:
+                return await self._recorded(call, data, record)
+            with tracing.served(call, self.name):
+                return await self._recorded(call, data, record)
+        finally:
+            # A caller that serves no call itself, e.g. work in the background, has no fields after it either: its
+            # next call would be logged, and named to a handler, as this one.
+            logs.context.set(around)
+
+    async def _recorded(self, call: Call, data: bytes, record: CallRecord) -> bytes:
+        started_s = time.monotonic()
+        try:
+            answer = await self._run(call, data)
+        except (Exception, asyncio.CancelledError) as error:
+            raise self._refused(call, data, record, started_s, error) from error
+        record.soon(data, started_s)
+        return answer
+
+    async def stream(
+        self, call: Call, data: bytes, *, is_inner: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """The answers to a request; raises as `answer`. Its reader keeps the fields of the call apart."""
+        record, started_s = self._record(call.method, is_inner), time.monotonic()
+        self._begin(call, data, is_inner=is_inner)
+        try:
+            self._admit(call.method)
+            async with contextlib.aclosing(self._answers(call, data)) as answers:
+                async for answer in answers:
+                    yield answer
+        except (Exception, asyncio.CancelledError) as error:
+            raise self._refused(call, data, record, started_s, error) from error
+        record.soon(data, started_s)
+
+    def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
+        around = logs.context.get()
+        # not by its truth: that is its length, which reads the request at once
+        if not is_inner or call_fields.current() is None:
+            metadata = call.invocation_metadata()
+            logs.context.set(call_fields.CallFields(call.method, data, self.driver, metadata))
+        return around
+
+    async def _run(self, call: Call, data: bytes) -> bytes:
+        if call.method.endswith("/Probe"):
+            self.health.check()
+        self._admit(call.method)
+        method = self._unary.get(call.method)
+        if method is not None:
+            return await method(call, data)
+        if self._others is None:
+            raise no_method()
+        return await self._others.forward(call, data)
+
+    async def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+        method = self._streams.get(call.method)
+        if method is not None:
+            async for answer in method(call, data):
+                yield answer
+            return
+        if self._others is None:
+            raise no_method()
+        answers = self._others.stream(
+            call.method, data, call.invocation_metadata(), call.time_remaining()
+        )
+        async with contextlib.aclosing(answers):
+            initial = await answers.initial_metadata()
+            if initial:
+                await call.begin(initial)
+            async for answer in answers:
+                yield answer
+            call.trailing = await answers.trailing_metadata()
+
+    def _record(self, method: str, is_inner: bool) -> CallRecord:  # noqa: FBT001
+        record = self._records.get((method, is_inner))
+        if record is None:
+            record = CallRecord(self.name, self.driver, method, is_inner=is_inner)
+            if self.is_unary(method):  # callers choose other names, without a bound
+                self._records[method, is_inner] = record
+        return record
+
+    def _refused(
+        self, call: Call, data: bytes, record: CallRecord, started_s: float, error: BaseException
+    ) -> BaseException:
+        """The status of a call that failed, recorded; the cancellation itself if the caller has gone away.
+
+        Where only something that the method awaited was cancelled, the caller is answered: gRPC answers nothing when
+        a method ends with CancelledError, and the caller would wait until its deadline.
+        """
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                record.now(data, started_s, grpc.StatusCode.CANCELLED, {})
+                return error
+            error = errors.PeerUnavailable(
+                f"{record.rpc} was interrupted",
+                why="a task that it waited for was cancelled",
+                hint="retry",
+            )
+        assert isinstance(error, Exception)
+        answered = known_error(record.rpc, self.name, error)
+        refusal = status.of(answered, call)
+        record.now(data, started_s, refusal.code, _logged(answered))
+        return refusal
+
+
+def _logged(error: errors.CrustError) -> dict[str, str]:
+    """The log fields of an error; the status of a peer has a name only if it is an error of crust."""
+    if not isinstance(error, PeerStatus):
+        return {"error": str(error), "error_name": error.error_name}
+    is_named = status.name_in(error.trailing)
+    return {"error": error.text, **({"error_name": error.error_name} if is_named else {})}
+
+
+def no_method() -> PeerStatus:
+    """The status for a method that a part does not have, in gRPC's words."""
+    return PeerStatus(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+
+def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Methods:
+    """The methods of a servicer, each of which takes a message and its `Call`, and answers a message, or an iterator.
+
+    A method that the servicer lacks answers `RpcNotServed`. A request is decoded, and its secrets are limited, here.
+    """
+    unary: dict[str, Unary] = {}
+    streams: dict[str, Stream] = {}
+    for method in service.methods:
+        name = f"/{service.full_name}/{method.name}"
+        served = getattr(servicer, method.name, None)
+        kind = message_factory.GetMessageClass(method.input_type)
+        if served is None:
+            unary[name] = _not_served
+        elif method.server_streaming:
+            streams[name] = _stream(kind, served)
+        else:
+            unary[name] = _unary(kind, served)
+    return Methods(unary, streams)
+
+
+def parsed(
+    kind: type[Request], answer: Callable[[Request, bytes, Call], Awaitable[bytes]]
+) -> Unary:
+    """A method that looks at its request, and may pass on the bytes of it."""
+
+    async def behave(call: Call, data: bytes) -> bytes:
+        return await answer(requests.parse(kind, data), data, call)
+
+    return behave
+
+
+def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
+    async def answer(call: Call, data: bytes) -> bytes:
+        request = requests.parse(kind, data)
+        limits.check_secrets(request)
+        encoded: bytes = (await served(request, call)).SerializeToString()
+        return encoded
+
+    return answer
+
+
+def _stream(kind: Any, served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
+    async def answers(call: Call, data: bytes) -> AsyncIterator[bytes]:
+        request = requests.parse(kind, data)
+        limits.check_secrets(request)
+        async with contextlib.aclosing(served(request, call)) as each:
+            async for answer in each:
+                yield answer.SerializeToString()
+
+    return answers
+
+
+async def _not_served(call: Call, _: bytes) -> bytes:
+    raise errors.Unsupported.named(
+        "RpcNotServed",
+        f"{call.method.rpartition('/')[2]} is not served here",
+        why="its capability is not advertised",
+    )
