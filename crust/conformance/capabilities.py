@@ -1,35 +1,59 @@
 """What a driver advertises, as one set of names: `controller.LIST_VOLUMES`, `node.EXPAND_VOLUME`, `plugin.ONLINE`.
 
-A case lists the names that it needs. An option that the operator gives has a name too (`option.log`), and so has
-what is tried out because no capability says it (`driver.block`: crust/conformance/inferred.py).
+The catalogue has the names that a case needs. An option that the operator gives has a name too (`option.log`), and so
+has what is tried out because no capability says it (`driver.block`: crust/conformance/inferred.py).
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
-from crust.conformance import case
 from crust.conformance.options import Options
+from crust.conformance.orchestrator.calls import Calls, Channels, Code, Refusal
 from crust.rpc.messages import extensions
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
+
+CREATE = "controller.CREATE_DELETE_VOLUME"
+PUBLISH = "controller.PUBLISH_UNPUBLISH_VOLUME"
+READONLY = "controller.PUBLISH_READONLY"
+CAPACITY = "controller.GET_CAPACITY"
+SNAPSHOT = "controller.CREATE_DELETE_SNAPSHOT"
+LIST_SNAPSHOTS = "controller.LIST_SNAPSHOTS"
+GET_SNAPSHOT = "controller.GET_SNAPSHOT"
+CLONE = "controller.CLONE_VOLUME"
+EXPAND = "controller.EXPAND_VOLUME"
+GROUP = "group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"
+METADATA = "plugin.SNAPSHOT_METADATA_SERVICE"
+ONLINE = "plugin.ONLINE"
+NODE = "node"
+STAGE = "node.STAGE_UNSTAGE_VOLUME"
+NODE_EXPAND = "node.EXPAND_VOLUME"
+BLOCK = "driver.block"
+CHECKS_FS_TYPE = "driver.checks-fs-type"
+FEW_VOLUMES_MAX = 32
+"""An attach limit up to this is tried out."""
 
 _METADATA = ((extensions.KEY, f"{extensions.DEFERRAL},{extensions.NODE_INFO}"),)
 _Service = csi_pb2.PluginCapability.Service.Type
 _Expansion = csi_pb2.PluginCapability.VolumeExpansion.Type
-_Controller = csi_pb2.ControllerServiceCapability.RPC.Type
-_Node = csi_pb2.NodeServiceCapability.RPC.Type
-_Group = csi_pb2.GroupControllerServiceCapability.RPC.Type
+_SERVICES: dict[str, tuple[Message, object]] = {
+    "controller": (
+        csi_pb2.ControllerGetCapabilitiesRequest(),
+        csi_pb2.ControllerServiceCapability.RPC.Type,
+    ),
+    "node": (csi_pb2.NodeGetCapabilitiesRequest(), csi_pb2.NodeServiceCapability.RPC.Type),
+    "group": (
+        csi_pb2.GroupControllerGetCapabilitiesRequest(),
+        csi_pb2.GroupControllerServiceCapability.RPC.Type,
+    ),
+}
 
 
-def of(channel: grpc.Channel, options: Options) -> frozenset[str]:
-    """Ask the driver. Raises grpc.RpcError where it does not answer at all."""
-    found = {
-        *_plugin(channel, options.timeout_s),
-        *_controller(channel, options.timeout_s),
-        *_node(channel, options.timeout_s),
-        *_group(channel, options.timeout_s),
-        *_given(options),
-    }
+def of(channels: Channels, options: Options) -> frozenset[str]:
+    """Ask the driver. Raises AssertionError where it does not answer at all."""
+    found = {*_advertised(channels, options.timeout_s), *_given(options)}
     return frozenset(found | {f"profile.{options.profile or _profile(found)}"})
 
 
@@ -38,62 +62,41 @@ def _profile(found: set[str]) -> str:
     return "1.12" if found & {"controller.VOLUME_CONDITION", "node.VOLUME_CONDITION"} else "1.13"
 
 
-def _plugin(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
-    stub = csi_pb2_grpc.IdentityStub(channel)
-    answer = stub.GetPluginCapabilities(
-        csi_pb2.GetPluginCapabilitiesRequest(), timeout=timeout_s, wait_for_ready=True
-    )
-    for each in answer.capabilities:
+def _advertised(channels: Channels, timeout_s: float) -> Iterable[str]:
+    calls = Calls(channels, timeout_s)
+    plugin = _served(calls, csi_pb2.GetPluginCapabilitiesRequest())
+    for each in plugin.capabilities if plugin else ():
         if each.HasField("service"):
             yield f"plugin.{_name(_Service, each.service.type)}"
         elif each.HasField("volume_expansion"):
             yield f"plugin.{_name(_Expansion, each.volume_expansion.type)}"
+    for service, (request, rpcs) in _SERVICES.items():
+        answer = _served(calls, request)
+        if answer is not None:
+            yield service
+            yield from (f"{service}.{_name(rpcs, each.rpc.type)}" for each in answer.capabilities)
+        if service == "node":
+            yield from _of_info(_served(calls, csi_pb2.NodeGetInfoRequest()))
 
 
-def _controller(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
-    stub = csi_pb2_grpc.ControllerStub(channel)
-    request = csi_pb2.ControllerGetCapabilitiesRequest()
+def _of_info(info: Any) -> Iterable[str]:
+    if info is not None:
+        yield "node.info"
+        if 0 < info.max_volumes_per_node <= FEW_VOLUMES_MAX:
+            yield f"node.max_volumes_per_node<={FEW_VOLUMES_MAX}"
+
+
+def _served(calls: Calls, request: Message) -> Any:
+    """The answer, unchecked: what is wrong with it is the cases' matter. None where the RPC is not implemented."""
     try:
-        answer = stub.ControllerGetCapabilities(request, timeout=timeout_s, metadata=_METADATA)
+        return calls.method(request)(
+            request, timeout=calls.timeout_s, metadata=_METADATA, wait_for_ready=True
+        )
     except grpc.RpcError as error:
-        _must_be_absent(error)
-        return
-    yield "controller"
-    for each in answer.capabilities:
-        yield f"controller.{_name(_Controller, each.rpc.type)}"
-
-
-def _node(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
-    stub = csi_pb2_grpc.NodeStub(channel)
-    request = csi_pb2.NodeGetCapabilitiesRequest()
-    try:
-        answer = stub.NodeGetCapabilities(request, timeout=timeout_s, metadata=_METADATA)
-    except grpc.RpcError as error:
-        _must_be_absent(error)
-        return
-    yield "node"
-    for each in answer.capabilities:
-        yield f"node.{_name(_Node, each.rpc.type)}"
-    try:
-        info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=timeout_s)
-    except grpc.RpcError as error:
-        _must_be_absent(error)
-        return
-    yield case.NODE_INFO
-    if 0 < info.max_volumes_per_node <= case.FEW_VOLUMES_MAX:
-        yield case.FEW_VOLUMES
-
-
-def _group(channel: grpc.Channel, timeout_s: float) -> Iterable[str]:
-    stub = csi_pb2_grpc.GroupControllerStub(channel)
-    request = csi_pb2.GroupControllerGetCapabilitiesRequest()
-    try:
-        answer = stub.GroupControllerGetCapabilities(request, timeout=timeout_s)
-    except grpc.RpcError as error:
-        _must_be_absent(error)
-        return
-    for each in answer.capabilities:
-        yield f"group.{_name(_Group, each.rpc.type)}"
+        refusal = Refusal(request, error)
+    if refusal.code is not Code.UNIMPLEMENTED:
+        raise refusal
+    return None
 
 
 def _given(options: Options) -> Iterable[str]:
@@ -116,9 +119,3 @@ def _name(enum: object, number: int) -> str:
         return str(enum.Name(number))  # type: ignore[attr-defined]
     except ValueError:
         return str(number)
-
-
-def _must_be_absent(error: grpc.RpcError) -> None:
-    assert isinstance(error, grpc.Call)
-    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-        raise error

@@ -1,85 +1,98 @@
-"""Every case, and the two tables of docs/conformance.md, made from the code.
+"""The catalogue: each case's rule, clauses and needs, as the tables of docs/conformance.md have them.
 
-`python -m crust.conformance.catalogue docs/conformance.md` writes the tables again; a test compares the file with
-this. What is around them is written by hand.
+The page is the one place of a case's words, and a part of the wheel. The case itself is a function whose name has the
+number: `test_c221_…` for drivers, `test_r101_…` for runtimes; a test compares both ways. A case has at least one
+clause. The strongest one is the case's own: a failed assertion breaks that. Assertions of a weaker clause stand in a
+block `with co.should():` or `with co.beyond():`, and the case goes on after them.
+
+MUST stands for MUST, REQUIRED and SHALL, which decide whether the tested program is compliant; SHOULD for SHOULD and
+RECOMMENDED. `beyond` is what the specification leaves open: the practice of a CO, or crust's own contract.
 """
 
-import importlib
-import pkgutil
+import enum
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
-from crust.conformance import cases as package
-from crust.conformance.case import Case, is_case, of
-from crust.conformance.options import Parameters
-
-_BETWEEN = r"(<!-- {0} -->\n).*?(<!-- end of {0} -->)"
+_FUNCTION = re.compile(r"test_([cr])(\d{3})_")
+_ROW = re.compile(r"\| [CR]-\d{3} \|")
+_CELLS = re.compile(r"(?<!\\)\|")
 
 
-def case_functions() -> Iterator[Callable[..., object]]:
-    """Every case's function, by file and number."""
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        yield from _of(importlib.import_module(found.name))
+class Strength(enum.StrEnum):
+    """How much a clause binds; the strongest first."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+    BEYOND = "beyond"
 
 
-def cases() -> list[Case]:
-    """Every case, by number."""
-    return sorted((of(each) for each in case_functions()), key=lambda each: each.number)
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A sentence of the specification: the section or the numbers, and what it says, shortened."""
+
+    strength: Strength
+    section: str
+    gist: str = ""
+
+    def __str__(self) -> str:
+        """As the page and a report show it."""
+        return f"{self.strength} · {self.section}" + (f": {self.gist}" if self.gist else "")
 
 
-def render(page: str) -> str:
-    """`page` with its tables generated again."""
-    settings = ["| key | type | default | meaning |", "|---|---|---|---|", *_settings()]
-    table = ["| case | strength | rule | clauses | needs |", "|---|---|---|---|---|"]
-    table += [_row(each) for each in cases()]
-    return _filled(_filled(page, "settings", settings), "cases", table)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row of the page. `needs` are names of capabilities."""
+
+    number: str
+    rule: str
+    clauses: tuple[Clause, ...]
+    needs: tuple[str, ...]
+
+    @property
+    def strength(self) -> Strength:
+        """The strength of its own clause, which is the first one."""
+        return self.clauses[0].strength
+
+    def clause(self, strength: Strength) -> Clause:
+        """The clause of this strength. Raises LookupError where the case has none."""
+        for clause in self.clauses:
+            if clause.strength is strength:
+                return clause
+        raise LookupError(f"{self.number} has no clause of strength {strength}")
 
 
-def _filled(page: str, name: str, lines: list[str]) -> str:
-    text = "\n".join(lines)
-    pattern = re.compile(_BETWEEN.format(name), re.DOTALL)
-    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+def number_of(function: str) -> str:
+    """The number in a function's name: C-221, R-101; empty for a function that is no case."""
+    found = _FUNCTION.match(function)
+    return f"{found[1].upper()}-{found[2]}" if found else ""
 
 
-def _of(module: ModuleType) -> Iterator[Callable[..., object]]:
-    yield from (value for value in vars(module).values() if callable(value) and is_case(value))
+def cases(kind: str) -> Mapping[str, Case]:
+    """The cases for drivers ("C") or for runtimes ("R"), by number."""
+    return {number: case for number, case in _read().items() if number.startswith(kind)}
 
 
-def _settings() -> Iterator[str]:
-    for name, value in Parameters.model_fields.items():
-        kind = str(value.annotation).replace("<class '", "").replace("'>", "")
-        default = value.get_default(call_default_factory=True)
-        meaning = " ".join((value.description or "").split())
-        yield f"| `{name}` | {_TYPES[kind]} | {_default(default)} | {meaning} |"
+@functools.cache
+def _read() -> Mapping[str, Case]:
+    checkout = Path(__file__).parents[2] / "docs" / "conformance.md"
+    installed = Path(sys.prefix, "share", "crust", "conformance.md")
+    page = checkout if checkout.exists() else installed
+    rows = filter(_ROW.match, page.read_text(encoding="utf-8").splitlines())
+    return {case.number: case for case in map(_case, rows)}
 
 
-_TYPES = {
-    "dict[str, str]": "table of strings",
-    "int": "integer",
-    "str": "string",
-    "bool": "boolean",
-    "bool | None": "boolean",
-    "tuple[str, ...]": "list of strings",
-}
+def _case(row: str) -> Case:
+    cells = [cell.strip().replace("\\|", "|") for cell in _CELLS.split(row)]
+    _, number, rule, clauses, needs, _ = cells
+    names = tuple(name.strip("`") for name in needs.split(", ") if name)
+    return Case(number, rule, tuple(map(_clause, clauses.split("<br>"))), names)
 
 
-def _default(value: object) -> str:
-    shown = {True: "`true`", False: "`false`"} if isinstance(value, bool) else {}
-    if value is None:
-        return "tried out"
-    return shown.get(bool(value), f"`{value}`" if value else "none")
-
-
-def _row(case: Case) -> str:
-    clauses = "<br>".join(f"{each}" for each in case.clauses)
-    needs = ", ".join(f"`{each}`" for each in case.needs)
-    cells = (case.number, str(case.strength), case.rule, clauses, needs)
-    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(render(file.read_text()))
+def _clause(text: str) -> Clause:
+    strength, _, words = text.partition(" · ")
+    section, _, gist = words.partition(": ")
+    return Clause(Strength(strength), section, gist)

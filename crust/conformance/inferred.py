@@ -7,13 +7,11 @@ import secrets as tokens
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import grpc
-
-from crust.conformance.case import BLOCK, CHECKS_FS_TYPE, CREATE
+from crust.conformance.capabilities import BLOCK, CHECKS_FS_TYPE, CREATE
 from crust.conformance.options import Options
-from crust.conformance.orchestrator.calls import Calls, Refusal
+from crust.conformance.orchestrator.calls import Calls, Channels, Refusal
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, block, mount
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
 _USUAL = "ext4"
 
@@ -28,7 +26,7 @@ class Inferred:
 
 
 def of(
-    channel: grpc.Channel, has: frozenset[str], options: Options, needs: Collection[str]
+    channels: Channels, has: frozenset[str], options: Options, needs: Collection[str]
 ) -> Inferred:
     """Try out what `needs`, those of the chosen cases, ask for."""
     given = options.parameters
@@ -36,7 +34,7 @@ def of(
         found = given.model_copy(update={"fs_types": given.fs_types or (_USUAL,)})
         named = {BLOCK} if given.block else set()
         return Inferred(replace(options, parameters=found), has | named)
-    trial = _Trial(channel, options)
+    trial = _Trial(channels, options)
     fs_types = given.fs_types or (_USUAL if trial.takes(mount(_USUAL)) else "",)
     if not given.fs_types and not fs_types[0] and not trial.takes(mount()):
         trial.remarks.append(
@@ -55,9 +53,8 @@ def of(
 class _Trial(Calls):
     """Creates volumes, and deletes them again."""
 
-    def __init__(self, channel: grpc.Channel, options: Options) -> None:
-        super().__init__(options.timeout_s)
-        self._controller = csi_pb2_grpc.ControllerStub(channel)
+    def __init__(self, channels: Channels, options: Options) -> None:
+        super().__init__(channels, options.timeout_s)
         self._given = options.parameters
         self.refusal = ""
         self.remarks: list[str] = []
@@ -73,7 +70,7 @@ class _Trial(Calls):
             secrets=self._given.secrets,
         )
         try:
-            made = self.until_final(self._controller.CreateVolume, request).volume
+            made = self.until_final(request).volume
         except AssertionError as refusal:
             self.refusal = str(refusal)
             return False
@@ -83,6 +80,6 @@ class _Trial(Calls):
     def _delete(self, volume_id: str) -> None:
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id, secrets=self._given.secrets)
         try:
-            self.until_final(self._controller.DeleteVolume, request)
+            self.until_final(request)
         except Refusal as refusal:
             self.remarks.append(f"a volume that was created to try the driver is left: {refusal}")

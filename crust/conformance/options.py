@@ -17,17 +17,6 @@ UNKNOWN_VOLUME = "conformance-no-such-volume"
 Profile = Literal["1.12", "1.13"]
 
 
-class InvalidParametersFile(errors.InvalidRequest):
-    """The parameters file cannot be used."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"the parameters file {path} cannot be used",
-            why=why,
-            hint="docs/conformance.md lists what it may hold",
-        )
-
-
 class Parameters(pydantic.BaseModel):
     """The `--parameters` file (TOML). Every field may be left out."""
 
@@ -63,26 +52,29 @@ class Parameters(pydantic.BaseModel):
     """A second node that the driver knows; without it the cases of two nodes are skipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """A run's options. `socket` is of the node part where there is a `controller_socket`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of both suites. `only` and `skip` select cases; `strict` fails on findings of every strength."""
 
-    `only` and `skip` select cases; `strict` fails on findings of every strength.
-    """
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    strict: bool = False
+    junit: Path | None = None
+    json: Path | None = None
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(RunOptions):
+    """A run's options for a driver. `socket` is of the node part where there is a `controller_socket`."""
 
     socket: str
     target_root: Path
     controller_socket: str = ""
     profile: Profile | None = None
     parameters: Parameters = field(default_factory=Parameters)
-    junit: Path | None = None
-    json: Path | None = None
     log: Path | None = None
     restart_command: str = ""
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    strict: bool = False
-    timeout_s: float = 60.0
 
     @property
     def where(self) -> str:
@@ -104,15 +96,20 @@ def socket_of(endpoint: str) -> str:
 
 
 def parameters_of(path: Path | None) -> Parameters:
-    """Read the parameters file; the defaults without one. Raises `InvalidParametersFile`."""
+    """Read the parameters file; the defaults without one. Raises `errors.InvalidRequest`."""
     if path is None:
         return Parameters()
     try:
         return Parameters.model_validate(tomllib.loads(path.read_text()))
-    except (OSError, tomllib.TOMLDecodeError) as err:
-        raise InvalidParametersFile(path, str(err)) from err
     except pydantic.ValidationError as err:
-        fields = "; ".join(
+        why = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
         )
-        raise InvalidParametersFile(path, fields) from err
+    except (OSError, tomllib.TOMLDecodeError) as err:
+        why = str(err)
+    raise errors.InvalidRequest.named(
+        "InvalidParametersFile",
+        f"the parameters file {path} cannot be used",
+        why=why,
+        hint="docs/conformance.md lists what it may hold",
+    )

@@ -1,101 +1,118 @@
-"""The suite's pytest plugin: a CO for every case, skips by capability, and a result for every case.
+"""The one runner of both suites, on pytest: a subject for every case, skips by capability, and a result for each.
 
-pytest finds the cases, runs them and explains assertions; it prints nothing and decides nothing.
+pytest finds the cases, runs them and explains assertions; it prints nothing and decides nothing, because a finding is
+no failed test: a case can break several clauses, weaker ones go on, and what could not be removed after the case is a
+finding as well.
 """
 
 import inspect
+import os
+import re
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
-import grpc
+import click
 import pytest
 
-from crust.conformance import case, inferred
-from crust.conformance.options import Options
-from crust.conformance.orchestrator.calls import Calls
-from crust.conformance.orchestrator.co import Co
-from crust.conformance.orchestrator.exchange import NONE, Exchange
-from crust.conformance.orchestrator.host_view import HostView
-from crust.conformance.results import Finding, Result, Results, explained
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.conformance import catalogue, report_files, selection
+from crust.conformance.catalogue import Case
+from crust.conformance.options import RunOptions
+from crust.conformance.report import Report
+from crust.conformance.results import Exchange, Finding, Outcome, Result, Results, explained
+
+_FILES = "*_cases.py"
+_INTERRUPTED = 2
+GONE = 3
+_FAILING: frozenset[Outcome] = frozenset({"failed"})
+_FAILING_STRICT: frozenset[Outcome] = frozenset({"failed", "warning", "note"})
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The driver that is tested: a connection, and what it advertises."""
+class Gone(Exception):
+    """The tested program does not answer any more, and the other cases would all wait for it."""
 
-    channel: grpc.Channel
-    has: frozenset[str]
-    options: Options
 
-    def probe(self) -> None:
-        """Probe, once the driver is there. Raises AssertionError if that takes too long."""
-        calls = Calls(self.options.timeout_s)
-        calls.until_final(csi_pb2_grpc.IdentityStub(self.channel).Probe, csi_pb2.ProbeRequest())
-        if self.options.controller_socket:  # its node part is another process
-            info = csi_pb2_grpc.NodeStub(self.channel).NodeGetInfo
-            calls.until_final(info, csi_pb2.NodeGetInfoRequest())
+class Subject(Protocol):
+    """What is tested: a driver, or a runtime."""
+
+    def open(self) -> None:
+        """Before the first case. Raises `Gone`."""
+
+    def begin(
+        self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
+    ) -> Collection[str]:
+        """Before a case: which of its needs the subject lacks. Raises `Gone`.
+
+        `chosen` are the cases of the run; `remarked` takes what holds for the whole run.
+        """
+
+    def using(self, case: Case, findings: list[Finding]) -> AbstractContextManager[Any]:
+        """What the case's function gets. The end removes what the case made, and adds findings."""
+
+    def call(self, case: Callable[[], Any]) -> None:
+        """Run the case's function."""
+
+    def last(self) -> Exchange:
+        """The last exchange of the running case."""
+
+    def end(self) -> None:
+        """After a case that broke something. Raises `Gone`."""
 
 
 class Plugin:
-    """One run. `said` is called with each result, and `remarked` with what holds for the whole run."""
+    """One run, whose results the report says as they come."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        host: HostView,
-        numbers: frozenset[str],
-        said: Callable[[Result], None],
-        remarked: Callable[[str], None],
-    ) -> None:
-        self._driver = driver
-        self._host = host
-        self._numbers = numbers
-        self._said = said
-        self._remarked = remarked
-        self._inferred: inferred.Inferred | None = None
+    def __init__(self, subject: Subject, chosen: Collection[Case], report: Report) -> None:
+        self._subject = subject
+        self._chosen = {case.number: case for case in chosen}
+        self._report = report
         self._findings: list[Finding] = []
         self._skipped = ""
-        self._needs: frozenset[str] = frozenset()
-        self._last: Callable[[], Exchange] = lambda: NONE
         self.results = Results()
-        self.is_driver_gone = False
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Declare the mark."""
-        config.addinivalue_line("markers", f"{case.MARK}(number, needs): a numbered case")
+        self.is_gone = False
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_pycollect_makeitem(self, obj: object) -> list[pytest.Item] | None:
+    def pytest_pycollect_makeitem(self, name: str, obj: object) -> list[pytest.Item] | None:
         """Nothing for a case that is not asked for: making the items of all takes longer than most cases."""
-        if not inspect.isfunction(obj) or not case.is_case(obj):
-            return None
-        return None if case.of(obj).number in self._numbers else []
+        is_left_out = inspect.isfunction(obj) and catalogue.number_of(name) not in self._chosen
+        return [] if is_left_out else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """In the order of their numbers."""
-        items.sort(key=lambda each: of(each).number)
-        self._needs = frozenset(need for each in items for need in of(each).needs)
+        items.sort(key=lambda item: self._of(item).number)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """A case from set-up to clean-up, and its result."""
-        self._findings, self._skipped, self._last = [], "", lambda: NONE
+        self._findings, self._skipped = [], ""
         begun = time.monotonic()
         done = yield
         seconds = time.monotonic() - begun
-        result = Result(of(item), tuple(self._findings), self._skipped, seconds)
+        result = Result(self._of(item), tuple(self._findings), self._skipped, seconds)
         self.results.each.append(result)
-        self._said(result)
+        self._report.result(result)
         return done
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what the driver does not have."""
-        missing = sorted(set(of(item).needs) - self._tried(of(item)).has)
-        if missing:
-            pytest.skip(", ".join(missing))
+        """Skip what the subject does not have."""
+        missing: list[str] = []
+        with self._ending(item):
+            missing = sorted(
+                self._subject.begin(self._of(item), self._chosen.values(), self._report.remark)
+            )
+        if missing or self.is_gone:
+            pytest.skip(", ".join(missing) or "an answer")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
+        """A case for runtimes is a coroutine."""
+        (name,) = inspect.signature(pyfuncitem.obj).parameters
+        self._subject.call(partial(pyfuncitem.obj, pyfuncitem.funcargs[name]))
+        return True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -107,46 +124,108 @@ class Plugin:
         if isinstance(error, pytest.skip.Exception):
             self._skipped = error.msg or ""
         elif error is not None:
-            own = of(item).clause(of(item).strength)
-            self._findings.append(Finding(own, explained(error), self._last()))
+            own = self._of(item).clauses[0]
+            self._findings.append(Finding(own, explained(error), self._subject.last()))
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """If a case crashed the driver, end the run: the other cases would all wait for it."""
-        if not self._findings:
-            return
-        try:
-            self._driver.probe()
-        except AssertionError as error:
-            self.is_driver_gone = True
-            where = self._driver.options.where
-            self._remarked(f"the driver at {where} does not answer any more: {error}")
-            item.session.shouldstop = "the driver does not answer"
+        """If a case crashed the subject, end the run."""
+        if self._findings:
+            with self._ending(item):
+                self._subject.end()
 
     @pytest.fixture
-    def co(self, request: pytest.FixtureRequest) -> Iterator[Co]:
-        """A CO that removes what the case has created."""
-        found, one = self._tried(of(request.node)), of(request.node)
-        co = Co(self._driver.channel, found.has, found.options, self._host, one)
-        self._last = lambda: co.last
-        yield co
-        self._findings = [*co.findings, *self._findings, *co.clean()]
+    def co(self, request: pytest.FixtureRequest) -> Iterator[Any]:
+        """A CO, for a case that tests a driver; it removes what the case has created."""
+        yield from self._used(request)
 
-    def _tried(self, one: case.Case) -> inferred.Inferred:
-        """What is tried out is tried once, and only for a case that creates volumes."""
-        if self._inferred is not None:
-            return self._inferred
-        driver = self._driver
-        if case.CREATE not in one.needs:
-            return inferred.Inferred(driver.options, driver.has)
-        self._inferred = inferred.of(driver.channel, driver.has, driver.options, self._needs)
-        for each in self._inferred.remarks:
-            self._remarked(each)
-        return self._inferred
+    @pytest.fixture
+    def s(self, request: pytest.FixtureRequest) -> Iterator[Any]:
+        """The runtime and its volumes, for a case that tests one."""
+        yield from self._used(request)
+
+    def has_cases_in(self, text: str) -> bool:
+        """Whether a file has one of the chosen cases: an import of all takes longer than most runs."""
+        functions = re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
+        return any(catalogue.number_of(name) in self._chosen for name in functions)
+
+    def _used(self, request: pytest.FixtureRequest) -> Iterator[Any]:
+        own: list[Finding] = []
+        with self._subject.using(self._of(request.node), own) as used:
+            yield used
+            self._findings = [*own, *self._findings]
+            own.clear()
+        self._findings += own
+
+    @contextmanager
+    def _ending(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            yield
+        except Gone as gone:
+            self.is_gone = True
+            self._report.remark(str(gone))
+            item.session.shouldstop = "the subject does not answer"
+
+    def _of(self, item: pytest.Item) -> Case:
+        return self._chosen[catalogue.number_of(item.name)]
 
 
-def of(item: pytest.Item) -> case.Case:
-    """The case of a pytest item."""
-    assert isinstance(item, pytest.Function)
-    return case.of(item.function)
+def run(
+    subject: Subject, directory: Path, kind: str, options: RunOptions, report: Report
+) -> Results:
+    """Run the cases of a kind ("C", "R"), which are in the directory. Raises `errors.InvalidRequest` for a case that
+    is not there.
+    """
+    known = catalogue.cases(kind)
+    numbers = selection.chosen(known, options.only, options.skip)
+    plugin = Plugin(subject, [known[number] for number in numbers], report)
+    try:
+        subject.open()
+    except Gone as gone:
+        click.echo(str(gone), err=True)
+        return Results(exit_code=GONE)
+    files = [str(file) for file in directory.rglob(_FILES) if plugin.has_cases_in(file.read_text())]
+    with _no_settings_of_others():  # without any file, pytest would look in this directory
+        ended = pytest.main([*(files or [str(directory)]), *_ARGUMENTS], plugins=[plugin])
+    results = plugin.results
+    report.summary(results, strict=options.strict)
+    failing = _FAILING_STRICT if options.strict else _FAILING
+    results.exit_code = GONE if plugin.is_gone else _exit_code(int(ended), results, failing)
+    if options.junit is not None:
+        report_files.write_junit(options.junit, results, failing)
+    if options.json is not None:
+        report_files.write_json(options.json, results)
+    return results
+
+
+def _exit_code(ended: int, results: Results, failing: frozenset[Outcome]) -> int:
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return _INTERRUPTED
+    return int(bool(results.numbers(*failing)))
+
+
+@contextmanager
+def _no_settings_of_others() -> Iterator[None]:
+    """pytest takes options and plugins from the environment, which are for other tests."""
+    theirs = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith("PYTEST_")}
+    try:
+        yield
+    finally:
+        os.environ.update(theirs)
+
+
+_ARGUMENTS = [
+    f"--rootdir={Path(__file__).parent}",
+    f"--config-file={os.devnull}",
+    f"--override-ini=python_files={_FILES}",
+    "--noconftest",
+    "--import-mode=importlib",
+    "--disable-plugin-autoload",
+    "--capture=no",
+    "-pno:cacheprovider",
+    "-pno:terminal",
+    # they would warn, on a terminal that is not there, and look through all objects for it
+    "-pno:unraisableexception",
+    "-pno:threadexception",
+]

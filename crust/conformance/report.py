@@ -5,10 +5,11 @@ A skipped case has no line; the summary has one for each reason.
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 
 import click
 
-from crust.conformance.results import Finding, Outcome, Result, Results, ranges
+from crust.conformance.results import Finding, Outcome, Result, Results
 
 _COLORS: dict[Outcome, str] = {
     "passed": "green",
@@ -36,9 +37,7 @@ class Report:
         if result.outcome == "skipped":
             return
         word = click.style(f"{result.outcome:<8}", fg=_COLORS[result.outcome])
-        self._line(f"{result.case.number} {word} {result.case.title}")
-        if result.findings:
-            self._named("rule", result.case.rule)
+        self._line(f"{result.case.number} {word} {result.case.rule}")
         for each in result.findings:
             self._finding(each)
 
@@ -49,13 +48,13 @@ class Report:
     def summary(self, results: Results, *, strict: bool) -> None:
         """How many of each outcome; what was skipped, by reason; what was broken."""
         reasons = defaultdict[str, list[str]](list)
-        for number, why in results.skipped().items():
+        for number, why in results.skipped.items():
             reasons[why].append(number)
         if reasons:
             self._line("")
-            self._line("skipped, because the driver has not, or was not given:")
+            self._line("skipped, because the subject has not, or was not given:")
         for why, numbers in sorted(reasons.items(), key=lambda each: -len(each[1])):
-            self._line(f"  {len(numbers):>3} {why}: {ranges(numbers)}")
+            self._line(f"  {len(numbers):>3} {why}: {_ranges(numbers)}")
         for outcome, meaning in _MEANING:
             self._broken(results, outcome, meaning)
         counts = [f"{len(results.numbers(each))} {each}" for each in _COLORS]
@@ -68,17 +67,18 @@ class Report:
             self._line("")
             self._line(f"{click.style(outcome, fg=_COLORS[outcome])}: {meaning}")
         for each in found:
-            self._line(f"  {each.case.number} {each.case.title}")
+            self._line(f"  {each.case.number} {each.case.rule}")
 
     def _finding(self, finding: Finding) -> None:
         self._named("clause", str(finding.clause))
-        if finding.exchange.sent:
-            self._named("sent", finding.exchange.sent)
-            self._named("got", finding.exchange.got)
+        self._named("sent", finding.exchange.sent)
+        self._named("got", finding.exchange.got)
         self._named("but", finding.why)
 
     def _named(self, name: str, text: str) -> None:
-        first, *others = text.splitlines() or [""]
+        if not text:
+            return
+        first, *others = text.splitlines()
         self._line(f"{_INDENT}{name:<7}{first}")
         for each in others:
             self._line(f"{_INDENT}{'':<7}{each}")
@@ -86,3 +86,14 @@ class Report:
     def _line(self, text: str) -> None:
         if not self._quiet:
             click.echo(text, color=False if "NO_COLOR" in os.environ else None)
+
+
+def _ranges(numbers: Iterable[str]) -> str:
+    """`C-101..C-104, C-110`."""
+    runs: list[list[str]] = []
+    for number in sorted(numbers):
+        if runs and int(number[2:]) == int(runs[-1][-1][2:]) + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)

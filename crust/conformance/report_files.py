@@ -27,14 +27,14 @@ def write_junit(path: Path, results: Results, failing: Iterable[Outcome]) -> Non
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def write_json(path: Path, results: Results, exit_code: int) -> None:
+def write_json(path: Path, results: Results) -> None:
     """Every case with its clauses and findings."""
-    found = {"exit_code": exit_code, "cases": [_described(each) for each in results.each]}
+    found = {"exit_code": results.exit_code, "cases": [_described(each) for each in results.each]}
     path.write_text(json.dumps(found, ensure_ascii=False, indent=2) + "\n")
 
 
 def _testcase(result: Result, failing: frozenset[Outcome]) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", name=f"{result.case.number} {result.case.title}")
+    case = ElementTree.Element("testcase", name=f"{result.case.number} {result.case.rule}")
     case.set("classname", f"conformance.{result.case.strength}")
     case.set("time", f"{result.seconds:.3f}")
     properties = ElementTree.SubElement(case, "properties")
@@ -52,7 +52,6 @@ def _testcase(result: Result, failing: frozenset[Outcome]) -> ElementTree.Elemen
 def _described(result: Result) -> dict[str, Any]:
     return {
         "number": result.case.number,
-        "title": result.case.title,
         "rule": result.case.rule,
         "strength": str(result.case.strength),
         "clauses": [str(each) for each in result.case.clauses],

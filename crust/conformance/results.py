@@ -2,12 +2,11 @@
 
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from crust.conformance.case import Case, Clause, Strength
-from crust.conformance.orchestrator.exchange import NONE, Exchange
+from crust import errors
+from crust.conformance.catalogue import Case, Clause, Strength
 
 _LINES = 8
 _ADDRESS = re.compile(r"<([^<>]*) object at 0x[0-9a-f]+>")
@@ -20,18 +19,26 @@ OUTCOMES: dict[Strength, Outcome] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What was sent, and what came back, as a report shows it, without secrets; both empty before the first call."""
+
+    sent: str = ""
+    got: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A clause that was broken, how, and the last call before that."""
 
     clause: Clause
     why: str
-    exchange: Exchange = NONE
+    exchange: Exchange = Exchange()
 
 
 def explained(error: BaseException) -> str:
     """Why an assertion failed: what it says, without the suite's own objects."""
     text = str(error) or type(error).__name__
-    if not isinstance(error, AssertionError):
+    if not isinstance(error, (AssertionError, errors.CrustError)):
         text = f"{type(error).__name__}: {text}"
     lines = [_ADDRESS.sub(r"\1", line) for line in text.splitlines() if line.strip()]
     if not text.startswith(
@@ -62,27 +69,39 @@ class Result:
 
 @dataclass
 class Results:
-    """All cases of a run, in the order in which they ended."""
+    """All cases of a run, in the order in which they ended.
+
+    Exit codes: 0 no MUST is broken (strict: nothing is), 1 one is, 2 interrupted, 3 the subject does not answer.
+    """
 
     each: list[Result] = field(default_factory=list)
+    exit_code: int = 0
 
     def numbers(self, *outcomes: Outcome) -> frozenset[str]:
         """The cases that ended so."""
         return frozenset(one.case.number for one in self.each if one.outcome in outcomes)
 
+    @property
+    def passed(self) -> frozenset[str]:
+        """Nothing was broken."""
+        return self.numbers("passed")
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """A MUST was broken."""
+        return self.numbers("failed")
+
+    @property
+    def warned(self) -> frozenset[str]:
+        """A SHOULD was broken, and no MUST."""
+        return self.numbers("warning")
+
+    @property
+    def noted(self) -> frozenset[str]:
+        """Only what CSI leaves open."""
+        return self.numbers("note")
+
+    @property
     def skipped(self) -> dict[str, str]:
         """The cases that did not run, with the reasons."""
         return {one.case.number: one.skipped for one in self.each if one.outcome == "skipped"}
-
-
-def ranges(numbers: Iterable[str]) -> str:
-    """`C-101..C-104, C-110`."""
-    runs: list[list[int]] = []
-    for number in sorted(int(each.removeprefix("C-")) for each in numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(
-        f"C-{run[0]:03d}" if len(run) == 1 else f"C-{run[0]:03d}..C-{run[-1]:03d}" for run in runs
-    )

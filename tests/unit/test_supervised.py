@@ -21,7 +21,7 @@ TASKS_THAT_ARE_AWAITED = {
     "proxy/events.py",
     "rpc/driver_facts.py",  # one question
     "rpc/port.py",  # a connection's state
-    "runtime_handler/conformance/subject.py",  # a command, which waits for the first of two
+    "conformance/runtimes/subject.py",  # a command, which waits for the first of two
     "supervised.py",
 }
 """Files with tasks that are no loop: their makers wait for them, and get their errors."""

@@ -143,8 +143,8 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
     metavar="COMMAND",
     is_flag=False,
     flag_value="",
-    help="Check a runtime against specs/handoff.md instead (docs/runtime-author.md), with --only, --skip, --list and "
-    "--timeout-s. Default of --timeout-s then: 120.",
+    help="Check a runtime against specs/handoff.md instead (docs/runtime-author.md), with --only, --skip, --list, "
+    "--strict, --junit, --json and --timeout-s. Default of --timeout-s then: 120.",
 )
 @click.pass_context
 def conformance(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
@@ -153,28 +153,19 @@ def conformance(context: click.Context, /, runtime: str | None, **flags: Any) ->
     Run it as root where the driver's mounts are visible. Exit codes: 0 no MUST is broken, 1 one is, 2 the command
     cannot be understood or was interrupted, 3 the driver does not answer.
     """
-    if runtime is not None:
-        sys.exit(_of_runtime(context, runtime))
     from crust.cli.checking import conformance
 
-    sys.exit(conformance.run(**flags))
-
-
-_FOR_RUNTIMES = {"runtime", "only", "skip", "list_cases", "timeout_s"}
-
-
-def _of_runtime(context: click.Context, command: str) -> int:
-    """The suite for runtimes, with what was given on the command line; the rest is for drivers, and refused."""
-    source = context.get_parameter_source
+    if runtime is None:
+        sys.exit(conformance.of_driver(**flags))
     given = {
         name: value
-        for name, value in context.params.items()
-        if source(name) is not ParameterSource.DEFAULT
+        for name, value in flags.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    if misplaced := sorted(given.keys() - _FOR_RUNTIMES):
-        flags = ", ".join(f"--{each.replace('_', '-')}" for each in misplaced)
-        raise click.UsageError(f"{flags}: not with --runtime, but for drivers")
-    from crust.cli.checking import conformance_of_runtime
+    if misplaced := sorted(given.keys() - _OF_BOTH):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        raise click.UsageError(f"{names}: not with --runtime, but for drivers")
+    sys.exit(conformance.of_runtime(runtime, **given))
 
-    del given["runtime"]
-    return conformance_of_runtime.run(command, **given)
+
+_OF_BOTH = {"only", "skip", "list_cases", "timeout_s", "strict", "junit", "json"}

@@ -1,10 +1,11 @@
-"""`crust conformance`: flags to options; reports what is missing before a case runs."""
+"""`crust conformance`, for drivers and for runtimes: flags to options; reports what is missing before a case runs."""
 
 import importlib.util
+import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import click
 
 from crust import errors
-from crust.conformance import options
+from crust.conformance import catalogue, options, selection
 
 
-def run(
+def of_driver(
     *,
     endpoint: str | None,
     controller_endpoint: str | None,
@@ -23,15 +24,14 @@ def run(
     list_cases: bool,
     **flags: Any,
 ) -> int:
-    """Run the suite; `flags` are the other fields of `Options`. Returns the exit code.
+    """Run the suite for drivers; `flags` are the other fields of `Options`. Returns the exit code.
 
-    Raises click.ClickException for what cannot be used.
+    Raises click.UsageError for what cannot be used.
     """
-    if importlib.util.find_spec("pytest") is None:
-        raise click.UsageError("pytest is not installed: pip install 'crust-csi[conformance]'")
-    try:
-        if list_cases:
-            return _list(flags["only"], flags["skip"])
+
+    def run() -> int:
+        from crust.conformance import suite
+
         if endpoint is None:
             raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
         chosen = options.Options(
@@ -41,32 +41,60 @@ def run(
             **flags,
         )
         _check_directory(chosen.target_root)
-        for report in filter(None, (chosen.junit, chosen.json)):
-            _check_writable(report)
-        return _run(chosen)
+        _check("C", chosen)
+        for each in filter(None, (chosen.socket, chosen.controller_socket)):
+            _tell_if_away(each, chosen.timeout_s)
+        return suite.run(chosen).exit_code
+
+    return _ran("C", run, flags, list_cases=list_cases)
+
+
+def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
+    """Run the suite for runtimes; `flags` are fields of `RunOptions`. Returns the exit code.
+
+    Raises click.UsageError for what cannot be used.
+    """
+
+    def run() -> int:
+        if not command:
+            raise click.UsageError("--runtime needs the command that starts the runtime")
+        if os.geteuid() != 0:
+            raise click.UsageError("the cases attach loop devices and mount: run it as root")
+        from crust.conformance.runtimes import suite
+
+        chosen = options.RunOptions(**{"timeout_s": suite.TIMEOUT_S, **flags})
+        _check("R", chosen)
+        return suite.run(command, chosen).exit_code
+
+    return _ran("R", run, flags, list_cases=list_cases)
+
+
+def _ran(kind: str, run: Callable[[], int], flags: dict[str, Any], *, list_cases: bool) -> int:
+    if importlib.util.find_spec("pytest") is None:
+        raise click.UsageError("pytest is not installed: pip install 'crust-csi[conformance]'")
+    try:
+        if list_cases:
+            return _list(kind, flags.get("only", ()), flags.get("skip", ()))
+        with _termination_as_interrupt():
+            return run()
     except errors.InvalidRequest as err:
         raise click.UsageError(err.shown()) from err
 
 
-def _run(chosen: options.Options) -> int:
-    from crust.conformance import catalogue, selection, suite
-
-    selection.chosen([each.number for each in catalogue.cases()], chosen.only, chosen.skip)
-    for each in filter(None, (chosen.socket, chosen.controller_socket)):
-        _tell_if_away(each, chosen.timeout_s)
-    with _termination_as_interrupt():
-        return suite.run(chosen).exit_code
+def _check(kind: str, chosen: options.RunOptions) -> None:
+    """Raise `errors.InvalidRequest` for cases that are not there, and for reports that cannot be written."""
+    selection.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
+    for report in filter(None, (chosen.junit, chosen.json)):
+        _check_writable(report)
 
 
-def _list(only: tuple[str, ...], skip: tuple[str, ...]) -> int:
-    """A line for each case; the conditions are those that --only and --skip leave."""
-    from crust.conformance import catalogue, selection
-
-    known = {each.number: each for each in catalogue.cases()}
+def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
+    """A line for each case that --only and --skip leave."""
+    known = catalogue.cases(kind)
     for number in sorted(selection.chosen(known, only, skip)):
         case = known[number]
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
-        click.echo(f"{number} {case.strength:<6} {case.title}{needs}")
+        click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")
     return 0
 
 

@@ -1,23 +1,28 @@
 """Calls of a CO; each answer is checked for what holds for all answers, and the last exchange is kept for the report.
 
+A request's type is its RPC. CSI lets a driver be two plugins, each with Identity: a call of the Node service goes to
+the node part, any other one to the controller part, whose capabilities tell a CO what the driver can do.
+
 The one sleep of the suite is here: a CO that is answered ABORTED has nothing to wait on, and asks again after a
 while, longer each time, as kubelets and sidecars do.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from crust.conformance.orchestrator import exchange
+from crust.conformance.results import Exchange
+from crust.rpc import channel
 from crust.rpc.messages import redaction
-from crust.wire.csi.v1 import csi_pb2
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
-Request = TypeVar("Request", bound=Message)
-Answer = TypeVar("Answer", bound=Message)
 Code = grpc.StatusCode
 
 # The codes after which a CO retries, since the call may still succeed (csi-and-kubelet: "non-final").
@@ -29,184 +34,162 @@ MAP_MAX_BYTES = 4096
 _OTHER_LIMITS = {"csi.v1.NodeGetInfoResponse.node_id": 256}
 _EXTENSIONS = ("csi.v1.DeferredMount",)
 """Not of the specification: its paths and options have limits of their own."""
+_STREAMS = grpc.UnaryStreamMultiCallable
 _DETAILS = "grpc-status-details-bin"
+_SHOWN = 700
+"""Enough characters for every request of the suite but those that test size limits."""
+
+
+class Channels(NamedTuple):
+    """To a driver's two parts, which may be one."""
+
+    node: grpc.Channel
+    controller: grpc.Channel
+
+
+@contextmanager
+def connected(node: str, controller: str = "") -> Iterator[Channels]:
+    """Channels to the socket `node`, and for all but the node's service to `controller` if there is one."""
+    settings = [*channel.OPTIONS, ("grpc.default_authority", "localhost")]
+    with ExitStack() as stack:
+        node_part, controller_part = (
+            stack.enter_context(
+                closing(grpc.insecure_channel(channel.target_of(socket), options=settings))
+            )
+            for socket in (node, controller or node)
+        )
+        yield Channels(node_part, controller_part)
 
 
 class Refusal(AssertionError):
-    """A call that had to be answered OK was not."""
+    """A call that had to be answered OK was not. The text is for a driver's author; gRPC's own stack adds nothing."""
 
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+    def __init__(self, request: Message, error: Any) -> None:
+        self.error: grpc.RpcError = error
+        self.code: grpc.StatusCode = error.code()
+        self.message: str = error.details() or ""
+        shown = redaction.without_secrets(self.message, "", request)
+        super().__init__(f"{type(request).__name__} was answered {self.code.name}: {shown}")
 
 
 class Calls:
-    """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried."""
+    """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried.
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._last: Callable[[], exchange.Exchange] = lambda: exchange.NONE
+    An answer is the RPC's response; of an RPC that streams, the list of them.
+    """
+
+    def __init__(self, channels: Channels, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._last: Callable[[], Exchange] = Exchange
+        stubs = (
+            csi_pb2_grpc.IdentityStub,
+            csi_pb2_grpc.ControllerStub,
+            csi_pb2_grpc.GroupControllerStub,
+            csi_pb2_grpc.SnapshotMetadataStub,
+        )
+        self._stubs = (
+            csi_pb2_grpc.NodeStub(channels.node),
+            *(s(channels.controller) for s in stubs),
+        )
+
+    def method(self, request: Message) -> Any:
+        """gRPC's callable of the request's RPC."""
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        return next(getattr(stub, name) for stub in self._stubs if hasattr(stub, name))
 
     @property
-    def last(self) -> exchange.Exchange:
+    def last(self) -> Exchange:
         """The last call, as a report shows it; made into text only where something is broken."""
         return self._last()
 
-    def ask(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
-    ) -> Answer:
+    def ask(self, request: Message) -> Any:
         """A call that must be answered OK, within the size limits. Raises AssertionError."""
-        try:
-            answer = method(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise self._refusal(request, "was answered", error) from None
-        return self._checked(request, answer)
+        reply = self.sent(request)
+        if isinstance(reply, Refusal):
+            raise reply
+        return reply
 
-    def refused(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[Request, Answer]",
-        request: Request,
-        *codes: grpc.StatusCode,
-    ) -> str:
+    def refused(self, request: Message, *codes: grpc.StatusCode) -> str:
         """A call that must be refused with one of `codes`; returns the message. Raises AssertionError."""
-        code, message = self.outcome(method, request)
+        code, message = self.outcome(request)
         name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
         assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
         return message
 
-    def reply(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
-    ) -> Answer | Refusal:
-        """The answer of a call that a driver may refuse, or the refusal, whose code the case judges."""
-        try:
-            answer = method(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            self._refused(request, error)
-            return self._refusal(request, "was answered", error)
-        return self._checked(request, answer)
+    def unknown(self, request: Message) -> None:
+        """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
+        self.refused(request, Code.OK, Code.NOT_FOUND)
 
-    def outcome(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
-    ) -> tuple[grpc.StatusCode, str]:
+    def reply(self, request: Message) -> Any:
+        """The answer of a call that a driver may refuse, or the `Refusal`, whose code the case judges."""
+        reply = self.sent(request)
+        if isinstance(reply, Refusal):
+            check_refusal(reply.error)
+        return reply
+
+    def outcome(self, request: Message) -> tuple[grpc.StatusCode, str]:
         """A call that may be answered or refused; returns the code and the message."""
-        try:
-            answer = method(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            return self._refused(request, error)
-        self._checked(request, answer)
-        return Code.OK, ""
+        reply = self.reply(request)
+        return (reply.code, reply.message) if isinstance(reply, Refusal) else (Code.OK, "")
 
-    def concurrently(
-        self,
-        calls: Sequence[tuple["grpc.UnaryUnaryMultiCallable[Request, Answer]", Request]],
-    ) -> list[Answer | grpc.StatusCode]:
-        """All calls at once, each answered or refused; answers in the order of `calls`."""
-        futures = [method.future(request, timeout=self._timeout_s) for method, request in calls]
+    def concurrently(self, requests: Sequence[Message]) -> list[Any]:
+        """All calls at once, each answered or refused; answers, or codes, in their order."""
+        futures = [self.begun(request) for request in requests]
         found = [_settled(each) for each in futures]
         codes = [each.name if isinstance(each, Code) else Code.OK.name for each in found]
-        shown, times = ", ".join(codes), len(calls)
-        self._last = lambda: exchange.of(calls[0][1], shown, "", times=times)
+        shown, times = ", ".join(codes), len(requests)
+        self._last = lambda: exchange(requests[0], shown, "", times=times)
         return found
 
-    def abandoned(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[Request, Answer]",
-        request: Request,
-        after_s: float,
-    ) -> None:
-        """A call that is cancelled after `after_s`; its result does not matter."""
-        _settled(method.future(request, timeout=after_s))
+    def begun(self, request: Message, timeout_s: float = 0) -> Any:
+        """The future of a call that runs; its deadline is the usual one if none is given."""
+        return self.method(request).future(request, timeout=timeout_s or self.timeout_s)
 
-    def until_final(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
-    ) -> Answer:
+    def abandoned(self, request: Message, after_s: float) -> None:
+        """A call that is cancelled after `after_s`; its result does not matter."""
+        _settled(self.begun(request, after_s))
+
+    def until_final(self, request: Message) -> Any:
         """A call that is sent again until its code is final, as a CO does. Raises AssertionError."""
-        until, pause_s = time.monotonic() + self._timeout_s, _RETRY_FIRST_S
+        until, pause_s = time.monotonic() + self.timeout_s, _RETRY_FIRST_S
         while True:
-            try:
-                answer = method(request, timeout=self._timeout_s, wait_for_ready=True)
-            except grpc.RpcError as error:
-                assert isinstance(error, grpc.Call)
-                if error.code() not in PENDING or time.monotonic() > until:
-                    raise self._refusal(request, "was answered", error) from None
-            else:
-                return self._checked(request, answer)
+            reply = self.sent(request, wait_for_ready=True)
+            if not isinstance(reply, Refusal):
+                return reply
+            if reply.code not in PENDING or time.monotonic() > until:
+                raise reply
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MOST_S)
 
-    def until_ready(self, probe: "grpc.UnaryUnaryMultiCallable[Any, Any]") -> None:
+    def until_ready(self) -> None:
         """Probe until the plugin is ready, as sidecars do before any other call. Raises AssertionError."""
-        until = time.monotonic() + self._timeout_s
+        until = time.monotonic() + self.timeout_s
         while True:
-            answer = self.until_final(probe, csi_pb2.ProbeRequest())
+            answer = self.until_final(csi_pb2.ProbeRequest())
             if not answer.HasField("ready") or answer.ready.value:
                 return
             assert time.monotonic() < until, "Probe is OK, and not ready"
             time.sleep(_RETRY_FIRST_S)
 
-    def stream(
-        self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
-    ) -> list[Answer]:
-        """All messages of a stream that must end OK."""
+    def sent(self, request: Message, **how: Any) -> Any:
+        """The answer, checked, or the refusal; `how` is gRPC's."""
+        method = self.method(request)
         try:
-            found = list(method(request, timeout=self._timeout_s))
+            answer = method(request, timeout=self.timeout_s, **how)
+            answers = list(answer) if isinstance(method, _STREAMS) else [answer]
         except grpc.RpcError as error:
-            raise self._refusal(request, "ended", error) from None
-        for each in found:
-            self._checked(request, each)
-        return found
-
-    def stream_refused(
-        self,
-        method: "grpc.UnaryStreamMultiCallable[Request, Answer]",
-        request: Request,
-        *codes: grpc.StatusCode,
-    ) -> None:
-        """A stream that must end with one of `codes`. Raises AssertionError."""
-        code, _ = self.stream_outcome(method, request)
-        name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
-        assert code in codes, f"{name} ended {code.name}, must end {wanted}"
-
-    def stream_outcome(
-        self, method: "grpc.UnaryStreamMultiCallable[Request, Answer]", request: Request
-    ) -> tuple[grpc.StatusCode, str]:
-        """A stream that may be served or refused; returns the code and the message."""
-        try:
-            for each in method(request, timeout=self._timeout_s):
-                self._checked(request, each)
-        except grpc.RpcError as error:
-            return self._refused(request, error)
-        return Code.OK, ""
-
-    def _checked(self, request: Message, answer: Answer) -> Answer:
-        self._last = lambda: exchange.of(request, Code.OK.name, answer)
-        check_limits(answer)
-        return answer
-
-    def _refused(self, request: Message, error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-        assert isinstance(error, grpc.Call)
-        code, why = error.code().name, error.details() or ""
-        self._last = lambda: exchange.of(request, code, why)
-        check_refusal(error)
-        return error.code(), error.details() or ""
-
-    def _refusal(self, request: Message, verb: str, error: grpc.RpcError) -> Refusal:
-        """What a driver author reads; gRPC's own stack adds nothing."""
-        assert isinstance(error, grpc.Call)
-        code, why = error.code().name, error.details() or ""
-        self._last = lambda: exchange.of(request, code, why)
-        text = f"{type(request).__name__} {verb} {code}: {_without_secrets(request, why)}"
-        return Refusal(error.code(), text)
+            refusal = Refusal(request, error)
+            self._last = lambda: exchange(request, refusal.code.name, refusal.message)
+            return refusal
+        for found in answers:
+            self._last = partial(exchange, request, Code.OK.name, found)
+            check_limits(found)
+        return answers if isinstance(method, _STREAMS) else answer
 
 
-def _without_secrets(request: Message, text: str) -> str:
-    return redaction.without_secrets(text, "", request)
-
-
-def _settled(future: "grpc._CallFuture[Answer]") -> Answer | grpc.StatusCode:
+def _settled(future: Any) -> Any:
     try:
-        answer: Answer = future.result()
-        return answer
+        return future.result()
     except grpc.RpcError as error:
         check_refusal(error)
         assert isinstance(error, grpc.Call)
@@ -250,3 +233,22 @@ def _strings(field: FieldDescriptor, value: object) -> Iterator[tuple[str, int, 
 
 def _map_bytes(value: dict[str, str]) -> int:
     return sum(len(key.encode()) + len(each.encode()) for key, each in value.items())
+
+
+def exchange(request: Message, code: str, answer: Message | str, *, times: int = 1) -> Exchange:
+    """One call as a report shows it, or `times` equal ones at once."""
+    at_once = f"{times} at once: " if times > 1 else ""
+    if isinstance(answer, Message):
+        got = f"{code} {_shown(answer)}"
+    else:
+        got = f"{code}: {redaction.without_secrets(answer, '', request)}"
+    return Exchange(f"{at_once}{_shown(request)}", _cut(got))
+
+
+def _shown(message: Message) -> str:
+    fields = json.dumps(redaction.describe(message), ensure_ascii=False, default=repr)
+    return _cut(f"{message.DESCRIPTOR.name} {fields}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"

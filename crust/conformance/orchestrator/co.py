@@ -10,55 +10,46 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
 
-from crust.conformance.case import BLOCK, Case, Clause, Strength
+from crust.conformance.capabilities import BLOCK, PUBLISH, STAGE
+from crust.conformance.catalogue import Case, Clause, Strength
 from crust.conformance.options import Options
-from crust.conformance.orchestrator.calls import Answer, Calls, Code, Refusal, Request
+from crust.conformance.orchestrator.calls import Calls, Channels, Code, Refusal
 from crust.conformance.orchestrator.host_view import HostView
 from crust.conformance.orchestrator.undo import Undo
 from crust.conformance.orchestrator.volume_capabilities import block, mount
 from crust.conformance.results import Finding, explained
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.rpc.messages import extensions
+from crust.wire.csi.v1 import csi_pb2
 
 _numbers = itertools.count(1)
 
 
 class Co(Calls):
-    """One case's CO. Clean its `undo`; `findings` are the weaker clauses that were broken."""
+    """One case's CO. Clean it in the end; `findings` are the weaker clauses that were broken."""
 
     def __init__(
         self,
-        channel: grpc.Channel,
-        has: frozenset[str],
+        channels: Channels,
         options: Options,
+        has: frozenset[str],
         host: HostView,
         case: Case,
     ) -> None:
-        super().__init__(options.timeout_s)
-        self.findings: list[Finding] = []
-        self._case = case
-        self.has = has
         self.options = options
+        self.has = has
         self.host = host
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
-        self.undo = Undo(host, self.root, options.parameters.secrets)
-        channel = grpc.intercept_channel(channel, self.undo)
-        self.identity = csi_pb2_grpc.IdentityStub(channel)
-        self.controller = csi_pb2_grpc.ControllerStub(channel)
-        self.groups = csi_pb2_grpc.GroupControllerStub(channel)
-        self.metadata = csi_pb2_grpc.SnapshotMetadataStub(channel)
-        self.node = csi_pb2_grpc.NodeStub(channel)
+        self.findings: list[Finding] = []
+        self._case = case
+        self._undo = Undo(host, self.root, self.options.parameters.secrets)
+        seen = (grpc.intercept_channel(each, self._undo) for each in channels)
+        super().__init__(Channels(*seen), options.timeout_s)
         self._attached: dict[str, dict[str, str]] = {}
 
     def clean(self) -> list[Finding]:
         """Undo what the case has done; returns what could not be removed."""
-        return self.undo.clean(self, self._method)
-
-    def _method(self, request: Message) -> Any:
-        rpc = request.DESCRIPTOR.name.removesuffix("Request")
-        stubs = (self.controller, self.groups, self.node)
-        return next(getattr(stub, rpc) for stub in stubs if hasattr(stub, rpc))
+        return self._undo.clean(self)
 
     def should(self) -> "_Weaker":
         """What fails in its block breaks the case's SHOULD; the case goes on."""
@@ -111,7 +102,8 @@ class Co(Calls):
 
     def create(self, request: csi_pb2.CreateVolumeRequest) -> csi_pb2.Volume:
         """CreateVolume that must be OK."""
-        return self.ask(self.controller.CreateVolume, request).volume
+        made: csi_pb2.Volume = self.ask(request).volume
+        return made
 
     def volume(
         self,
@@ -138,12 +130,23 @@ class Co(Calls):
                 pytest.skip("a volume that is made for several capabilities")
             raise
 
-    def delete(self, volume_id: str) -> None:
-        """DeleteVolume that must be OK."""
-        request = csi_pb2.DeleteVolumeRequest(
+    def validate_request(
+        self, volume: csi_pb2.Volume, *capabilities: csi_pb2.VolumeCapability
+    ) -> csi_pb2.ValidateVolumeCapabilitiesRequest:
+        """A ValidateVolumeCapabilities."""
+        return csi_pb2.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume.volume_id, volume_capabilities=capabilities
+        )
+
+    def delete_request(self, volume_id: str) -> csi_pb2.DeleteVolumeRequest:
+        """A DeleteVolume."""
+        return csi_pb2.DeleteVolumeRequest(
             volume_id=volume_id, secrets=self.options.parameters.secrets
         )
-        self.ask(self.controller.DeleteVolume, request)
+
+    def delete(self, volume_id: str) -> None:
+        """DeleteVolume that must be OK."""
+        self.ask(self.delete_request(volume_id))
 
     def attach_request(
         self,
@@ -170,25 +173,27 @@ class Co(Calls):
         readonly: bool = False,
     ) -> None:
         """ControllerPublishVolume where the driver attaches."""
-        if "controller.PUBLISH_UNPUBLISH_VOLUME" not in self.has:
+        if PUBLISH not in self.has:
             return
         request = self.attach_request(volume, capability, readonly=readonly)
-        answer = self.until_final(self.controller.ControllerPublishVolume, request)
-        self._attached[volume.volume_id] = dict(answer.publish_context)
+        self._attached[volume.volume_id] = dict(self.until_final(request).publish_context)
+
+    def detach_request(self, volume_id: str) -> csi_pb2.ControllerUnpublishVolumeRequest:
+        """A ControllerUnpublishVolume from this node."""
+        return csi_pb2.ControllerUnpublishVolumeRequest(
+            volume_id=volume_id,
+            node_id=self.node_id(),
+            secrets=self.options.parameters.secrets,
+        )
 
     def detach(self, volume_id: str) -> None:
         """ControllerUnpublishVolume where the driver attaches."""
-        if "controller.PUBLISH_UNPUBLISH_VOLUME" in self.has:
-            request = csi_pb2.ControllerUnpublishVolumeRequest(
-                volume_id=volume_id,
-                node_id=self.node_id(),
-                secrets=self.options.parameters.secrets,
-            )
-            self.until_final(self.controller.ControllerUnpublishVolume, request)
+        if PUBLISH in self.has:
+            self.until_final(self.detach_request(volume_id))
 
     def node_id(self) -> str:
         """This node."""
-        return self.ask(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest()).node_id
+        return str(self.ask(csi_pb2.NodeGetInfoRequest()).node_id)
 
     def staging(self, volume: csi_pb2.Volume, name: str = "globalmount") -> Path:
         """A staging path; the CO makes it."""
@@ -238,19 +243,23 @@ class Co(Calls):
         path: Path | None = None,
     ) -> None:
         """Stage what is attached, where the driver stages."""
-        if "node.STAGE_UNSTAGE_VOLUME" not in self.has:
+        if STAGE not in self.has:
             return
-        self.until_final(
-            self.node.NodeStageVolume, self.stage_request(volume, capability, path=path)
+        self.until_final(self.stage_request(volume, capability, path=path))
+
+    def unstage_request(
+        self, volume: csi_pb2.Volume, path: Path | None = None
+    ) -> csi_pb2.NodeUnstageVolumeRequest:
+        """A NodeUnstageVolume."""
+        staged = path or self.staging(volume)
+        return csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume.volume_id, staging_target_path=str(staged)
         )
 
     def unstage(self, volume: csi_pb2.Volume, *, path: Path | None = None) -> None:
         """NodeUnstageVolume where the driver stages."""
-        if "node.STAGE_UNSTAGE_VOLUME" in self.has:
-            request = csi_pb2.NodeUnstageVolumeRequest(
-                volume_id=volume.volume_id, staging_target_path=str(path or self.staging(volume))
-            )
-            self.until_final(self.node.NodeUnstageVolume, request)
+        if STAGE in self.has:
+            self.until_final(self.unstage_request(volume, path))
 
     def publish_request(
         self,
@@ -262,7 +271,7 @@ class Co(Calls):
         path: Path | None = None,
     ) -> csi_pb2.NodePublishVolumeRequest:
         """A NodePublishVolume that a driver must accept once the volume is staged."""
-        stages = "node.STAGE_UNSTAGE_VOLUME" in self.has
+        stages = STAGE in self.has
         return csi_pb2.NodePublishVolumeRequest(
             volume_id=volume.volume_id,
             publish_context=self._attached.get(volume.volume_id, {}),
@@ -295,7 +304,7 @@ class Co(Calls):
         """NodePublishVolume for a pod; returns the target."""
         target = target or self.target()
         request = self.publish_request(volume, target, capability, readonly=readonly)
-        self.until_final(self.node.NodePublishVolume, request)
+        self.until_final(request)
         return target
 
     def published_again(
@@ -311,16 +320,20 @@ class Co(Calls):
             return self.publish(volume, capability, target=target, readonly=readonly)
         return None
 
-    def unknown(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Answer]", request: Request
-    ) -> None:
-        """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
-        self.refused(method, request, Code.OK, Code.NOT_FOUND)
+    def unpublish_request(self, volume_id: str, target: Path) -> csi_pb2.NodeUnpublishVolumeRequest:
+        """A NodeUnpublishVolume."""
+        return csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=str(target))
 
     def unpublish(self, volume_id: str, target: Path) -> None:
         """NodeUnpublishVolume that must be OK."""
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=str(target))
-        self.until_final(self.node.NodeUnpublishVolume, request)
+        self.until_final(self.unpublish_request(volume_id, target))
+
+    def deferred(self, request: csi_pb2.NodePublishVolumeRequest) -> Any:
+        """A NodePublishVolume of a CO that knows deferral, and must be OK. Raises grpc.RpcError."""
+        request.defer_fs_ops = True
+        return self.method(request)(
+            request, timeout=self.options.timeout_s, metadata=extensions.METADATA
+        )
 
     def use(
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None

@@ -41,13 +41,13 @@ def _ready(
     for _ in range(1000):
         if made.ready_to_use:
             return made
-        made = co.until_final(co.controller.CreateSnapshot, request).snapshot
+        made = co.until_final(request).snapshot
     raise AssertionError("the snapshot never becomes ready to use")
 
 
 def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot once."""
-    return co.until_final(co.controller.CreateSnapshot, request).snapshot
+    return co.until_final(request).snapshot
 
 
 def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
@@ -56,7 +56,7 @@ def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Sna
     Nobody can quiesce the writers of a raw device, so a driver may refuse to copy one while it is used.
     """
     request = snapshot_request(co, volume.volume_id)
-    reply = co.reply(co.controller.CreateSnapshot, request)
+    reply = co.reply(request)
     if not isinstance(reply, Refusal):
         return _ready(co, request, reply.snapshot), target
     if reply.code is not Code.FAILED_PRECONDITION:
@@ -68,7 +68,7 @@ def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Sna
 def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
     """A clone of a published raw device, as `of_device`."""
     request = co.create_request(block(), source=of_volume(volume.volume_id))
-    reply = co.reply(co.controller.CreateVolume, request)
+    reply = co.reply(request)
     if not isinstance(reply, Refusal):
         return reply.volume, target
     if reply.code is not Code.FAILED_PRECONDITION:
@@ -82,7 +82,7 @@ def delete(co: Co, snapshot_id: str) -> None:
     request = csi_pb2.DeleteSnapshotRequest(
         snapshot_id=snapshot_id, secrets=co.options.parameters.secrets
     )
-    co.until_final(co.controller.DeleteSnapshot, request)
+    co.until_final(request)
 
 
 def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
@@ -99,12 +99,11 @@ def take_group(
     co: Co, request: csi_pb2.CreateVolumeGroupSnapshotRequest
 ) -> csi_pb2.VolumeGroupSnapshot:
     """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
-    call = co.groups.CreateVolumeGroupSnapshot
-    made = co.until_final(call, request).group_snapshot
+    made = co.until_final(request).group_snapshot
     for _ in range(1000):
         if made.ready_to_use:
             return made
-        made = co.until_final(call, request).group_snapshot
+        made = co.until_final(request).group_snapshot
     raise AssertionError("the group never becomes ready to use")
 
 

@@ -13,14 +13,13 @@ is a finding that names it, and never stops the rest.
 import contextlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from crust.conformance.case import Clause, Strength
+from crust.conformance.catalogue import Clause, Strength
 from crust.conformance.orchestrator.calls import PENDING, Calls, Code, Refusal
 from crust.conformance.orchestrator.host_view import HostView
 from crust.conformance.results import Finding, explained
@@ -57,6 +56,9 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         """With each request: whether it must be answered OK."""
 
         self._running = 0
+        self._is_cleaning = False
+        """A creation that is asked for again then, and gets no final answer, is left, and named."""
+
         self._changed = threading.Condition(threading.RLock())
 
     def intercept_unary_unary(
@@ -77,8 +79,8 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         )
         return call
 
-    def clean(self, calls: Calls, method: Callable[[Message], Any]) -> list[Finding]:
-        """Remove everything, newest first; returns what could not be removed. `method` gives a request's method.
+    def clean(self, calls: Calls) -> list[Finding]:
+        """Remove everything, newest first; returns what could not be removed.
 
         NOT_FOUND means that nothing is left of it: CSI allows it for a volume that does not exist.
         """
@@ -86,13 +88,14 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
         clause = _UNDO
         with self._changed:
             self._changed.wait_for(lambda: not self._running, _ANSWERED_S)
+            self._is_cleaning = True
         while self._steps:
             _, (request, must_succeed) = self._steps.popitem()
             try:
                 if must_succeed:
-                    calls.until_final(method(request), request)
+                    calls.until_final(request)
                 else:
-                    calls.reply(method(request), request)
+                    calls.reply(request)
             except (AssertionError, OSError, grpc.RpcError) as error:
                 if isinstance(error, Refusal) and error.code is Code.NOT_FOUND:
                     clause = _FORGOTTEN
@@ -112,7 +115,7 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
             undone_by = self._undone_by(request, answer)
             if _is_creation(request):
                 self._steps.pop(_key(request), None)
-                if code in PENDING:
+                if code in PENDING and not self._is_cleaning:
                     undone_by = request
             if undone_by is not None:
                 key, is_due = _key(undone_by), code in (Code.OK, *PENDING)

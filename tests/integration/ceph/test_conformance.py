@@ -61,7 +61,7 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
                 strict=True,
             )
         )
-    assert outcome.results.numbers("failed", "warning", "note") == frozenset()
+    assert outcome.numbers("failed", "warning", "note") == frozenset()
     assert outcome.exit_code == 0
     assert outcome.passed
     for case, why in outcome.skipped.items():

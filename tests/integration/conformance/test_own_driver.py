@@ -73,7 +73,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
                 timeout_s=60.0,
             )
         )
-        assert outcome.results.numbers("failed", "warning", "note") == frozenset()
+        assert outcome.numbers("failed", "warning", "note") == frozenset()
         assert outcome.exit_code == 0
     skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile]
     skipped |= set() if way in _ALONE else _DEFERRAL

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crust.conformance import catalogue, suite
-from crust.conformance.case import of
 from crust.conformance.options import MIB, Options, Parameters
+from crust.conformance.results import Results
 from examples.drivers import cloud
 from tests.support import capabilities
 from tests.support.drivers import own_driver, vendor_driver
@@ -47,7 +47,7 @@ _FAILS_SLOWLY = ("C-205", "C-306", "C-315")
 """Where Ember, alone too, repeats a failing umount for 37 s; the other drivers compare these cases."""
 
 
-def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
+def _outcome(base: Path, kind: str, *, way: str) -> Results:
     base.mkdir(parents=True)
     root = base / "kubelet"
     root.mkdir()
@@ -78,14 +78,8 @@ def _outcome(base: Path, kind: str, *, way: str) -> suite.Outcome:
         return found
 
 
-_OF_THE_NODE = (
-    "stage_cases",
-    "publish_cases",
-    "node_stats_cases",
-    "second_publish_cases",
-    "readonly_cases",
-    "secrets_cases",
-)
+_OF_THE_NODE = ("C-2", "C-6")
+"""The numbers of the cases of the node begin so."""
 _NOT_APPLICABLE = {
     "C-227",
     "C-235",
@@ -108,11 +102,7 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) ->
             target_root=driver.target_root,
             profile="1.12",
             parameters=given,
-            only=tuple(
-                of(each).number
-                for each in catalogue.case_functions()
-                if each.__module__.rpartition(".")[2] in _OF_THE_NODE
-            ),
+            only=tuple(each for each in catalogue.cases("C") if each.startswith(_OF_THE_NODE)),
             log=driver.log,
             restart_command=driver.restart_command,
             timeout_s=60.0,

@@ -6,15 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from crust.cli.main import main
+from crust.conformance import catalogue
+from crust.conformance.options import RunOptions
+from crust.conformance.runtimes import suite
 from crust.host.process import capabilities
-from crust.runtime_handler.conformance import suite
-from crust.runtime_handler.conformance.case import CASES
-from crust.runtime_handler.conformance.subject import RuntimeNotUsable
 from tests.support.pages.page_programs import program
 
 PAGE = "runtime-author.md"
@@ -27,21 +28,20 @@ def _command(file: Path) -> str:
     return f"{sys.executable} {file} {PLACES}"
 
 
-def _failed(lines: list[str]) -> set[str]:
-    return {line.split()[0] for line in lines if line.split()[1] == "failed" and line[0] == "R"}
-
-
 @pytest.mark.timeout(300)
 def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
     example = tmp_path / "box.py"
     example.write_text(program(PAGE))
-    ran = CliRunner().invoke(main, ["conformance", "--runtime", _command(example)])
-    lines = ran.output.splitlines()
+    report = tmp_path / "report.xml"
+    flags = ["--runtime", _command(example), "--junit", str(report)]
+    ran = CliRunner().invoke(main, ["conformance", *flags])
     # a mounted ext4 grows only with this capability: without it H-48 cannot be kept, and the volume is refused
     cannot_grow = set() if capabilities.has_cap_sys_resource() else {"R-304"}
-    assert _failed(lines) == cannot_grow, ran.output
+    failed = {line.split()[0] for line in ran.output.splitlines() if line[6:12] == "failed"}
+    assert failed == cannot_grow, ran.output
     assert ran.exit_code == (1 if cannot_grow else 0)
-    assert len([line for line in lines if line.startswith("R-")]) == len(CASES)
+    found = [case.get("name", "")[:5] for case in ElementTree.parse(report).iter("testcase")]
+    assert found == sorted(catalogue.cases("R"))
 
 
 FAULTS = {
@@ -69,17 +69,21 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("right", FAULTS)
-def test_fault_of_runtime_is_reported_with_its_clause(tmp_path: Path, right: str) -> None:
+def test_fault_of_runtime_is_reported_with_its_clause(
+    tmp_path: Path, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong, numbers = FAULTS[right]
     text = program(PAGE)
     assert right in text
     faulty = tmp_path / "faulty.py"
     faulty.write_text(text.replace(right, wrong))
-    lines: list[str] = []
-    broken = suite.run(_command(faulty), lines.append, only=numbers, timeout_s=60)
-    assert _failed(lines) == numbers, "\n".join(lines)
-    assert broken == len(numbers)
-    assert any(line.startswith("    -> start") for line in lines)
+    options = RunOptions(only=tuple(numbers), timeout_s=60)
+    outcome = suite.run(_command(faulty), options)
+    printed = capsys.readouterr().out
+    assert (set(outcome.failed), outcome.exit_code) == (numbers, 1), printed
+    assert "-> start" in printed
+    for number in numbers:
+        assert f"clause {catalogue.cases('R')[number].clauses[0]}" in printed
 
 
 @pytest.mark.timeout(120)
@@ -93,12 +97,13 @@ def test_runtime_that_dies_at_its_restart_is_started_again_for_the_next_case(
     fragile = tmp_path / "fragile.py"
     refuses = "    assert not __import__('os').path.exists(sys.argv[2])\n"
     fragile.write_text(text.replace(starts, refuses + starts))
-    lines: list[str] = []
-    suite.run(_command(fragile), lines.append, only={"R-101", "R-106", "R-107"}, timeout_s=60)
-    verdicts = {line.split()[0]: line.split()[1] for line in lines if line.startswith("R-")}
-    assert verdicts == {"R-101": "passed", "R-106": "failed", "R-107": "passed"}, "\n".join(lines)
+    options = RunOptions(only=("R-101", "R-106", "R-107"), timeout_s=60)
+    outcome = suite.run(_command(fragile), options)
+    assert sorted(outcome.passed) == ["R-101", "R-107"]
+    assert sorted(outcome.failed) == ["R-106"]
 
 
-def test_command_that_does_not_register_is_one_sentence() -> None:
-    with pytest.raises(RuntimeNotUsable, match="did not register"):
-        suite.run("sleep 30", lambda _: None, timeout_s=0.5)
+def test_command_that_does_not_register_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = suite.run("sleep 30", RunOptions(timeout_s=0.5))
+    assert (outcome.exit_code, outcome.each) == (3, [])
+    assert "did not register" in capsys.readouterr().err

@@ -4,8 +4,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crust.cli.main import main
-from crust.runtime_handler.conformance import suite
-from crust.runtime_handler.conformance.case import CASES
+from crust.conformance import catalogue
+from crust.conformance.options import RunOptions
+from crust.conformance.results import Results
+from crust.conformance.runtimes import suite
 
 
 def run(*flags: str) -> Result:
@@ -15,9 +17,7 @@ def run(*flags: str) -> Result:
 def test_list_needs_no_command_and_shows_every_case() -> None:
     ran = run("--list")
     assert ran.exit_code == 0
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == sorted(
-        each.number for each in CASES
-    )
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == sorted(catalogue.cases("R"))
 
 
 def test_list_shows_what_only_and_skip_leave() -> None:
@@ -29,7 +29,7 @@ def test_list_shows_what_only_and_skip_leave() -> None:
     ("flags", "why"),
     [
         (("x", "--endpoint", "/s"), "--endpoint: not with --runtime"),
-        (("x", "--strict", "--junit", "/r"), "--junit, --strict: not with --runtime"),
+        (("x", "--profile", "1.12", "--log", "/dev/null"), "--log, --profile: not with --runtime"),
         (("--only", "C-101", "--list"), "begin with R"),
         (("--only", "R-999", "--list"), "no case has such a number"),
         (("--only", "R-101"), "--runtime needs the command"),
@@ -41,18 +41,18 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why
 
 
 def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
+    asked: list[tuple[str, RunOptions]] = []
 
-    def record(command: str, write: object, **options: object) -> int:
-        asked.update(command=command, **options)
-        return 0
+    def record(command: str, options: RunOptions) -> Results:
+        asked.append((command, options))
+        return Results()
 
     monkeypatch.setattr(suite, "run", record)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert run("mine", "--only", "R-101", "--timeout-s", "7").exit_code == 0
-    assert asked == {"command": "mine", "only": frozenset({"R-101"}), "timeout_s": 7.0}
+    assert run("mine", "--only", "R-101", "--timeout-s", "7", "--strict").exit_code == 0
+    assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))
     assert run("mine").exit_code == 0
-    assert asked["timeout_s"] == suite.TIMEOUT_S
+    assert asked.pop() == ("mine", RunOptions(timeout_s=suite.TIMEOUT_S))
 
 
 def test_case_for_runtimes_is_no_case_for_drivers() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crust.conformance.case import Strength
+from crust.conformance.catalogue import Strength
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.driver import Twist
 from tests.support.memory_csi.state import Code, Refused

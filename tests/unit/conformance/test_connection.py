@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from crust.conformance import connection
+from crust.conformance.orchestrator.calls import Calls, Channels, connected
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
 
 class Recorder(grpc.GenericRpcHandler):
@@ -41,26 +41,26 @@ def serving(socket: Path) -> Iterator[Recorder]:
         server.stop(None).wait()
 
 
-def _call_each(connected: grpc.Channel) -> None:
-    csi_pb2_grpc.IdentityStub(connected).Probe(csi_pb2.ProbeRequest())
-    csi_pb2_grpc.NodeStub(connected).NodeGetInfo(csi_pb2.NodeGetInfoRequest())
-    csi_pb2_grpc.ControllerStub(connected).ListVolumes(csi_pb2.ListVolumesRequest())
-    metadata = csi_pb2_grpc.SnapshotMetadataStub(connected)
-    assert len(list(metadata.GetMetadataAllocated(csi_pb2.GetMetadataAllocatedRequest()))) == 1
+def _call_each(channels: Channels) -> None:
+    calls = Calls(channels, 10.0)
+    calls.ask(csi_pb2.ProbeRequest())
+    calls.ask(csi_pb2.NodeGetInfoRequest())
+    calls.ask(csi_pb2.ListVolumesRequest())
+    assert len(calls.ask(csi_pb2.GetMetadataAllocatedRequest())) == 1
 
 
 def test_calls_of_the_node_service_go_to_the_node_part_and_all_others_to_the_controller(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path / "n.sock") as node, serving(tmp_path / "c.sock") as controller:
-        with connection.opened(str(tmp_path / "n.sock"), str(tmp_path / "c.sock")) as connected:
-            _call_each(connected)
+        with connected(str(tmp_path / "n.sock"), str(tmp_path / "c.sock")) as channels:
+            _call_each(channels)
         assert node.methods == ["NodeGetInfo"]
         assert controller.methods == ["Probe", "ListVolumes", "GetMetadataAllocated"]
 
 
 def test_one_socket_gets_all_calls(tmp_path: Path) -> None:
     with serving(tmp_path / "n.sock") as node:
-        with connection.opened(str(tmp_path / "n.sock")) as connected:
-            _call_each(connected)
+        with connected(str(tmp_path / "n.sock")) as channels:
+            _call_each(channels)
         assert len(node.methods) == 4

@@ -1,6 +1,7 @@
 """Every case of the conformance suite fails for a driver that breaks its rule, and for no correct one."""
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from crust.conformance import catalogue, suite
-from crust.conformance.case import Strength, of
+from crust.conformance.catalogue import Strength
 from crust.conformance.options import MIB, Options, Parameters, Profile
-from crust.conformance.results import OUTCOMES
+from crust.conformance.results import OUTCOMES, Results
+from crust.conformance.runtimes import suite as runtimes
 from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
 from tests.unit.conformance import controller_mutants, node_mutants
@@ -22,7 +24,7 @@ from tests.unit.conformance.mutant import Mutant
 ALL = (*controller_mutants.ALL, *node_mutants.ALL)
 
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
-CASES = {each.number: each for each in catalogue.cases()}
+CASES = catalogue.cases("C")
 GIVEN = Parameters(
     fs_types=("ext4",),
     block=True,
@@ -42,7 +44,7 @@ SKIPPED = {
 @pytest.mark.parametrize("profile", ["1.12", "1.13"])
 def test_a_correct_driver_passes_every_case(tmp_path: Path, profile: Profile) -> None:
     outcome = run(MemoryDriver(profile), tmp_path, profile, timeout_s=20.0)
-    assert outcome.results.numbers("failed", "warning", "note") == frozenset()
+    assert outcome.numbers("failed", "warning", "note") == frozenset()
     assert outcome.exit_code == 0
     assert set(outcome.skipped) == SKIPPED[profile]
 
@@ -83,7 +85,7 @@ def test_case_fails_for_broken_driver(mutant: Mutant, tmp_path: Path) -> None:
     )
     outcome = run(driver, tmp_path, mutant.profile, mutant.case)
     strength = mutant.strength or CASES[mutant.case].strength
-    assert outcome.results.numbers(OUTCOMES[strength]) == {mutant.case}, outcome.results
+    assert outcome.numbers(OUTCOMES[strength]) == {mutant.case}, outcome
     assert not driver.state.targets
 
 
@@ -98,21 +100,26 @@ def test_every_case_quotes_its_clauses_each_of_another_strength() -> None:
         assert sorted(set(strengths), key=list(Strength).index) == strengths, case.number
 
 
-def test_a_number_is_used_once() -> None:
-    numbers = [of(each).number for each in catalogue.case_functions()]
-    assert len(numbers) == len(set(numbers))
+@pytest.mark.parametrize(("kind", "directory"), [("C", suite.CASES), ("R", runtimes.CASES)])
+def test_each_case_has_one_row_and_one_function(kind: str, directory: Path) -> None:
+    rows = re.findall(rf"^\| ({kind}-\d+) \|", PAGE.read_text(), re.MULTILINE)
+    texts = [file.read_text() for file in directory.rglob("*_cases.py")]
+    names = [
+        name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.M)
+    ]
+    assert sorted(rows) == sorted(map(catalogue.number_of, names))
+    assert len(rows) == len(set(rows))
 
 
-def test_page_equals_generated_page() -> None:
-    page = PAGE.read_text()
-    assert page == catalogue.render(page), (
-        "run: python -m crust.conformance.catalogue docs/conformance.md"
-    )
+@pytest.mark.parametrize("name", Parameters.model_fields)
+def test_page_has_each_setting_with_its_meaning(name: str) -> None:
+    meaning = " ".join((Parameters.model_fields[name].description or "").split())
+    assert re.search(rf"^\| `{name}` \| .* \| {re.escape(meaning)} \|$", PAGE.read_text(), re.M)
 
 
 def run(
     driver: MemoryDriver, directory: Path, profile: Profile, *only: str, timeout_s: float = 3.0
-) -> suite.Outcome:
+) -> Results:
     """The suite against a driver of ours; `timeout_s` is what a busy machine may need, or a mutant waits for."""
     driver.log = directory / "log"
     driver.log.touch()

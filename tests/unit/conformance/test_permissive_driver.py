@@ -12,6 +12,7 @@ import pytest
 
 from crust.conformance import suite
 from crust.conformance.options import MIB, Options, Parameters
+from crust.conformance.results import Results
 from tests.support.memory_csi.driver import MemoryHost, serving
 from tests.support.memory_csi.permissive import AcceptingDriver, PermissiveDriver, SharedHost
 from tests.support.memory_csi.state import Code, Refused
@@ -50,7 +51,7 @@ class StuckDriver(AcceptingDriver):
         return super()._find(method)
 
 
-def run_accepting(driver: AcceptingDriver, directory: Path, root: Path) -> suite.Outcome:
+def run_accepting(driver: AcceptingDriver, directory: Path, root: Path) -> Results:
     """The cases in which a driver has to refuse what creates, stages, attaches or publishes."""
     driver.log = directory / "log"
     driver.log.touch()
@@ -78,7 +79,7 @@ def test_accepted_refusals_leave_nothing_on_the_driver(tmp_path: Path) -> None:
     assert outcome.noted >= {"C-022", "C-023", "C-110"}
     assert "C-601" in outcome.passed, "its undo is of the target that it published"
     assert outcome.failed == {"C-153"}
-    found = [finding.why for result in outcome.results.each for finding in result.findings]
+    found = [finding.why for result in outcome.each for finding in result.findings]
     assert not [why for why in found if "not removed" in why]
 
 
@@ -86,7 +87,7 @@ def test_volume_that_the_driver_does_not_delete_is_named(tmp_path: Path) -> None
     driver = StuckDriver("1.13")
     with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as root:
         outcome = run_accepting(driver, tmp_path, Path(root))
-    found = "\n".join(finding.why for result in outcome.results.each for finding in result.findings)
+    found = "\n".join(finding.why for result in outcome.each for finding in result.findings)
     left = [f"not removed (volume_id {volume_id})" for volume_id in driver.state.volumes]
     assert left
     assert [why for why in left if why not in found] == []

@@ -1,16 +1,5 @@
 """NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
 
-from crust.conformance.case import (
-    BLOCK,
-    CHECKS_FS_TYPE,
-    CREATE,
-    EXPAND,
-    NODE_EXPAND,
-    STATS,
-    beyond,
-    case,
-    must,
-)
 from crust.conformance.options import MIB, UNKNOWN_VOLUME
 from crust.conformance.orchestrator import expansion
 from crust.conformance.orchestrator.calls import Code
@@ -21,33 +10,19 @@ from crust.wire.csi.v1 import csi_pb2
 _Unit = csi_pb2.VolumeUsage
 
 
-@case(241, CREATE, STATS)
-@must(
-    "NodeGetVolumeStats Errors",
-    "a volume that does not exist at volume_path MUST be NOT_FOUND; volume_id and "
-    "volume_path are REQUIRED",
-)
-def test_stats_need_a_volume_and_its_path(co: Co) -> None:
-    """NodeGetVolumeStats: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume, or not at
-    this path.
-    """
+def test_c241_stats_need_a_volume_and_its_path(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     request = csi_pb2.NodeGetVolumeStatsRequest
-    call = co.node.NodeGetVolumeStats
-    co.refused(call, request(volume_path=str(target)), Code.INVALID_ARGUMENT)
-    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    co.refused(request(volume_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused(request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
     unknown = request(volume_id=UNKNOWN_VOLUME, volume_path=str(target))
-    co.refused(call, unknown, Code.NOT_FOUND)
+    co.refused(unknown, Code.NOT_FOUND)
     elsewhere = request(volume_id=volume.volume_id, volume_path=str(co.target()))
-    co.refused(call, elsewhere, Code.NOT_FOUND)
+    co.refused(elsewhere, Code.NOT_FOUND)
 
 
-@case(242, CREATE, STATS)
-@must("VolumeUsage", "total and unit are REQUIRED, values MUST NOT be negative")
-@beyond("NodeGetVolumeStats", "usage is OPTIONAL; kubelets show it, and evict pods by it")
-def test_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
-    """NodeGetVolumeStats: bytes and inodes of the filesystem; used grows with what is written."""
+def test_c242_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     before = _stats(co, volume, str(target))
@@ -66,11 +41,7 @@ def test_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
         assert after.available < usage.available
 
 
-@case(243, CREATE, STATS, BLOCK)
-@must("VolumeUsage", "total is the total capacity")
-@beyond("NodeGetVolumeStats", "a block device has no inodes")
-def test_stats_of_a_device_are_its_size(co: Co) -> None:
-    """NodeGetVolumeStats: the total of a raw volume is the device's size, and there are no inodes."""
+def test_c243_stats_of_a_device_are_its_size(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     stats = _stats(co, volume, str(target))
@@ -81,50 +52,27 @@ def test_stats_of_a_device_are_its_size(co: Co) -> None:
         assert _Unit.INODES not in stats, "inodes of a device"
 
 
-@case(244, CREATE, STATS, "node.VOLUME_CONDITION", "profile.1.12")
-@must(
-    "NodeGetVolumeStats",
-    "volume_condition MUST be specified with VOLUME_CONDITION; its message is REQUIRED",
-)
-@beyond("VolumeCondition", "a new volume is normal")
-def test_stats_have_condition_of_new_volume(co: Co) -> None:
-    """NodeGetVolumeStats of CSI 1.12: a condition with a message; a new volume is not abnormal."""
+def test_c244_stats_have_condition_of_new_volume(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target))
-    condition = co.ask(co.node.NodeGetVolumeStats, request).volume_condition
+    condition = co.ask(request).volume_condition
     assert condition.message, "there is no message"
     with co.beyond():
         assert not condition.abnormal, condition.message
 
 
-@case(251, CREATE, NODE_EXPAND)
-@must(
-    "NodeExpandVolume Errors",
-    "a volume that does not exist MUST be NOT_FOUND; volume_id and volume_path are REQUIRED",
-)
-def test_node_expand_needs_a_volume_and_its_path(co: Co) -> None:
-    """NodeExpandVolume: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
+def test_c251_node_expand_needs_a_volume_and_its_path(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     request = csi_pb2.NodeExpandVolumeRequest
-    call = co.node.NodeExpandVolume
-    co.refused(call, request(volume_path=str(target)), Code.INVALID_ARGUMENT)
-    co.refused(call, request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
+    co.refused(request(volume_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused(request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
     unknown = request(volume_id=UNKNOWN_VOLUME, volume_path=str(target))
-    co.refused(call, unknown, Code.NOT_FOUND)
+    co.refused(unknown, Code.NOT_FOUND)
 
 
-@case(252, CREATE, EXPAND, NODE_EXPAND, "plugin.ONLINE")
-@must(
-    "VolumeExpansion",
-    "with ONLINE the plugin MUST support expansion of published volumes; the volume MUST be "
-    "at least required_bytes",
-)
-def test_a_filesystem_grows_while_it_is_used(co: Co) -> None:
-    """ControllerExpandVolume, NodeExpandVolume: a published filesystem is larger afterwards, if it is the volume's
-    own, and keeps its files; OK again.
-    """
+def test_c252_a_filesystem_grows_while_it_is_used(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     co.host.write(target / "file", b"kept")
@@ -137,14 +85,7 @@ def test_a_filesystem_grows_while_it_is_used(co: Co) -> None:
     assert co.host.read(target / "file", 99) == b"kept"
 
 
-@case(253, CREATE, EXPAND, NODE_EXPAND, "plugin.ONLINE", BLOCK)
-@must(
-    "VolumeExpansion",
-    "with ONLINE the plugin MUST support expansion of published volumes; the volume MUST be "
-    "at least required_bytes",
-)
-def test_a_device_grows_while_it_is_used(co: Co) -> None:
-    """NodeExpandVolume: a published device has the new size afterwards."""
+def test_c253_a_device_grows_while_it_is_used(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     size = 2 * co.host.size_bytes(target)
@@ -152,12 +93,7 @@ def test_a_device_grows_while_it_is_used(co: Co) -> None:
     assert co.host.size_bytes(target) >= size
 
 
-@case(254, CREATE, EXPAND, NODE_EXPAND)
-@must("ControllerExpandVolume, NodeExpandVolume", "the volume MUST be at least required_bytes")
-def test_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
-    """ControllerExpandVolume of an unused volume: after stage, publish and NodeExpandVolume the filesystem has the
-    size, if it is the volume's own.
-    """
+def test_c254_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
@@ -169,68 +105,47 @@ def test_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
     assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
 
 
-@case(255, CREATE, NODE_EXPAND, CHECKS_FS_TYPE)
-@beyond(
-    "NodeExpandVolume Errors",
-    "OUT_OF_RANGE, INVALID_ARGUMENT and NOT_FOUND for arguments that do not fit; each of "
-    "them is OPTIONAL, or the CO's duty",
-)
-def test_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
-    """NodeExpandVolume: NOT_FOUND at a path without the volume, OUT_OF_RANGE for more than its size,
-    INVALID_ARGUMENT for a capability that it cannot have.
-    """
+def test_c255_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
-    call = co.node.NodeExpandVolume
     request = csi_pb2.NodeExpandVolumeRequest(
         volume_id=volume.volume_id,
         volume_path=str(co.target()),
         staging_target_path=str(co.staging(volume)),
         volume_capability=co.mount,
     )
-    co.refused(call, request, Code.NOT_FOUND)
+    co.refused(request, Code.NOT_FOUND)
     request.volume_path = str(target)
     request.volume_capability.CopyFrom(mount(NO_FILESYSTEM))
-    co.refused(call, request, Code.INVALID_ARGUMENT)
+    co.refused(request, Code.INVALID_ARGUMENT)
     request.volume_capability.CopyFrom(co.mount)
     request.capacity_range.required_bytes = 1 << 50
-    co.refused(call, request, Code.OUT_OF_RANGE)
+    co.refused(request, Code.OUT_OF_RANGE)
 
 
-@case(261, CREATE, "node.GET_VOLUME_HEALTH")
-@must(
-    "NodeGetVolumeHealth (CSI 1.13)",
-    "a volume that does not exist is NOT_FOUND; volume_id is REQUIRED",
-)
-@beyond("NodeGetVolumeHealth (CSI 1.13)", "a new volume has nothing wrong")
-def test_node_health_of_new_volume_is_healthy(co: Co) -> None:
-    """NodeGetVolumeHealth: nothing wrong with a new volume; NOT_FOUND for no such volume."""
+def test_c261_node_health_of_new_volume_is_healthy(co: Co) -> None:
     volume = co.volume()
     target = co.use(volume)
     request = csi_pb2.NodeGetVolumeHealthRequest
-    call = co.node.NodeGetVolumeHealth
     asked = request(volume_id=volume.volume_id, volume_publish_path=str(target))
-    health = co.ask(call, asked).volume_health
+    health = co.ask(asked).volume_health
     assert health.volume_id == volume.volume_id
     with co.beyond():
         assert not list(health.health_statuses)
     unknown = request(volume_id=UNKNOWN_VOLUME, volume_publish_path=str(target))
-    co.refused(call, unknown, Code.NOT_FOUND)
-    co.refused(call, request(volume_publish_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused(unknown, Code.NOT_FOUND)
+    co.refused(request(volume_publish_path=str(target)), Code.INVALID_ARGUMENT)
 
 
-@case(262, "node.GET_STORAGE_HEALTH")
-@beyond("NodeGetStorageHealth (CSI 1.13)", "an entry says what is wrong")
-def test_storage_health_entries_have_a_status(co: Co) -> None:
-    """NodeGetStorageHealth: answered; every entry says what is wrong."""
+def test_c262_storage_health_entries_have_a_status(co: Co) -> None:
     request = csi_pb2.NodeGetStorageHealthRequest()
-    for each in co.ask(co.node.NodeGetStorageHealth, request).backend_health:
+    for each in co.ask(request).backend_health:
         assert each.status, "an entry of status 0 says nothing"
 
 
 def _stats(co: Co, volume: csi_pb2.Volume, path: str) -> dict[int, csi_pb2.VolumeUsage]:
     request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=path)
-    return {each.unit: each for each in co.ask(co.node.NodeGetVolumeStats, request).usage}
+    return {each.unit: each for each in co.ask(request).usage}
 
 
 def _expand(
@@ -251,7 +166,7 @@ def _expand_controller(
         volume_capability=capability,
         secrets=co.options.parameters.secrets,
     )
-    return co.until_final(co.controller.ControllerExpandVolume, request)
+    return co.until_final(request)
 
 
 def _expand_node(
@@ -264,4 +179,4 @@ def _expand_node(
         capacity_range=csi_pb2.CapacityRange(required_bytes=size),
         volume_capability=capability,
     )
-    return co.until_final(co.node.NodeExpandVolume, request).capacity_bytes
+    return co.until_final(request).capacity_bytes

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from crust.conformance.case import CREATE, NODE, PUBLISH, READONLY, beyond, case, must
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import Mode
 from crust.wire.csi.v1 import csi_pb2
@@ -10,12 +9,7 @@ from crust.wire.csi.v1 import csi_pb2
 _DATA = b"what a database has written"
 
 
-@case(223, CREATE, NODE)
-@must("NodePublishVolume", "with readonly the SP MUST publish the volume in readonly mode")
-def test_read_only_is_enforced(co: Co) -> None:
-    """NodePublishVolume: with readonly nothing can be written, to a filesystem or to a device; without it the
-    next publish can write again.
-    """
+def test_c223_read_only_is_enforced(co: Co) -> None:
     for capability in co.kinds:
         volume = co.volume(capability)
         target = co.use(volume, capability)
@@ -27,10 +21,7 @@ def test_read_only_is_enforced(co: Co) -> None:
         assert co.can_write(_file_or_device(co.publish(volume, capability)))
 
 
-@case(237, CREATE, NODE)
-@beyond("AccessMode", "SINGLE_NODE_READER_ONLY is published as readonly; COs say readonly as well")
-def test_a_reader_mode_is_enforced(co: Co) -> None:
-    """NodePublishVolume: under SINGLE_NODE_READER_ONLY nothing can be written, also without readonly."""
+def test_c237_a_reader_mode_is_enforced(co: Co) -> None:
     for capability in co.kinds:
         reader = csi_pb2.VolumeCapability()
         reader.CopyFrom(capability)
@@ -39,13 +30,7 @@ def test_a_reader_mode_is_enforced(co: Co) -> None:
         _check_reader(co, co.use(volume, reader))
 
 
-@case(238, CREATE, NODE)
-@beyond(
-    "VolumeCapability",
-    "mount_flags are the mount options that can be used for the volume; `ro` is one",
-)
-def test_a_read_only_flag_is_enforced(co: Co) -> None:
-    """NodePublishVolume: under the mount flag `ro` nothing can be written, also without readonly."""
+def test_c238_a_read_only_flag_is_enforced(co: Co) -> None:
     reader = csi_pb2.VolumeCapability()
     reader.CopyFrom(co.mount)
     reader.mount.mount_flags.append("ro")
@@ -53,12 +38,7 @@ def test_a_read_only_flag_is_enforced(co: Co) -> None:
     _check_reader(co, co.use(volume, reader))
 
 
-@case(168, CREATE, PUBLISH, READONLY, NODE)
-@must("ControllerPublishVolume", "with readonly the SP MUST publish the volume in readonly mode")
-def test_attached_read_only_is_read_only(co: Co) -> None:
-    """PUBLISH_READONLY: a volume that ControllerPublishVolume published read-only cannot be written, also
-    when NodePublishVolume is without readonly.
-    """
+def test_c168_attached_read_only_is_read_only(co: Co) -> None:
     for capability in co.kinds:
         volume = _written(co, capability)
         co.attach(volume, capability, readonly=True)

@@ -3,7 +3,6 @@
 import struct
 import threading
 
-from crust.conformance.case import CREATE, GROUP, NODE, beyond, case, must, should
 from crust.conformance.orchestrator import copies
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
@@ -13,37 +12,17 @@ _UNKNOWN = "conformance-no-such-group"
 _COUNTER = struct.Struct("<Q")
 
 
-@case(341, CREATE, GROUP)
-@must(
-    "CreateVolumeGroupSnapshot",
-    "name and source_volume_ids are REQUIRED (Error Scheme: INVALID_ARGUMENT)",
-)
-@beyond(
-    "CreateVolumeGroupSnapshot Errors",
-    "the table has no row for a volume that does not exist; elsewhere that is NOT_FOUND",
-)
-def test_a_group_needs_a_name_and_sources(co: Co) -> None:
-    """CreateVolumeGroupSnapshot: INVALID_ARGUMENT without one of them; NOT_FOUND for no such volume."""
+def test_c341_a_group_needs_a_name_and_sources(co: Co) -> None:
     volume = co.volume()
-    call = co.groups.CreateVolumeGroupSnapshot
     for field in ("name", "source_volume_ids"):
         request = copies.group_request(co, [volume.volume_id])
         request.ClearField(field)
-        co.refused(call, request, Code.INVALID_ARGUMENT)
+        co.refused(request, Code.INVALID_ARGUMENT)
     with co.beyond():
-        co.refused(call, copies.group_request(co, [volume.volume_id, _UNKNOWN]), Code.NOT_FOUND)
+        co.refused(copies.group_request(co, [volume.volume_id, _UNKNOWN]), Code.NOT_FOUND)
 
 
-@case(342, CREATE, GROUP)
-@must(
-    "CreateVolumeGroupSnapshot",
-    "calls MUST be idempotent; other sources MUST be ALREADY_EXISTS; a member's "
-    "group_snapshot_id MUST be the group's",
-)
-def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
-    """CreateVolumeGroupSnapshot: a member per source, each naming the group; repeated, it returns the same
-    group.
-    """
+def test_c342_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
     ids = [co.volume().volume_id for _ in range(2)]
     request = copies.group_request(co, ids)
     first, again = copies.take_group(co, request), copies.take_group(co, request)
@@ -51,91 +30,58 @@ def test_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
     assert sorted(each.source_volume_id for each in first.snapshots) == sorted(ids)
     assert {each.group_snapshot_id for each in first.snapshots} == {first.group_snapshot_id}
     request.source_volume_ids.append(co.volume().volume_id)
-    co.refused(co.groups.CreateVolumeGroupSnapshot, request, Code.ALREADY_EXISTS)
+    co.refused(request, Code.ALREADY_EXISTS)
 
 
-@case(343, CREATE, GROUP)
-@must(
-    "GetVolumeGroupSnapshot Errors",
-    "a group that does not exist MUST be NOT_FOUND; group_snapshot_id is REQUIRED",
-)
-@should(
-    "GetVolumeGroupSnapshot",
-    "an SP SHOULD check snapshot_ids; a mismatch SHOULD be INVALID_ARGUMENT",
-)
-def test_get_group_returns_group_as_created(co: Co) -> None:
-    """GetVolumeGroupSnapshot: as created; NOT_FOUND for no such group, INVALID_ARGUMENT for other members."""
+def test_c343_get_group_returns_group_as_created(co: Co) -> None:
     made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
     request = csi_pb2.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
     )
-    call = co.groups.GetVolumeGroupSnapshot
-    assert copies.members(co.ask(call, request).group_snapshot) == copies.members(made)
+    assert copies.members(co.ask(request).group_snapshot) == copies.members(made)
     request.snapshot_ids.append(_UNKNOWN)
     with co.should():
-        co.refused(call, request, Code.INVALID_ARGUMENT)
+        co.refused(request, Code.INVALID_ARGUMENT)
     unknown = csi_pb2.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=_UNKNOWN, snapshot_ids=[_UNKNOWN]
     )
-    co.refused(call, unknown, Code.NOT_FOUND)
-    co.refused(call, csi_pb2.GetVolumeGroupSnapshotRequest(), Code.INVALID_ARGUMENT)
+    co.refused(unknown, Code.NOT_FOUND)
+    co.refused(csi_pb2.GetVolumeGroupSnapshotRequest(), Code.INVALID_ARGUMENT)
 
 
-@case(344, CREATE, GROUP, "controller.CREATE_DELETE_SNAPSHOT")
-@must("DeleteSnapshot Errors", "a member that can not be deleted alone MUST be INVALID_ARGUMENT")
-def test_delete_of_group_member_is_invalid(co: Co) -> None:
-    """DeleteSnapshot of a group's member: OK, or INVALID_ARGUMENT, and the group is intact."""
+def test_c344_delete_of_group_member_is_invalid(co: Co) -> None:
     made = copies.take_group(
         co, copies.group_request(co, [co.volume().volume_id for _ in range(2)])
     )
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id)
-    code, message = co.outcome(co.controller.DeleteSnapshot, request)
+    code, message = co.outcome(request)
     assert code in (Code.OK, Code.INVALID_ARGUMENT), f"{code.name}: {message}"
     if code is Code.OK:
         return
     look = csi_pb2.GetVolumeGroupSnapshotRequest(group_snapshot_id=made.group_snapshot_id)
     look.snapshot_ids.extend(each.snapshot_id for each in made.snapshots)
-    found = co.ask(co.groups.GetVolumeGroupSnapshot, look).group_snapshot
+    found = co.ask(look).group_snapshot
     assert copies.members(found) == copies.members(made)
 
 
-@case(345, CREATE, GROUP)
-@must(
-    "DeleteVolumeGroupSnapshot",
-    "idempotent: a group that does not exist MUST be OK; group_snapshot_id is REQUIRED",
-)
-@should(
-    "DeleteVolumeGroupSnapshot",
-    "an SP SHOULD check snapshot_ids; a mismatch SHOULD be INVALID_ARGUMENT",
-)
-def test_group_deletion_is_complete_and_idempotent(co: Co) -> None:
-    """DeleteVolumeGroupSnapshot: INVALID_ARGUMENT for other members; OK, and OK again; then NOT_FOUND."""
+def test_c345_group_deletion_is_complete_and_idempotent(co: Co) -> None:
     made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
-    call = co.groups.DeleteVolumeGroupSnapshot
     request = copies.group_deletion(co, made)
     request.snapshot_ids.append(_UNKNOWN)
     with co.should():
-        co.refused(call, request, Code.INVALID_ARGUMENT)
+        co.refused(request, Code.INVALID_ARGUMENT)
     for _ in range(2):
-        co.ask(call, copies.group_deletion(co, made))
+        co.ask(copies.group_deletion(co, made))
     look = csi_pb2.GetVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in made.snapshots],
     )
-    co.refused(co.groups.GetVolumeGroupSnapshot, look, Code.NOT_FOUND)
-    co.refused(call, csi_pb2.DeleteVolumeGroupSnapshotRequest(), Code.INVALID_ARGUMENT)
+    co.refused(look, Code.NOT_FOUND)
+    co.refused(csi_pb2.DeleteVolumeGroupSnapshotRequest(), Code.INVALID_ARGUMENT)
 
 
-@case(346, CREATE, GROUP, NODE)
-@must(
-    "CreateVolumeGroupSnapshot",
-    "the group MUST give a write-order consistency guarantee, or fail",
-)
-def test_group_snapshot_keeps_order_of_writes(co: Co) -> None:
-    """CreateVolumeGroupSnapshot: a write to the second volume that followed one to the first is in no
-    group without that one.
-    """
+def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:
     volumes = [co.volume() for _ in range(2)]
     targets = [co.use(each) for each in volumes]
     stop = threading.Event()

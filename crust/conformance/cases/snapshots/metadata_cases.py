@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from crust.conformance.case import BLOCK, CREATE, METADATA, NODE, SNAPSHOT, beyond, case, must
 from crust.conformance.orchestrator import copies
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
@@ -19,23 +18,14 @@ Allocated = csi_pb2.GetMetadataAllocatedResponse
 Delta = csi_pb2.GetMetadataDeltaResponse
 
 
-@case(361, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-@must(
-    "GetMetadataAllocated",
-    "all metadata; offsets MUST be strictly increasing, MUST NOT overlap; FIXED_LENGTH MUST "
-    "be constant; at most max_results",
-)
-def test_allocated_blocks_cover_all_data(co: Co) -> None:
-    """GetMetadataAllocated: ascending, apart, of one type (and of one length where that is FIXED_LENGTH),
-    at most max_results a message; everything that is not zero lies in it.
-    """
+def test_c361_allocated_blocks_cover_all_data(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     _write(co, target, parts=(0, 3, 9), seed=1)
     made, target = copies.of_device(co, volume, target)
     request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=made.snapshot_id, max_results=_FEW)
     size = co.host.size_bytes(target)
-    ranges = _ranges(co.stream(co.metadata.GetMetadataAllocated, request), size, _FEW)
+    ranges = _ranges(co.ask(request), size, _FEW)
     content = co.host.read(target, size)
     zero = bytes(_STEP)
     for offset in range(0, len(content), _STEP):
@@ -43,16 +33,7 @@ def test_allocated_blocks_cover_all_data(co: Co) -> None:
             assert _covered(ranges, offset), f"the data at {offset} is not reported"
 
 
-@case(362, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-@must(
-    "GetMetadataDelta",
-    "all metadata; offsets MUST be strictly increasing, MUST NOT overlap; at most max_results",
-)
-@beyond("GetMetadataDelta", "what did not change is not reported, as far as the driver can tell")
-def test_delta_covers_all_changes(co: Co) -> None:
-    """GetMetadataDelta: every byte that differs between the snapshots lies in it. Skipped where the driver answers
-    that it does not track changes (FAILED_PRECONDITION).
-    """
+def test_c362_delta_covers_all_changes(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     size = co.host.size_bytes(target)
@@ -73,15 +54,7 @@ def test_delta_covers_all_changes(co: Co) -> None:
         assert sum(length for _, length in ranges) < size, "everything is reported as changed"
 
 
-@case(363, CREATE, SNAPSHOT, METADATA, NODE, BLOCK)
-@must(
-    "GetMetadataAllocated",
-    "MUST NOT return tuples that end before starting_offset; beyond the volume is OUT_OF_RANGE",
-)
-def test_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
-    """GetMetadataAllocated: with starting_offset no range is reported that ends before it; beyond the
-    volume OUT_OF_RANGE.
-    """
+def test_c363_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     _write(co, target, parts=(0, 3, 9), seed=1)
@@ -90,74 +63,50 @@ def test_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
     request = csi_pb2.GetMetadataAllocatedRequest(
         snapshot_id=made.snapshot_id, starting_offset=size // 4
     )
-    call = co.metadata.GetMetadataAllocated
-    ranges = _ranges(co.stream(call, request), size)
+    ranges = _ranges(co.ask(request), size)
     assert all(offset + length > size // 4 for offset, length in ranges)
     assert _covered(ranges, size // 16 * 9)
     request.starting_offset = 4 * size
-    co.stream_refused(call, request, Code.OUT_OF_RANGE)
+    co.refused(request, Code.OUT_OF_RANGE)
 
 
-@case(364, METADATA)
-@must(
-    "GetMetadataAllocated Errors, GetMetadataDelta Errors",
-    "a missing argument is INVALID_ARGUMENT, a snapshot that does not exist NOT_FOUND",
-)
-def test_metadata_needs_snapshots(co: Co) -> None:
-    """GetMetadataAllocated, GetMetadataDelta: INVALID_ARGUMENT without ids; NOT_FOUND for no such snapshot."""
+def test_c364_metadata_needs_snapshots(co: Co) -> None:
     allocated, delta = csi_pb2.GetMetadataAllocatedRequest, csi_pb2.GetMetadataDeltaRequest
-    call, other = co.metadata.GetMetadataAllocated, co.metadata.GetMetadataDelta
-    co.stream_refused(call, allocated(), Code.INVALID_ARGUMENT)
-    co.stream_refused(call, allocated(snapshot_id=_UNKNOWN), Code.NOT_FOUND)
-    co.stream_refused(other, delta(base_snapshot_id=_UNKNOWN), Code.INVALID_ARGUMENT)
+    co.refused(allocated(), Code.INVALID_ARGUMENT)
+    co.refused(allocated(snapshot_id=_UNKNOWN), Code.NOT_FOUND)
+    co.refused(delta(base_snapshot_id=_UNKNOWN), Code.INVALID_ARGUMENT)
     both = delta(base_snapshot_id=_UNKNOWN, target_snapshot_id=_UNKNOWN)
-    co.stream_refused(other, both, Code.NOT_FOUND)
+    co.refused(both, Code.NOT_FOUND)
 
 
-@case(365, CREATE, SNAPSHOT, METADATA, BLOCK)
-@must(
-    "GetMetadataAllocated, GetMetadataDelta",
-    "an SP MUST terminate the stream only after all metadata is transmitted; there may be none",
-)
-def test_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
-    """GetMetadataAllocated, GetMetadataDelta: of a volume that was never written, OK. Skipped where the driver
-    answers that it does not track changes (FAILED_PRECONDITION).
-    """
+def test_c365_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
     volume = co.volume(block())
     one, other = (copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(2))
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     allocated = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=one)
-    _ranges(co.stream(co.metadata.GetMetadataAllocated, allocated), size)
+    _ranges(co.ask(allocated), size)
     delta = csi_pb2.GetMetadataDeltaRequest(base_snapshot_id=one, target_snapshot_id=other)
     _ranges(_delta(co, delta), size)
 
 
-@case(366, CREATE, SNAPSHOT, METADATA, BLOCK)
-@must(
-    "GetMetadataDelta Errors",
-    "an offset beyond the volume is OUT_OF_RANGE; an argument that is not valid INVALID_ARGUMENT",
-)
-def test_delta_across_volumes_or_beyond_the_end_is_refused(co: Co) -> None:
-    """GetMetadataDelta: beyond the volume OUT_OF_RANGE; snapshots of two volumes INVALID_ARGUMENT (or
-    FAILED_PRECONDITION).
-    """
+def test_c366_delta_across_volumes_or_beyond_the_end_is_refused(co: Co) -> None:
     volume, other_volume = co.volume(block()), co.volume(block())
     one, other = (copies.snapshot(co, volume.volume_id).snapshot_id for _ in range(2))
     foreign = copies.snapshot(co, other_volume.volume_id).snapshot_id
-    call, request = co.metadata.GetMetadataDelta, csi_pb2.GetMetadataDeltaRequest
+    request = csi_pb2.GetMetadataDeltaRequest
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     beyond = request(base_snapshot_id=one, target_snapshot_id=other, starting_offset=4 * size)
-    co.stream_refused(call, beyond, Code.OUT_OF_RANGE)
+    co.refused(beyond, Code.OUT_OF_RANGE)
     mixed = request(base_snapshot_id=one, target_snapshot_id=foreign)
-    co.stream_refused(call, mixed, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+    co.refused(mixed, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
 
 
 def _delta(co: Co, request: csi_pb2.GetMetadataDeltaRequest) -> list[Delta]:
     """CSI allows a driver not to track changes, and there is no capability for it: only the call shows it."""
-    code, message = co.stream_outcome(co.metadata.GetMetadataDelta, request)
+    code, message = co.outcome(request)
     if code is Code.FAILED_PRECONDITION:
         pytest.skip(f"needs a volume whose changes are tracked: {message}")
-    return co.stream(co.metadata.GetMetadataDelta, request)
+    return co.ask(request)
 
 
 def _write(co: Co, target: Path, *, parts: tuple[int, ...], seed: int) -> None:

@@ -22,7 +22,6 @@ from crust import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.host.process import commands, workers
-from crust.runtime_handler.conformance.case import BrokenDuty, expect
 from crust.runtime_handler.testing import FakeProxy, Runtime
 
 MIB = 1 << 20
@@ -136,7 +135,7 @@ class Subject:
         self.transcript.append(f"-> {line}")
         process = self._process
         if process is None or process.returncode is not None:
-            raise BrokenDuty("the runtime's command has ended")
+            raise AssertionError("the runtime's command has ended")
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -145,7 +144,7 @@ class Subject:
             async with asyncio.timeout(self._timeout_s):
                 answer = (await process.stdout.readline()).decode(errors="replace").strip()
         except (TimeoutError, BrokenPipeError, ConnectionResetError) as error:
-            raise BrokenDuty(f"no answer: {type(error).__name__}") from error
+            raise AssertionError(f"no answer: {type(error).__name__}") from error
         self.transcript.append(f"<- {answer or '(the command has ended)'}")
         return answer
 
@@ -156,17 +155,17 @@ class Subject:
 
     async def started(self, sandbox: str, source: str) -> None:
         """Start a sandbox that must start."""
-        expect(await self.start(sandbox, source) == "ok", "the sandbox was not started")
+        assert await self.start(sandbox, source) == "ok", "the sandbox was not started"
 
     async def refused(self, sandbox: str, source: str) -> None:
         """Start a sandbox that must be refused, without a claim being left."""
         answer = await self.start(sandbox, source)
-        expect(answer == "refused", f"the answer must be: refused, and why; it is {answer!r}")
+        assert answer == "refused", f"the answer must be: refused, and why; it is {answer!r}"
 
     async def stop(self, sandbox: str) -> None:
         """End the sandbox."""
         self._sandboxes.discard(sandbox)
-        expect(await self.say("stop", sandbox) == "ok", "the sandbox was not stopped")
+        assert await self.say("stop", sandbox) == "ok", "the sandbox was not stopped"
 
     def device(self, size: int = SIZE) -> str:
         """A blank device; it goes after the case."""
@@ -225,7 +224,7 @@ class Subject:
     async def reset(self) -> None:
         """Remove what the case has started and published."""
         for sandbox in sorted(self._sandboxes):
-            with contextlib.suppress(BrokenDuty):
+            with contextlib.suppress(AssertionError):
                 await self.say("stop", sandbox)
         self._sandboxes.clear()
         for target, guard in self._targets.items():

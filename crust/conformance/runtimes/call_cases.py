@@ -3,13 +3,10 @@
 from collections.abc import Awaitable
 from typing import Any
 
-from crust import volumes
+from crust.conformance.runtimes.subject import MIB, SIZE, Subject
 from crust.rpc.status import PeerStatus
-from crust.runtime_handler.conformance.case import case, expect
-from crust.runtime_handler.conformance.subject import MIB, SIZE, Subject
 from crust.wire.v1 import handlers_pb2, types_pb2
 
-Feature = volumes.HandlerFeature
 CALL_S = 60.0
 
 
@@ -33,62 +30,38 @@ async def _total(s: Subject, target: str) -> int:
     answer = await _stats(s, target)
     s.transcript.append(f"<- {' '.join(str(answer).split())}")
     found = [each.total for each in answer.usage if each.unit == types_pb2.VolumeUsage.BYTES]
-    expect(found, "usage in bytes is missing")
+    assert found, "usage in bytes is missing"
     return int(found[0])
 
 
-@case(
-    "R-301", "the registration names block volumes, filesystems and an endpoint", "handlers.proto"
-)
-async def registration(s: Subject) -> None:
+async def test_r301_registration(s: Subject) -> None:
     request = s.runtime.request
-    expect(types_pb2.VolumeType.BLOCK in request.volume_types, "volume_types lacks BLOCK")
-    expect("ext4" in request.filesystems, "filesystems lacks ext4, which these cases use")
-    expect(request.endpoint.startswith("/"), "endpoint is no absolute path")
+    assert types_pb2.VolumeType.BLOCK in request.volume_types, "volume_types lacks BLOCK"
+    assert "ext4" in request.filesystems, "filesystems lacks ext4, which these cases use"
+    assert request.endpoint.startswith("/"), "endpoint is no absolute path"
 
 
-@case(
-    "R-302", "GetVolumeStats reports the mounted filesystem", "handlers.proto", needs=Feature.STATS
-)
-async def stats(s: Subject) -> None:
+async def test_r302_stats(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     total = await _total(s, target)
-    expect(SIZE // 2 < total <= SIZE, f"total is {total}, and the device has {SIZE}")
+    assert SIZE // 2 < total <= SIZE, f"total is {total}, and the device has {SIZE}"
 
 
-@case(
-    "R-303",
-    "GetVolumeStats without a sandbox is FAILED_PRECONDITION",
-    "handlers.proto",
-    needs=Feature.STATS,
-)
-async def no_sandbox(s: Subject) -> None:
+async def test_r303_no_sandbox(s: Subject) -> None:
     target = await s.volume()
     code = await _code(s, _stats(s, target))
-    expect(code == "FAILED_PRECONDITION", f"the code is {code}")
+    assert code == "FAILED_PRECONDITION", f"the code is {code}"
 
 
-@case(
-    "R-304",
-    "a filesystem smaller than its device has grown once it is mounted",
-    "H-48",
-    needs=Feature.STATS,
-)
-async def grown(s: Subject) -> None:
+async def test_r304_grown(s: Subject) -> None:
     target = s.publish(await s.formatted(SIZE // 4))
     await s.started("box-1", target)
     total = await _total(s, target)
-    expect(total > SIZE // 2, f"the filesystem has {total} bytes, the device {SIZE}")
+    assert total > SIZE // 2, f"the filesystem has {total} bytes, the device {SIZE}"
 
 
-@case(
-    "R-305",
-    "ExpandVolume answers the size of the device, twice",
-    "handlers.proto",
-    needs=Feature.ONLINE_EXPAND,
-)
-async def expand(s: Subject) -> None:
+async def test_r305_expand(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     for _ in range(2):
@@ -96,31 +69,22 @@ async def expand(s: Subject) -> None:
         request = handlers_pb2.ExpandVolumeRequest(target_path=target, capacity_range=wanted)
         s.transcript.append(f"-> ExpandVolume {SIZE}")
         answer = await s.runtime.stub.ExpandVolume(request, timeout=CALL_S)
-        expect(answer.capacity_bytes >= SIZE - MIB, f"capacity_bytes is {answer.capacity_bytes}")
+        assert answer.capacity_bytes >= SIZE - MIB, f"capacity_bytes is {answer.capacity_bytes}"
 
 
-@case(
-    "R-306",
-    "a freeze is thawed once; a second thaw says that nothing was frozen",
-    "handlers.proto",
-    needs=Feature.FREEZE,
-)
-async def freeze(s: Subject) -> None:
+async def test_r306_freeze(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     stub = s.runtime.stub
     frozen = handlers_pb2.FreezeVolumeRequest(target_path=target, thaw_after_seconds=30)
     await stub.FreezeVolume(frozen, timeout=CALL_S)
     thaw = handlers_pb2.ThawVolumeRequest(target_path=target)
-    expect((await stub.ThawVolume(thaw, timeout=CALL_S)).was_frozen, "was_frozen is false")
-    expect(not (await stub.ThawVolume(thaw, timeout=CALL_S)).was_frozen, "was_frozen is true")
+    assert (await stub.ThawVolume(thaw, timeout=CALL_S)).was_frozen, "was_frozen is false"
+    assert not (await stub.ThawVolume(thaw, timeout=CALL_S)).was_frozen, "was_frozen is true"
 
 
-@case(
-    "R-307", "FreezeVolume is UNIMPLEMENTED without FREEZE", "handlers.proto", lacks=Feature.FREEZE
-)
-async def no_freeze(s: Subject) -> None:
+async def test_r307_no_freeze(s: Subject) -> None:
     request = handlers_pb2.FreezeVolumeRequest(target_path="/nowhere", thaw_after_seconds=1)
     s.transcript.append("-> FreezeVolume /nowhere")
     code = await _code(s, s.runtime.stub.FreezeVolume(request, timeout=CALL_S))
-    expect(code == "UNIMPLEMENTED", f"the code is {code}")
+    assert code == "UNIMPLEMENTED", f"the code is {code}"

@@ -1,0 +1,93 @@
+"""Claiming, holding and releasing."""
+
+import errno
+import json
+import os
+
+from crust.conformance.runtimes.subject import Subject
+
+
+async def test_r101_held(s: Subject) -> None:
+    target = await s.volume()
+    lock = os.stat(s.proxy.paths(target).claim_lock).st_ino
+    await s.started("box-1", target)
+    assert s.is_held(target), "claim.lock is not locked"
+    assert os.stat(s.proxy.paths(target).claim_lock).st_ino == lock, "claim.lock was replaced"
+    with open(s.proxy.paths(target).claim) as file:
+        found = json.load(file)
+    s.transcript.append(f"(claim.json: {found})")
+    assert found.get("schema") == 1, "schema is not 1"
+    assert found.get("sandbox_id") == "box-1", "sandbox_id is not the sandbox"
+    assert found.get("handler") == s.name, "handler is not the registered name"
+    assert found.get("state") == "mounted", "state is not mounted"
+    assert {"error", "pid", "claimed_at"} <= found.keys(), "error, pid or claimed_at is missing"
+
+
+async def test_r102_second(s: Subject) -> None:
+    target = await s.volume()
+    await s.started("box-1", target)
+    await s.refused("box-2", target)
+    claim = s.proxy.claim(target)
+    assert claim is not None, "the first sandbox's claim was removed"
+    assert claim.sandbox_id == "box-1", "the first sandbox's claim was changed"
+
+
+async def test_r103_exclusive(s: Subject) -> None:
+    device = await s.formatted()
+    await s.started("box-1", s.publish(device))
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+    except OSError as error:
+        assert error.errno == errno.EBUSY, f"open(O_EXCL) failed with {error.strerror}"
+    else:
+        raise AssertionError("another program could open the device with O_EXCL")
+
+
+async def test_r104_released(s: Subject) -> None:
+    target = await s.volume()
+    await s.started("box-1", target)
+    await s.stop("box-1")
+    assert s.proxy.claim(target) is None, "claim.json is left, or the lock is held"
+    await s.started("box-2", target)
+
+
+async def test_r105_killed_machine(s: Subject) -> None:
+    target = await s.volume()
+    await s.started("box-1", target)
+    await s.kill_holders(target)
+    assert not s.is_held(target), "the lock is held although the virtual machine was killed"
+
+
+async def test_r106_killed_runtime(s: Subject) -> None:
+    target = await s.volume()
+    await s.started("box-1", target)
+    await s.kill()
+    is_held = s.is_held(target)
+    await s.kill_holders(target)
+    await s.proxy.lost(s.name)
+    await s.serve()
+    assert is_held, "the lock was free although the virtual machine lives"
+
+
+async def test_r107_dead_claim(s: Subject) -> None:
+    target = await s.volume()
+    await s.started("box-1", target)
+    await s.kill_holders(target)
+    await s.started("box-2", target)
+    claim = s.proxy.claim(target)
+    assert claim is not None, "there is no claim.json"
+    assert (claim.live, claim.sandbox_id) == (True, "box-2"), "claim.json names another"
+
+
+async def test_r108_readers(s: Subject) -> None:
+    device = await s.formatted()
+    one, two = (s.publish(device, name, readonly=True) for name in ("one", "two"))
+    await s.started("box-1", one)
+    await s.started("box-2", two)
+    assert all(map(s.is_held, (one, two))), "one of the two has no claim"
+
+
+async def test_r109_failed_start(s: Subject) -> None:
+    target = s.publish(s.device())  # blank: no kernel can mount it
+    await s.refused("box-1", target)
+    assert not s.is_held(target), "the lock is still held"

@@ -1,0 +1,90 @@
+"""The suite for runtimes: starts the command under test, and runs the cases in one event loop."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from crust import volumes
+from crust.conformance import plugin, report
+from crust.conformance.catalogue import Case
+from crust.conformance.options import RunOptions
+from crust.conformance.results import Exchange, Finding, Results
+from crust.conformance.runtimes.subject import RuntimeNotUsable, Subject
+from crust.runtime_handler import testing
+
+CASES = Path(__file__).parent
+
+TIMEOUT_S = 120.0
+"""For one answer: a virtual machine boots meanwhile."""
+
+
+def run(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
+    """Run the cases against the command. Raises `errors.InvalidRequest` for a case that is not there.
+
+    Needs root, for loop devices and mounts.
+    """
+    with (
+        asyncio.Runner() as loop,
+        tempfile.TemporaryDirectory(prefix="crust-", ignore_cleanup_errors=True) as directory,
+    ):
+        os.makedirs(f"{directory}/targets")
+        stack = contextlib.AsyncExitStack()
+        try:
+            proxy = loop.run(stack.enter_async_context(testing.serving(directory)))
+            subject = Subject(command, directory, proxy, options.timeout_s)
+            stack.push_async_callback(subject.close)
+            runtime = Runtime(subject, loop)
+            return plugin.run(runtime, CASES, "R", options, report.Report(quiet=quiet))
+        finally:
+            loop.run(stack.aclose())
+
+
+class Runtime:
+    """The runtime that is tested."""
+
+    def __init__(self, subject: Subject, loop: asyncio.Runner) -> None:
+        self._subject = subject
+        self._loop = loop
+
+    def open(self) -> None:
+        """Start the command. Raises `plugin.Gone`."""
+        self._usable(self._subject.serve)
+
+    def begin(
+        self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
+    ) -> Collection[str]:
+        """Start the command again if an earlier case has ended it; which features the case lacks."""
+        self._usable(self._subject.revive)
+        offered = self._subject.runtime.features
+        has = {
+            f"{'handler' if feature in offered else 'without'}.{feature.name}"
+            for feature in volumes.HandlerFeature
+        }
+        return set(case.needs) - has
+
+    @contextlib.contextmanager
+    def using(self, case: Case, findings: list[Finding]) -> Iterator[Subject]:
+        """The subject; what the case started and published is removed."""
+        yield self._subject
+        self._loop.run(self._subject.reset())
+
+    def call(self, case: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A case for runtimes is a coroutine."""
+        self._loop.run(case())
+
+    def last(self) -> Exchange:
+        """All that was said in the running case."""
+        return Exchange("\n".join(self._subject.transcript))
+
+    def end(self) -> None:
+        """The next case starts the command again."""
+
+    def _usable(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            self._loop.run(start())
+        except RuntimeNotUsable as error:
+            raise plugin.Gone(error.shown()) from None
