@@ -13,7 +13,9 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claim_object, claims
 from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
-from examples.cluster.ceph_cluster import POOL
+from crust.ceph.host_claims import HostClaim
+from crust.host.process import boot
+from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, Bench, attached
 
 VOLUME = volumes.VolumeId(IMAGE)
@@ -50,6 +52,66 @@ def test_detach_waits_for_the_client_of_a_claim_and_not_for_a_claim_that_was_nev
     attached(bench.node(), Host("node-a", "machine"), "sandbox-2")
     [holder] = claim_object.read(client.ioctx, IMAGE).claims.holders
     assert holder.sandbox == "sandbox-2"
+
+
+@pytest.fixture
+def crashed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A boot of the machine "machine" had the image mapped, and wrote; returns its client's address."""
+    kernel = bench.node()
+    claim = HostClaim(kernel.image, Host("node-a", "machine"))
+    claim.take(claim_object.Mode.WRITER, "")
+    kernel.open().write(b"x", 0)
+    claim.record(kernel.address)
+    monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
+    return kernel.address
+
+
+def _check_freed(bench: Bench, address: str) -> None:
+    assert address in bench.blocklist()
+    assert claim_object.read(bench.node().ioctx, IMAGE).claims == claim_object.Claims()
+    attached(bench.node(), Host("node-b", "b"))
+
+
+def test_unstage_without_an_entry_frees_what_an_earlier_boot_had_mapped(
+    bench: Bench, access: Made, crashed: str
+) -> None:
+    access("node-a").detach(VOLUME)
+    _check_freed(bench, crashed)
+
+
+def test_first_key_after_a_boot_frees_what_an_earlier_boot_had_mapped(
+    bench: Bench, access: Made, crashed: str
+) -> None:
+    """Of every image: the pod may have moved, so that nobody unstages it here."""
+    access("node-a").use(volumes.VolumeId("another"), {})
+    _check_freed(bench, crashed)
+
+
+@pytest.mark.parametrize("host", [Host("node-a", "another"), Host("node-b", "machine")])
+def test_what_another_host_has_mapped_is_not_freed(
+    bench: Bench, access: Made, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HostClaim(bench.node().image, host).take(claim_object.Mode.WRITER, "")
+    monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
+    here = access("node-a")
+    here.use(VOLUME, {})
+    here.detach(VOLUME)
+    [holder] = claim_object.read(bench.node().ioctx, IMAGE).claims.holders
+    assert (holder.node, holder.machine) == (host.node, host.machine)
+
+
+def test_what_this_boot_has_mapped_is_not_freed(bench: Bench, access: Made) -> None:
+    HostClaim(bench.node().image, Host("node-a", "machine")).take(claim_object.Mode.WRITER, "")
+    access("node-a").use(VOLUME, {})
+    [holder] = claim_object.read(bench.node().ioctx, IMAGE).claims.holders
+    assert holder.is_host
+
+
+def test_unstage_while_the_cluster_cannot_be_asked_is_a_success(
+    ceph: CephCluster, access: Made
+) -> None:
+    with ceph.osd.frozen():
+        access("node-a").detach(VOLUME)
 
 
 @pytest.mark.spec("H-51")

@@ -146,17 +146,51 @@ class RbdAccess:
         self._directory = directory(run_dir)
         self._host = claims.Host.this(node)
         self._settling = threading.Lock()
+        self._are_earlier_ended = False
         self._devices = HostDevices(self._host, replace(kernel, owner=self._host.node))
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """As `Users.use`. Gives back what was unmapped while no key was known."""
+        """As `Users.use`. Frees what was unmapped while no key was known, and what an earlier boot had mapped."""
         self._users.use(volume_id, secrets)
+        self._end_earlier_boots(volume_id)
         for each in owed(self._run_dir):
             try:
                 self._settle(each, self._users.place(volume_id))
             except errors.CrustError as err:  # of another volume: no reason to refuse this one
                 extra = {"volume_id": each, "error": err}
                 _log.warning("the claim of an image that is not mapped stays", extra=extra)
+
+    def _end_earlier_boots(self, volume_id: volumes.VolumeId) -> None:
+        """Of all images, once, by a user that may read the claims on all: the CO unstages only what it remembers."""
+        if self._are_earlier_ended:
+            return
+        place = self._users.place(volume_id)
+        try:
+            with place.ioctx("cannot free what an earlier boot of this node had mapped") as ioctx:
+                for image in claim_object.images(ioctx):
+                    HostClaim(place.claimed(ioctx, image), self._host).end_earlier_boots()
+        except CephNotPermitted:
+            self._end_earlier_boot(volume_id)
+        except errors.CrustError as err:
+            _log.warning("what an earlier boot had mapped is not free", extra={"error": err})
+        else:
+            self._are_earlier_ended = True
+
+    def _end_earlier_boot(self, volume_id: volumes.VolumeId) -> None:
+        """Of one image, if it can be asked now. Else the next key frees it."""
+        place = self._known_place(volume_id)
+        with (
+            contextlib.suppress(errors.CrustError),
+            place.ioctx(f"cannot free the image of {volume_id}") as ioctx,
+        ):
+            HostClaim(place.claimed(ioctx, volume_id), self._host).end_earlier_boots()
+
+    def _known_place(self, volume_id: volumes.VolumeId) -> Place:
+        """The pool as the volume's user, or as any other."""
+        try:
+            return self._users.place(volume_id)
+        except CephKeyNotGiven:
+            return self._users.shared
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
         """Note that the volume is used here, and map it for this host itself. Raises `ImageMissing`,
@@ -274,14 +308,13 @@ class RbdAccess:
                 if note.on_host:
                     self._devices.unmap(note.image_name(volume_id))
             durable.remove(self._note(volume_id))
+        else:
+            self._end_earlier_boot(volume_id)
         self._users.forget(volume_id)
 
     def _detach_host(self, image: ImageName, volume_id: volumes.VolumeId) -> None:
         """Unmap, and give the claim back; without a key the next one that is brought does that."""
-        try:
-            place = self._users.place(volume_id)
-        except CephKeyNotGiven:
-            place = self._users.shared
+        place = self._known_place(volume_id)
         try:
             # the kernel, asked first, would wait without end for a cluster that does not answer
             with place.ioctx(f"cannot unmap the image of {volume_id}") as ioctx:
