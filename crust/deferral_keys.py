@@ -40,56 +40,6 @@ class Defer(enum.Enum):
     """The RuntimeClass of each pod decides."""
 
 
-class EncryptedOnHost(errors.NotReady):
-    """A publish on the host of a volume whose filesystem is in a container that only guests open."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]!r} cannot be published on this host",
-            why=f"{ENCRYPTION} says that it is encrypted, and only a guest opens it: the host would show a pod the "
-            "encrypted bytes, or keep its data unencrypted",
-            hint="run the pod with a runtime class whose handler offers LUKS, with crust.dev/defer: always",
-        )
-
-
-class FilesystemOfGuest(errors.NotReady):
-    """A mount on the host of a volume whose filesystem this host must not read."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]!r} cannot be mounted on this host",
-            why=f"{FORMAT_IN} is guest: its filesystem is untrusted, and no host parses it",
-            hint="run the pod with a runtime class whose handler offers FORMAT, with crust.dev/defer: always",
-        )
-
-
-class PassphraseMissing(errors.NotReady):
-    """The volume is encrypted, and neither its publish nor what is known of its stage has the passphrase."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]!r} is encrypted, and its passphrase is not known",
-            why=f"the publish has no secret {PASSPHRASE!r}, and the stage had none, or this process was started "
-            "after it: secrets are kept in memory only",
-            hint="delete the pod, so that the kubelet stages the volume again; or set "
-            "csi.storage.k8s.io/node-publish-secret-name in the StorageClass, so that each publish has it",
-        )
-
-
-class CephKeyMissing(errors.NotReady):
-    """A volume in a Ceph cluster needs the name and key of a user, and the process does not have them."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]!r} is in a Ceph cluster, and the key of a user of it is not known",
-            why=f"the call has no secrets {USER_ID!r} and {USER_KEY!r}, and the stage had none, or this process "
-            "was started after it: secrets are kept in memory only",
-            hint="delete the pod, so that the kubelet stages the volume again; and set "
-            "csi.storage.k8s.io/node-stage-secret-name, node-publish-secret-name and node-expand-secret-name in the "
-            "StorageClass, so that each call has it",
-        )
-
-
 class InvalidDeferKey(errors.InvalidRequest):
     """One of the keys has a value that it cannot have."""
 
@@ -156,7 +106,14 @@ def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
     for each in secrets:
         if each.get(PASSPHRASE):
             return each[PASSPHRASE]
-    raise PassphraseMissing(volume_id)
+    raise errors.NotReady.named(
+        "PassphraseMissing",
+        f"volume {volume_id[:128]!r} is encrypted, and its passphrase is not known",
+        why=f"the publish has no secret {PASSPHRASE!r}, and the stage had none, or this process was started "
+        "after it: secrets are kept in memory only",
+        hint="delete the pod, so that the kubelet stages the volume again; or set "
+        "csi.storage.k8s.io/node-publish-secret-name in the StorageClass, so that each publish has it",
+    )
 
 
 def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
@@ -164,7 +121,15 @@ def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
     for each in secrets:
         if each.get(USER_ID) and each.get(USER_KEY):
             return each[USER_ID].removeprefix("client."), each[USER_KEY]
-    raise CephKeyMissing(volume_id)
+    raise errors.NotReady.named(
+        "CephKeyMissing",
+        f"volume {volume_id[:128]!r} is in a Ceph cluster, and the key of a user of it is not known",
+        why=f"the call has no secrets {USER_ID!r} and {USER_KEY!r}, and the stage had none, or this process "
+        "was started after it: secrets are kept in memory only",
+        hint="delete the pod, so that the kubelet stages the volume again; and set "
+        "csi.storage.k8s.io/node-stage-secret-name, node-publish-secret-name and node-expand-secret-name in the "
+        "StorageClass, so that each call has it",
+    )
 
 
 def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: bool) -> None:
@@ -173,9 +138,20 @@ def check_host_publish(volume_id: str, context: Mapping[str, str], *, is_block: 
     An encrypted volume is refused as a raw device too: a pod would write its data there as it is.
     """
     if ENCRYPTION in context:
-        raise EncryptedOnHost(volume_id)
+        raise errors.NotReady.named(
+            "EncryptedOnHost",
+            f"volume {volume_id[:128]!r} cannot be published on this host",
+            why=f"{ENCRYPTION} says that it is encrypted, and only a guest opens it: the host would show a pod the "
+            "encrypted bytes, or keep its data unencrypted",
+            hint="run the pod with a runtime class whose handler offers LUKS, with crust.dev/defer: always",
+        )
     if FORMAT_IN in context and not is_block:
-        raise FilesystemOfGuest(volume_id)
+        raise errors.NotReady.named(
+            "FilesystemOfGuest",
+            f"volume {volume_id[:128]!r} cannot be mounted on this host",
+            why=f"{FORMAT_IN} is guest: its filesystem is untrusted, and no host parses it",
+            hint="run the pod with a runtime class whose handler offers FORMAT, with crust.dev/defer: always",
+        )
 
 
 def _check_not_never(context: Mapping[str, str], key: str) -> None:

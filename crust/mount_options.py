@@ -27,30 +27,6 @@ _LOGIN_IN_URL = re.compile(r"://[^/]*:[^/]*@")
 _OPTION = re.compile(r'(?:[^,"]|"[^"]*")+')
 
 
-class CredentialInOptions(errors.InvalidRequest):
-    """A mount option looks like a credential; its value is not stored, not even in this error."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the mount option {name[:64]!r} is not accepted",
-            why="it looks like a credential, and the options are written to disk for the runtime",
-            hint="publish this volume without deferral, or pass the credential as a CSI secret",
-        )
-        self.name = name
-
-
-class MountOptionNotAllowed(errors.InvalidRequest):
-    """A mount option would change other mounts than the volume's own, or names another device."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the mount option {name[:64]!r} is not accepted",
-            why="it does not describe how a volume's filesystem is mounted",
-            hint="remove it from the volume's mount options",
-        )
-        self.name = name
-
-
 @dataclass(frozen=True, slots=True)
 class MountOptions:
     """Options of one filesystem mount, without "ro" and "rw": `readonly` replaces them."""
@@ -91,7 +67,12 @@ def check_no_credential(flags: Iterable[str]) -> None:
     """Raise `CredentialInOptions` if one of `flags` looks like a credential."""
     for option in _split(flags):
         if _CREDENTIAL.search(_name(option).lower()) or _LOGIN_IN_URL.search(option):
-            raise CredentialInOptions(_name(option))
+            raise errors.InvalidRequest.named(
+                "CredentialInOptions",
+                f"the mount option {_name(option)[:64]!r} is not accepted",
+                why="it looks like a credential, and the options are written to disk for the runtime",
+                hint="publish this volume without deferral, or pass the credential as a CSI secret",
+            )
 
 
 def _split(flags: Iterable[str]) -> Iterator[str]:
@@ -106,4 +87,9 @@ def _name(option: str) -> str:
 def _check(option: str, name: str) -> None:
     check_no_credential([option])
     if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
-        raise MountOptionNotAllowed(name)
+        raise errors.InvalidRequest.named(
+            "MountOptionNotAllowed",
+            f"the mount option {name[:64]!r} is not accepted",
+            why="it does not describe how a volume's filesystem is mounted",
+            hint="remove it from the volume's mount options",
+        )

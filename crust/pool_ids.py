@@ -20,18 +20,6 @@ POOL_ID = r"[0-9a-f]{16}"
 _ID = re.compile(rf"({POOL_ID})-(snap-|group-|)([0-9a-f]{{40}})")
 
 
-class IdOfOtherPool(errors.NotFound):
-    """The id in a request belongs to another pool."""
-
-    def __init__(self, what: str, pool_id: str) -> None:
-        super().__init__(
-            f"there is no {what} here",
-            why=f"its id names another pool, and this one is {pool_id}",
-            hint="send the request to the driver that serves that pool",
-        )
-        self.pool_id = pool_id
-
-
 def digest(name: str) -> str:
     """The part of an id that follows from the name, the same in each pool."""
     return hashlib.sha256(name.encode()).hexdigest()[:40]
@@ -84,7 +72,12 @@ class PoolIds:
         """
         other = pool_of(text)
         if other not in ("", self.pool_id):
-            raise IdOfOtherPool(text, self.pool_id)
+            raise errors.NotFound.named(
+                "IdOfOtherPool",
+                f"there is no {text} here",
+                why=f"its id names another pool, and this one is {self.pool_id}",
+                hint="send the request to the driver that serves that pool",
+            )
 
     def _is_of_kind(self, text: str, kind: str) -> bool:
         found = _ID.fullmatch(text)

@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
-from crust.blockdriver.records.pool import PoolNotOpened
 from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.host.process import workers
 from crust.rpc.messages.requests import needs_state
@@ -141,7 +140,12 @@ class PoolWatch:
     def _named(self, error: errors.CrustError) -> errors.CrustError:
         if isinstance(error, PoolAbsent | ControllerStandsBy | ControllerReplaced):
             return error
-        named = PoolNotOpened(self._pool.home.shown, error)
+        named = errors.PeerUnavailable.named(
+            "PoolNotOpened",
+            f"the pool in {self._pool.home.shown} is not served",
+            why=f"{error.what}: {error.why}" if error.why else error.what,
+            hint=error.hint or error.advice,
+        )
         named.__cause__ = error
         return named
 

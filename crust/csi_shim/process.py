@@ -196,7 +196,7 @@ def _wrapped(driver: Port, runtime: RuntimeClient) -> WrappedVolumes:
 
 
 async def run(settings: ShimSettings) -> None:
-    """Serve the shim until cancelled; raises as `serving` does, and `propagation.MountsNotSeen`."""
+    """Serve the shim until cancelled; raises as `serving` does, and `MountsNotSeen`."""
     if settings.controller:
         from crust.csi_shim.controller import (
             process as controller_process,  # a node need not load it
@@ -216,7 +216,7 @@ async def run(settings: ShimSettings) -> None:
 
 
 async def check(settings: ShimSettings) -> None:
-    """Raise `propagation.MountsNotSeen` where a wrapped driver's mounts would not be seen."""
+    """Raise `MountsNotSeen` where a wrapped driver's mounts would not be seen."""
     if settings.wrap and settings.check_propagation:
         directory = private_directories.root(settings.kubelet_root)
         await workers.run(propagation.check_seen, directory)

@@ -34,19 +34,6 @@ class UnreadableHandoffRecord(errors.Corrupt):
         self.path = path
 
 
-class NewerHandoffSchema(errors.Corrupt):
-    """A newer version of crust wrote the record."""
-
-    def __init__(self, path: str, schema: int) -> None:
-        super().__init__(
-            f"the record {path} cannot be read",
-            why=f"its schema is {schema}, and this version of crust reads up to {mount_info.SCHEMA}",
-            hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
-        )
-        self.path = path
-        self.schema = schema
-
-
 class UnrecordableMount(errors.InvalidRequest):
     """No valid record can express the deferred mount."""
 
@@ -55,17 +42,6 @@ class UnrecordableMount(errors.InvalidRequest):
             f"the volume for {target} cannot be published to a runtime",
             why=why,
             hint="correct the driver or the request",
-        )
-
-
-class NoDeviceOfImage(errors.NotReady):
-    """What needs a block device of the host was asked of an image that only a hypervisor opens."""
-
-    def __init__(self, target: volumes.TargetPath, image: volumes.NetworkImage) -> None:
-        super().__init__(
-            f"the volume at {target} has no block device on this host",
-            why=f"it is the image {image} of a Ceph cluster, which a hypervisor opens itself",
-            hint="use a runtime that offers NETWORK_IMAGE",
         )
 
 
@@ -113,7 +89,7 @@ class Record:
         """A new record (generation 1, published now), checked.
 
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
-        Raises `UnrecordableMount`, `mount_options.CredentialInOptions`, `mount_options.MountOptionNotAllowed`.
+        Raises `UnrecordableMount`, `CredentialInOptions`, `MountOptionNotAllowed`.
         """
         options = mount_options.for_guest(mount.mount_options)
         normal = replace(
@@ -150,7 +126,12 @@ class Record:
     def block(self) -> volumes.BlockSource:
         """The block device. Raises `NoDeviceOfImage` for an image."""
         if isinstance(self.mount.source, volumes.NetworkImage):
-            raise NoDeviceOfImage(self.target, self.mount.source)
+            raise errors.NotReady.named(
+                "NoDeviceOfImage",
+                f"the volume at {self.target} has no block device on this host",
+                why=f"it is the image {self.mount.source} of a Ceph cluster, which a hypervisor opens itself",
+                hint="use a runtime that offers NETWORK_IMAGE",
+            )
         return self.mount.source
 
     @property
@@ -267,7 +248,13 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
     except pydantic.ValidationError:
         return UnreadableHandoffRecord(path, reasons(err))
     if envelope.is_newer:
-        return NewerHandoffSchema(path, envelope.crust.schema_version)
+        return errors.Corrupt.named(
+            "NewerHandoffSchema",
+            f"the record {path} cannot be read",
+            why=f"its schema is {envelope.crust.schema_version}, and this version of crust "
+            f"reads up to {mount_info.SCHEMA}",
+            hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
+        )
     return UnreadableHandoffRecord(path, reasons(err))
 
 

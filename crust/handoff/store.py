@@ -40,9 +40,7 @@ from crust.host.files import durable, flocks
 from crust.host.process import oserrors
 
 __all__ = [
-    "ClaimLockMissing",
     "Entry",
-    "EntryChanged",
     "EntryDiffers",
     "Store",
     "UnknownHandoffFile",
@@ -69,30 +67,6 @@ class EntryDiffers(errors.Conflict):
             hint="unpublish it first",
         )
         self.there = there
-
-
-class EntryChanged(errors.OperationPending):
-    """The entry is not the one any more that the change was made from."""
-
-    def __init__(self, target: volumes.TargetPath) -> None:
-        super().__init__(
-            f"the entry for {target} was not changed",
-            why="it was published again or changed meanwhile",
-            hint="retry",
-        )
-
-
-class ClaimLockMissing(errors.Corrupt):
-    """The lock file of a claimed entry was removed."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the entry {path} cannot be locked",
-            why=f"{layout.CLAIM_LOCK} was removed, so it is unknown whether the sandbox of "
-            f"{layout.CLAIM} still runs",
-            hint=f"make sure that it does not run, then remove {layout.CLAIM}",
-        )
-        self.path = path
 
 
 class Store:
@@ -172,7 +146,12 @@ class Store:
             if entry is None:
                 raise NotPublished(there.target)
             if entry.require() != there:
-                raise EntryChanged(there.target)
+                raise errors.OperationPending.named(
+                    "EntryChanged",
+                    f"the entry for {there.target} was not changed",
+                    why="it was published again or changed meanwhile",
+                    hint="retry",
+                )
             before = durable.read(self.layout.entry(there.target).record, limit_bytes=LIMIT_BYTES)
             return self._replace(replace(there, mount=mount), entry, before=before)
 
@@ -264,6 +243,12 @@ class Store:
         # claimed.
         check_directory(paths.directory)
         if os.path.lexists(paths.claim):
-            raise ClaimLockMissing(paths.directory)
+            raise errors.Corrupt.named(
+                "ClaimLockMissing",
+                f"the entry {paths.directory} cannot be locked",
+                why=f"{layout.CLAIM_LOCK} was removed, so it is unknown whether the sandbox of "
+                f"{layout.CLAIM} still runs",
+                hint=f"make sure that it does not run, then remove {layout.CLAIM}",
+            )
         lock_file.create(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)

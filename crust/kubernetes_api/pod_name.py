@@ -9,17 +9,6 @@ from crust import errors
 _POD_INFO = "csi.storage.k8s.io/pod."
 
 
-class PodInfoMissing(errors.NotReady):
-    """A publish does not say for which pod it is."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "whether to defer the mount cannot be decided",
-            why="the pod's RuntimeClass decides, and the publish does not name the pod",
-            hint="set podInfoOnMount: true in the CSIDriver object",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class PodName:
     """A pod, as a kubelet names it in a publish (CSIDriver.spec.podInfoOnMount)."""
@@ -33,7 +22,12 @@ class PodName:
         """From a volume context. Raises `PodInfoMissing`."""
         found = [context.get(f"{_POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
         if not all(found):
-            raise PodInfoMissing()
+            raise errors.NotReady.named(
+                "PodInfoMissing",
+                "whether to defer the mount cannot be decided",
+                why="the pod's RuntimeClass decides, and the publish does not name the pod",
+                hint="set podInfoOnMount: true in the CSIDriver object",
+            )
         return cls(*found)
 
     def __str__(self) -> str:

@@ -18,28 +18,6 @@ from crust.kubernetes_api.pod_name import PodName
 from crust.supervised import Reports
 
 
-class PodUnknown(errors.PeerUnavailable):
-    """The API server does not know the pod, or knows an earlier one of its name."""
-
-    def __init__(self, pod: PodName) -> None:
-        super().__init__(
-            f"the RuntimeClass of pod {pod} is not known",
-            why=f"the API server has no pod of that name with the UID {pod.uid}",
-            hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
-        )
-
-
-class RuntimeClassMissing(errors.NotReady):
-    """A pod names a RuntimeClass that does not exist."""
-
-    def __init__(self, pod: PodName, name: str) -> None:
-        super().__init__(
-            f"whether to defer the mount for pod {pod} cannot be decided",
-            why=f"its RuntimeClass {name!r} does not exist",
-            hint="create the RuntimeClass, or correct the pod's runtimeClassName",
-        )
-
-
 class PodRuntimes:
     """The runtime handlers of pods. Constructed with a client and the node's name."""
 
@@ -74,13 +52,23 @@ class PodRuntimes:
     async def _ask_class(self, pod: PodName) -> str:
         found = await self._api.get(Pod, pod.name, namespace=pod.namespace)
         if found is None or _uid(found) != pod.uid:
-            raise PodUnknown(pod)
+            raise errors.PeerUnavailable.named(
+                "PodUnknown",
+                f"the RuntimeClass of pod {pod} is not known",
+                why=f"the API server has no pod of that name with the UID {pod.uid}",
+                hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
+            )
         return _class_of(found)
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
         found = await self._api.get(RuntimeClass, name)
         if found is None:
-            raise RuntimeClassMissing(pod, name)
+            raise errors.NotReady.named(
+                "RuntimeClassMissing",
+                f"whether to defer the mount for pod {pod} cannot be decided",
+                why=f"its RuntimeClass {name!r} does not exist",
+                hint="create the RuntimeClass, or correct the pod's runtimeClassName",
+            )
         return _handler_of(found)
 
 

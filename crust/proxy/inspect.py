@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 from google.protobuf import timestamp_pb2
 
@@ -21,17 +21,6 @@ from crust.wire import pool
 from crust.wire.v1 import handlers_pb2, inspect_pb2, types_pb2
 
 _Timestamp = pool.class_of(timestamp_pb2.Timestamp)
-
-
-class NoSuchDriver(errors.NotFound):
-    """The proxy serves no driver of this name."""
-
-    def __init__(self, name: str, served: Iterable[str]) -> None:
-        super().__init__(
-            f"driver {name[:63]!r} is not known",
-            why=f"the proxy serves {', '.join(sorted(served)) or 'none'}",
-            hint="name one of them: `crust status` lists them",
-        )
 
 
 class Inspect:
@@ -103,7 +92,12 @@ class Inspect:
         """What would be decided for a publish. Raises `NoSuchDriver` and what the policy raises."""
         served = {each.served.name: each.frontend for each in self._drivers.all()}
         if request.driver not in served:
-            raise NoSuchDriver(request.driver, served)
+            raise errors.NotFound.named(
+                "NoSuchDriver",
+                f"driver {request.driver[:63]!r} is not known",
+                why=f"the proxy serves {', '.join(sorted(served)) or 'none'}",
+                hint="name one of them: `crust status` lists them",
+            )
         decision = await served[request.driver].policy.decide(
             flag=request.defer_fs_ops, block=request.block, context=request.volume_context
         )

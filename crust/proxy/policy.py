@@ -50,28 +50,6 @@ class CannotDeferRawBlock(errors.InvalidRequest):
         )
 
 
-class RuntimeClassNotAsked(errors.NotReady):
-    """The pod's RuntimeClass decides, and this proxy has no access to the Kubernetes API."""
-
-    def __init__(self, decider: str) -> None:
-        super().__init__(
-            "whether to defer the mount cannot be decided",
-            why=f"{decider}, and this proxy does not ask the Kubernetes API",
-            hint="set kubernetes in the proxy's settings, or crust.dev/defer to always or never in the StorageClass",
-        )
-
-
-class HandlersContradict(errors.InvalidRequest):
-    """The volume names one runtime handler, and the pod's RuntimeClass another."""
-
-    def __init__(self, named: str, of_pod: str) -> None:
-        super().__init__(
-            "whether to defer the mount cannot be decided",
-            why=f"{deferral_keys.RUNTIME_HANDLER} is {named!r}, and the pod's RuntimeClass has handler {of_pod!r}",
-            hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
-        )
-
-
 class Policy:
     """Decides for one driver.
 
@@ -129,14 +107,26 @@ class Policy:
         self, context: Mapping[str, str], named: volumes.HandlerName | None, decider: str
     ) -> Decision:
         if self._runtimes is None:
-            raise RuntimeClassNotAsked(decider)
+            raise errors.NotReady.named(
+                "RuntimeClassNotAsked",
+                "whether to defer the mount cannot be decided",
+                why=f"{decider}, and this proxy does not ask the Kubernetes API",
+                hint="set kubernetes in the proxy's settings, or "
+                "crust.dev/defer to always or never in the StorageClass",
+            )
         pod = PodName.of(context)
         handler = await self._runtimes.handler_of(pod)
         decider = f"{decider}; the RuntimeClass of pod {pod} has the handler {handler or '(none)'}"
         if handler not in self._deferring:
             return Decision(defer=False, handler=named, decider=decider)
         if named is not None and named != handler:
-            raise HandlersContradict(named, handler)
+            raise errors.InvalidRequest.named(
+                "HandlersContradict",
+                "whether to defer the mount cannot be decided",
+                why=f"{deferral_keys.RUNTIME_HANDLER} is {named!r}, "
+                f"and the pod's RuntimeClass has handler {handler!r}",
+                hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
+            )
         return Decision(defer=True, handler=volumes.HandlerName(handler), decider=decider)
 
 

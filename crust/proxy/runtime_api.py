@@ -19,17 +19,6 @@ from crust.rpc.messages import call_fields, crust_v1
 from crust.wire.v1 import runtime_pb2
 
 
-class HandlerCannotReport(errors.NotReady):
-    """The sandbox's handler has no statistics."""
-
-    def __init__(self, target: volumes.TargetPath, handler: str) -> None:
-        super().__init__(
-            f"there are no statistics of the volume at {target}",
-            why=f"a sandbox has it, and runtime handler {handler!r} does not offer STATS",
-            hint="use a handler that offers STATS, or do without: nothing else is affected",
-        )
-
-
 class StagingNotServed(errors.Unsupported):
     """A driver called a method of KEP-2857 that stages; the proxy serves none."""
 
@@ -38,17 +27,6 @@ class StagingNotServed(errors.Unsupported):
             f"{method} is not served",
             why="the proxy publishes an entry from the driver's answer to NodePublishVolume, and from nothing else",
             hint="put a crust shim in front of the driver, or answer with deferred_mount (specs/deferral.md)",
-        )
-
-
-class NotMountedInSandbox(errors.NotReady):
-    """The volume is published to a runtime, but no sandbox has mounted it."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"the volume at {target} is not mounted",
-            why="it is published to a runtime, and no sandbox has it now",
-            hint="start the pod's sandbox; usage is known once it has mounted the volume",
         )
 
 
@@ -82,10 +60,20 @@ class RuntimeApi:
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
         if not await self._entries.is_claimed(record):
-            raise NotMountedInSandbox(record.target.text)
+            raise errors.NotReady.named(
+                "NotMountedInSandbox",
+                f"the volume at {record.target.text} is not mounted",
+                why="it is published to a runtime, and no sandbox has it now",
+                hint="start the pod's sandbox; usage is known once it has mounted the volume",
+            )
         handler = await self._handlers.owner(record.handler)
         if Feature.STATS not in handler.features:
-            raise HandlerCannotReport(record.target, handler.name)
+            raise errors.NotReady.named(
+                "HandlerCannotReport",
+                f"there are no statistics of the volume at {record.target}",
+                why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer STATS",
+                hint="use a handler that offers STATS, or do without: nothing else is affected",
+            )
         stats = await self._peers.stats(handler, record.target, call.time_remaining())
         await self._entries.check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))

@@ -15,15 +15,7 @@ processes start fast; import the other modules by name.
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
-from crust.runtime_handler.claimed_device import DeviceChanged
-from crust.runtime_handler.needs import FeatureMissing
-from crust.runtime_handler.resolve import (
-    GuardWithoutEntry,
-    NotDeferred,
-    Resolved,
-    SubPathUnsupported,
-    resolve_source,
-)
+from crust.runtime_handler.resolve import NotDeferred, Resolved, resolve_source
 from crust.runtime_handler.take_claim import (
     WrongHandler,
     adopt_volume,
@@ -34,14 +26,10 @@ from crust.runtime_handler.take_claim import (
 __all__ = [
     "Claim",
     "ClaimLost",
-    "DeviceChanged",
-    "FeatureMissing",
-    "GuardWithoutEntry",
     "NotDeferred",
     "Record",
     "Resolved",
     "State",
-    "SubPathUnsupported",
     "WrongHandler",
     "adopt_volume",
     "claim_volume",

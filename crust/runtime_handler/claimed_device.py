@@ -14,19 +14,6 @@ from crust.handoff.record import Record
 from crust.host.block import devices, in_use
 
 
-class DeviceChanged(errors.NotReady):
-    """The record's device path names another device now than the one that was published."""
-
-    def __init__(self, record: Record, found: volumes.DeviceIdentity) -> None:
-        super().__init__(
-            f"the volume at {record.target} cannot be used",
-            why=f"{record.device} is {found} now, but {record.identity} was published",
-            hint="the device was attached again; unpublish the volume and publish it again",
-        )
-        self.record = record
-        self.found = found
-
-
 def hold(record: Record) -> int:
     """The descriptor that holds the device; -1 for an image, of which this host has no device.
 
@@ -54,4 +41,9 @@ def _check_identity(record: Record, fd: int) -> None:
     number = os.fstat(fd).st_rdev
     opened = volumes.DeviceIdentity(os.major(number), os.minor(number), found.disk_sequence)
     if opened != found or found != record.identity:
-        raise DeviceChanged(record, opened)
+        raise errors.NotReady.named(
+            "DeviceChanged",
+            f"the volume at {record.target} cannot be used",
+            why=f"{record.device} is {opened} now, but {record.identity} was published",
+            hint="the device was attached again; unpublish the volume and publish it again",
+        )

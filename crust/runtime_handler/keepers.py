@@ -29,8 +29,6 @@ __all__ = [
     "Keeper",
     "KeeperGone",
     "KeeperNotResponding",
-    "KeeperRefused",
-    "KeeperRuns",
     "connect",
     "start",
 ]
@@ -61,26 +59,6 @@ class KeeperNotResponding(errors.PeerUnavailable):
             f"the keeper at {path} does not answer",
             why=f"nothing came within {_ANSWER_S:.0f} s, and it has not ended",
             hint="retry; let it go on if it was stopped. Do not claim its volumes again: it holds them",
-        )
-        self.path = path
-
-
-class KeeperRefused(errors.RuntimeFailed):
-    """The keeper did not understand a request: it is of another version."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"the keeper at {path} refused a request", why=why)
-        self.path = path
-
-
-class KeeperRuns(errors.Conflict):
-    """A keeper serves the socket already."""
-
-    def __init__(self, path: Path, pid: int) -> None:
-        super().__init__(
-            f"no keeper is started at {path}",
-            why=f"process {pid} is the keeper there",
-            hint="connect to it; a VM has one keeper, and each has a socket of its own",
         )
         self.path = path
 
@@ -141,7 +119,11 @@ class Keeper:
             raise KeeperGone(self.path, "it closed the connection")
         answer = json.loads(data)
         if "error" in answer:
-            raise KeeperRefused(self.path, str(answer["error"]))
+            raise errors.RuntimeFailed.named(
+                "KeeperRefused",
+                f"the keeper at {self.path} refused a request",
+                why=str(answer["error"]),
+            )
         self.pids = tuple(answer["pids"])
         held: dict[str, int] = answer["held"]
         return held
@@ -154,7 +136,12 @@ def start(path: Path, vm_pid: int) -> Keeper:
     has ended, KeeperRuns, KeeperGone if the keeper does not start, and the errors of `path`.
     """
     with contextlib.suppress(KeeperGone), connect(path) as found:
-        raise KeeperRuns(path, found.pid)
+        raise errors.Conflict.named(
+            "KeeperRuns",
+            f"no keeper is started at {path}",
+            why=f"process {found.pid} is the keeper there",
+            hint="connect to it; a VM has one keeper, and each has a socket of its own",
+        )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):

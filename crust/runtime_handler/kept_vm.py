@@ -27,7 +27,7 @@ from crust.handoff import claims
 from crust.host.process import oserrors
 from crust.runtime_handler import claim, keepers, take_claim
 
-__all__ = ["ClaimInHand", "EntryUnknown", "KeptVm", "VmKilled"]
+__all__ = ["ClaimInHand", "KeptVm", "VmKilled"]
 
 _STILL_OURS_S = 2.0
 _AGAIN_MS = 20
@@ -44,18 +44,6 @@ class VmKilled(errors.NotReady):
         )
         self.sandbox_id = sandbox_id
         self.reason = reason
-
-
-class EntryUnknown(errors.NotFound):
-    """A device that the VM has belongs to no entry of the handoff directory, so its claim cannot be had again."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the volume {name} cannot be claimed again",
-            why="the handoff directory has no entry for it",
-            hint="find out who removed the entry of a volume that was in use",
-        )
-        self.name = name
 
 
 class ClaimInHand(Protocol):
@@ -168,7 +156,12 @@ class KeptVm:
             in_hand[name].hold_device()
             return in_hand[name]
         if target is None:
-            raise EntryUnknown(name)
+            raise errors.NotFound.named(
+                "EntryUnknown",
+                f"the volume {name} cannot be claimed again",
+                why="the handoff directory has no entry for it",
+                hint="find out who removed the entry of a volume that was in use",
+            )
         taken.append(self._reclaimed(target))
         return taken[-1]
 

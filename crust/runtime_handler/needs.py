@@ -13,24 +13,16 @@ from crust.handoff.record import Record
 Feature = volumes.HandlerFeature
 
 
-class FeatureMissing(errors.NotReady):
-    """The volume needs what the runtime that claims it does not offer."""
-
-    def __init__(self, record: Record, what: str, feature: Feature) -> None:
-        super().__init__(
-            f"the volume at {record.target} cannot be used by {record.handler}",
-            why=f"{what}, and the runtime does not offer {feature.name}",
-            hint="publish the volume without that, or use a runtime that offers the feature",
-        )
-        self.record = record
-        self.feature = feature
-
-
 def check(record: Record, offered: Collection[Feature]) -> None:
     """Raise `FeatureMissing` for the first thing that the volume needs and that is not offered."""
     for feature, what in _needs(record):
         if feature not in offered:
-            raise FeatureMissing(record, what, feature)
+            raise errors.NotReady.named(
+                "FeatureMissing",
+                f"the volume at {record.target} cannot be used by {record.handler}",
+                why=f"{what}, and the runtime does not offer {feature.name}",
+                hint="publish the volume without that, or use a runtime that offers the feature",
+            )
 
 
 def _needs(record: Record) -> Iterator[tuple[Feature, str]]:

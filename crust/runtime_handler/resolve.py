@@ -21,32 +21,6 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
 
 
-class GuardWithoutEntry(errors.NotReady):
-    """A guard mount is on the directory, but no entry says which volume belongs there."""
-
-    def __init__(self, source: str, target: str) -> None:
-        super().__init__(
-            f"the mount source {source} cannot be used",
-            why=f"{target} awaits a deferred volume, and the handoff directory has no readable entry for it",
-            hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
-        )
-        self.source = source
-        self.target = target
-
-
-class SubPathUnsupported(errors.NotReady):
-    """The container wants a path inside the volume, and the runtime mounts whole volumes only."""
-
-    def __init__(self, record: Record, sub_path: str) -> None:
-        super().__init__(
-            f"{sub_path!r} of the volume at {record.target} cannot be mounted",
-            why=f"{record.handler} mounts whole volumes only",
-            hint="mount the volume without subPath, or use another runtime",
-        )
-        self.record = record
-        self.sub_path = sub_path
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """The source names a deferred volume and a path in it: `sub_path`, relative, "" for the whole volume.
@@ -60,7 +34,12 @@ class Resolved:
     def require_whole(self) -> Record:
         """The record, for a runtime that can only mount whole volumes. Raises `SubPathUnsupported`."""
         if self.sub_path:
-            raise SubPathUnsupported(self.record, self.sub_path)
+            raise errors.NotReady.named(
+                "SubPathUnsupported",
+                f"{self.sub_path!r} of the volume at {self.record.target} cannot be mounted",
+                why=f"{self.record.handler} mounts whole volumes only",
+                hint="mount the volume without subPath, or use another runtime",
+            )
         return self.record
 
 
@@ -114,7 +93,12 @@ def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
         if entry.record is not None and _is_on(entry.record.target.text, guard):
             inside = os.path.join(guard.root, os.path.relpath(real, guard.target))
             return Resolved(entry.record, _relative(os.path.normpath(inside)))
-    raise GuardWithoutEntry(source, guard.target)
+    raise errors.NotReady.named(
+        "GuardWithoutEntry",
+        f"the mount source {source} cannot be used",
+        why=f"{guard.target} awaits a deferred volume, and the handoff directory has no readable entry for it",
+        hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
+    )
 
 
 def _mount_of(path: str) -> mountinfo.Mount | None:

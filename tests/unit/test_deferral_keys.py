@@ -4,6 +4,7 @@ import pytest
 
 from crust import deferral_keys, errors, volumes
 from crust.deferral_keys import Defer
+from tests.support.raised import raised
 
 
 @pytest.mark.parametrize("value", Defer)
@@ -79,16 +80,16 @@ def test_passphrase_is_the_first_that_is_given() -> None:
     of_stage, of_publish = {"passphrase": "old"}, {"passphrase": "new", "other": "x"}
     assert deferral_keys.passphrase("vol-1", of_publish, of_stage) == "new"
     assert deferral_keys.passphrase("vol-1", {"passphrase": ""}, of_stage) == "old"
-    with pytest.raises(deferral_keys.PassphraseMissing, match="node-publish-secret-name"):
+    with raised("PassphraseMissing", match="node-publish-secret-name"):
         deferral_keys.passphrase("vol-1", {}, {"other": "x"})
 
 
 def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
     luks, guest = {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}
     for is_block in (False, True):
-        with pytest.raises(deferral_keys.EncryptedOnHost):
+        with raised("EncryptedOnHost"):
             deferral_keys.check_host_publish("vol-1", luks, is_block=is_block)
-    with pytest.raises(deferral_keys.FilesystemOfGuest):
+    with raised("FilesystemOfGuest"):
         deferral_keys.check_host_publish("vol-1", guest, is_block=False)
     deferral_keys.check_host_publish("vol-1", guest, is_block=True)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from crust import mount_options
+from tests.support.raised import raised
 
 
 def test_host_only_options_do_not_reach_the_guest_and_ro_becomes_a_field() -> None:
@@ -25,12 +26,12 @@ def test_quoted_label_with_commas_is_one_option_and_stays_on_the_host() -> None:
     "word", ["password=x1y2", "secret", "keyfile=/x1y2", "src=https://u:x1y2@h/"]
 )
 def test_a_credential_is_refused_and_its_value_is_not_in_the_error(word: str) -> None:
-    with pytest.raises(mount_options.CredentialInOptions) as caught:
+    with raised("CredentialInOptions") as caught:
         mount_options.for_guest(["noatime", word])
     assert "x1y2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["bind", "remount,ro", "move", "rbind"])
 def test_options_that_change_other_mounts_are_refused(word: str) -> None:
-    with pytest.raises(mount_options.MountOptionNotAllowed):
+    with raised("MountOptionNotAllowed"):
         mount_options.for_host([word])

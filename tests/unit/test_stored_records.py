@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from crust import errors
-from crust.blockdriver.records.models import RecordUnreadable
 from crust.handoff import reserved
 from crust.handoff.entry import Entry
-from crust.handoff.record import NewerHandoffSchema
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.raised import raised
 from tests.support.records import stored_records
 from tests.support.records.records import TARGET, a_record
 from tests.support.records.stored_records import (
@@ -186,12 +184,12 @@ def test_files_that_are_never_rewritten_may_have_fields_of_a_later_version(tmp_p
     _check_handoff(stores)
 
 
-_NEWER: dict[str, tuple[type[errors.CrustError], Callable[[Stores], object]]] = {
-    "pool/records/*": (RecordUnreadable, lambda stores: stores.volumes.load(VOLUME)),
-    "pool/content/*": (RecordUnreadable, lambda stores: stores.contents.load(VOLUME)),
-    "pool/snapshots/*": (RecordUnreadable, lambda stores: stores.snapshots.find(SNAPSHOT)),
-    "pool/groups/*": (RecordUnreadable, lambda stores: stores.groups.find(GROUP)),
-    "handoff/*/mountInfo.json": (NewerHandoffSchema, lambda stores: _entry(stores).require()),
+_NEWER: dict[str, tuple[str, Callable[[Stores], object]]] = {
+    "pool/records/*": ("RecordUnreadable", lambda stores: stores.volumes.load(VOLUME)),
+    "pool/content/*": ("RecordUnreadable", lambda stores: stores.contents.load(VOLUME)),
+    "pool/snapshots/*": ("RecordUnreadable", lambda stores: stores.snapshots.find(SNAPSHOT)),
+    "pool/groups/*": ("RecordUnreadable", lambda stores: stores.groups.find(GROUP)),
+    "handoff/*/mountInfo.json": ("NewerHandoffSchema", lambda stores: _entry(stores).require()),
 }
 
 
@@ -210,7 +208,7 @@ def test_record_of_a_newer_schema_is_refused_with_its_number_and_the_start_goes_
     data = path.read_bytes()
     stores = _opened(tmp_path)
     refused, read = _NEWER[where]
-    with pytest.raises(refused, match=r"schema (is )?7"):
+    with raised(refused, match=r"schema (is )?7"):
         read(stores)
     for other in _NEWER.keys() - {where}:
         _NEWER[other][1](stores)
@@ -237,9 +235,9 @@ async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_ot
     capacity = await bench.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
     assert capacity.available_capacity > 0
     for refused in (bench.grow(ids[0], 128 * MIB), bench.delete(ids[0])):
-        with pytest.raises(RecordUnreadable, match="schema 7"):
+        with raised("RecordUnreadable", match="schema 7"):
             await refused
-    with pytest.raises(RecordUnreadable, match="schema 7"):
+    with raised("RecordUnreadable", match="schema 7"):
         await bench.stage(ids[1])
     await bench.grow(ids[2], 128 * MIB)
     await bench.create("another")

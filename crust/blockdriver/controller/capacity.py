@@ -41,19 +41,6 @@ from crust.blockdriver.records.records import Index
 from crust.host.filesystems import mkfs
 
 
-class OutOfCapacity(errors.Exhausted):
-    """The pool has less free capacity than requested."""
-
-    def __init__(self, wanted_bytes: int, free_bytes: int) -> None:
-        super().__init__(
-            f"no capacity for {wanted_bytes} bytes",
-            why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
-            hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
-        )
-        self.wanted_bytes = wanted_bytes
-        self.free_bytes = free_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class _Space:
     """What the engine said, and the size of the images whose record is damaged or gone."""
@@ -128,7 +115,12 @@ class PoolCapacity:
     def _check(self, space: _Space, wanted_bytes: int) -> None:
         free_bytes = self._free_bytes(space)
         if wanted_bytes > free_bytes:
-            raise OutOfCapacity(wanted_bytes, free_bytes)
+            raise errors.Exhausted.named(
+                "OutOfCapacity",
+                f"no capacity for {wanted_bytes} bytes",
+                why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
+                hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
+            )
 
     def _free_bytes(self, asked: _Space) -> int:
         space = asked.pool

@@ -99,7 +99,7 @@ class ControllerPublish:
     async def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
 
-        Raises `StillAttached` while it is staged on this node, `pool.IdOfOtherPool`.
+        Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`.
         """
         await workers.run(self._unpublish, volume_id, node_id)
 

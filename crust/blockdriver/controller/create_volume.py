@@ -92,7 +92,7 @@ class Provisioner:
 
         Raises `capability_check.CapabilityNotSupported`, `class_parameters.UnknownParameter`,
         `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `capacity.OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
+        `topology.TopologyNotAccessible`, `OutOfCapacity`; `ImageMissing`, `ForeignImage` for a volume that
         was created already and whose image is gone: it is never recreated under the name that stands for its data.
         """
         record = await workers.run(self._create, request)
@@ -239,7 +239,7 @@ class Provisioner:
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
 
-        Raises `pool.IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`.
+        Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`.
         """
         await workers.run(self._delete, volume_id)
 

@@ -97,7 +97,7 @@ class VolumeModifier:
     def grow_image(self, volume_id: volumes.VolumeId, wanted: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
-        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `capacity.OutOfCapacity`.
+        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
         """
         record = self.volume_records.load(volume_id)
         if record.capacity_bytes < wanted.required_bytes:

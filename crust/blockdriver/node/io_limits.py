@@ -29,19 +29,6 @@ NONE = volumes.IoLimits()
 _log = logging.getLogger(__name__)
 
 
-class PublishInProgress(errors.OperationPending):
-    """The proxy does not know a deferred publish: its publish or unpublish is in progress."""
-
-    def __init__(self, volume_id: str, target: str) -> None:
-        super().__init__(
-            f"{volume_id} is not modified",
-            why=f"it is deferred at {target}, and the proxy has no entry for it now",
-            hint="retry when the publish or unpublish has ended",
-        )
-        self.volume_id = volume_id
-        self.target = target
-
-
 @dataclass(frozen=True, slots=True)
 class IoLimits:
     """Enforces limits on this host by `throttle`, and in `guests`."""
@@ -127,7 +114,12 @@ class IoLimits:
             except errors.CrustError as err:
                 await self._give_back(changed, before)
                 if isinstance(err, errors.NotFound):
-                    raise PublishInProgress(volume_id, target.text) from err
+                    raise errors.OperationPending.named(
+                        "PublishInProgress",
+                        f"{volume_id} is not modified",
+                        why=f"it is deferred at {target.text}, and the proxy has no entry for it now",
+                        hint="retry when the publish or unpublish has ended",
+                    ) from err
                 raise
             changed.append(target)
 

@@ -37,19 +37,6 @@ from crust.blockdriver.records.records import Records
 from crust.host.process import workers
 
 
-class StagedDifferently(errors.Conflict):
-    """The volume is staged with another capability."""
-
-    def __init__(self, volume_id: str, staged: Staged) -> None:
-        how = f"{staged.kind} {staged.fs_type}".strip()
-        super().__init__(
-            f"{volume_id} is staged already",
-            why=f"as {how}, at {', '.join(staged.paths)}",
-            hint="unstage it there first",
-        )
-        self.volume_id = volume_id
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A NodeStageVolume."""
@@ -142,7 +129,13 @@ class NodeStage:
             deferral_keys.check_host_publish(request.volume_id, record.parameters, is_block=True)
         staged = self.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
-            raise StagedDifferently(request.volume_id, staged)
+            how = f"{staged.kind} {staged.fs_type}".strip()
+            raise errors.Conflict.named(
+                "StagedDifferently",
+                f"{request.volume_id} is staged already",
+                why=f"as {how}, at {', '.join(staged.paths)}",
+                hint="unstage it there first",
+            )
         present = self.access.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))

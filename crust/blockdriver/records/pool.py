@@ -5,16 +5,6 @@ from crust.blockdriver.engines.pool_store import PoolHome
 from crust.pool_ids import PoolIds
 
 
-class PoolNotOpened(errors.PeerUnavailable):
-    """The pool is there and cannot be opened."""
-
-    def __init__(self, shown: str, reason: errors.CrustError) -> None:
-        why = f"{reason.what}: {reason.why}" if reason.why else reason.what
-        super().__init__(
-            f"the pool in {shown} is not served", why=why, hint=reason.hint or reason.advice
-        )
-
-
 class Pool:
     """A pool in the `home` that its engine has for it."""
 

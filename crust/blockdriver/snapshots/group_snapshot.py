@@ -87,7 +87,7 @@ class GroupSnapshots:
         return group, self._members(group)
 
     def delete(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
-        """Delete a group and its members; absent is a success. Raises `pool.IdOfOtherPool`, `GroupMembersDiffer`."""
+        """Delete a group and its members; absent is a success. Raises `IdOfOtherPool`, `GroupMembersDiffer`."""
         self.pool.ids.check(group_id)
         group = self._groups.find(group_id)
         if group is not None:

@@ -217,7 +217,7 @@ class VolumeSnapshots:
         return self.snapshot_records.load(snapshot_id)
 
     def delete(self, snapshot_id: str) -> None:
-        """Delete a snapshot; absent is a success. Raises `pool.IdOfOtherPool`, `SnapshotBelongsToGroup`.
+        """Delete a snapshot; absent is a success. Raises `IdOfOtherPool`, `SnapshotBelongsToGroup`.
 
         A member whose group is gone is deleted alone: nothing else could.
         """

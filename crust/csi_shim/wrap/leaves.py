@@ -23,19 +23,6 @@ from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 
 
-class NotPublishedAsBlock(errors.RuntimeFailed):
-    """The driver answered OK to the publish of a raw block volume, and there is no block device."""
-
-    def __init__(self, key: volumes.VolumeKey, kind: "Kind") -> None:
-        super().__init__(
-            f"volume {key} cannot be deferred",
-            why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
-            f"{kind.value}; this was undone",
-            hint=vendors.without_device(key.driver)
-            or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
-        )
-
-
 class Kind(enum.Enum):
     """What is at a leaf, as a user sees it."""
 
@@ -181,7 +168,7 @@ def device(
 ) -> tuple[volumes.BlockSource, int]:
     """The device at the leaf, or that partition of it, and its size.
 
-    Raises `NotPublishedAsBlock`, `CoveredDevice`, `device_nodes.DeviceNodeMissing`, `device_nodes.PartitionMissing`.
+    Raises `NotPublishedAsBlock`, `CoveredDevice`, `device_nodes.DeviceNodeMissing`, `PartitionMissing`.
     """
     found = look(leaf)
     if found.sources > 1:
@@ -198,7 +185,14 @@ def device(
             ),
         )
     if found.kind is not Kind.DEVICE:
-        raise NotPublishedAsBlock(key, found.kind)
+        raise errors.RuntimeFailed.named(
+            "NotPublishedAsBlock",
+            f"volume {key} cannot be deferred",
+            why=f"the driver {key.driver} answered OK to its publish as a raw block device, and published "
+            f"{found.kind.value}; this was undone",
+            hint=vendors.without_device(key.driver)
+            or "the driver may not support raw block volumes: use crust.dev/defer: never for its volumes",
+        )
     number = found.number
     if partition is not None:
         number = device_nodes.partition_of(number, partition)

@@ -21,17 +21,6 @@ class DeviceNodeMissing(errors.NotReady):
         )
 
 
-class PartitionMissing(errors.NotReady):
-    """A disk does not have the partition that a volume names."""
-
-    def __init__(self, disk: str, partition: int) -> None:
-        super().__init__(
-            f"{disk} has no partition {partition}",
-            why="the volume's context names it, and the kernel does not show it",
-            hint="check the disk's partition table, or correct `partition` in the volume's attributes",
-        )
-
-
 def node_of(number: int) -> str:
     """The path of the device's node in /dev. Raises `DeviceNodeMissing`."""
     name = _uevent(number).get("DEVNAME", "")
@@ -55,7 +44,12 @@ def partition_of(number: int, partition: int) -> int:
             if _is_partition(f"{directory}/{name}", partition):
                 major, _, minor = sysfs.read(f"{directory}/{name}/dev").partition(":")
                 return os.makedev(int(major), int(minor))
-    raise PartitionMissing(_uevent(number).get("DEVNAME", _text(number)), partition)
+    raise errors.NotReady.named(
+        "PartitionMissing",
+        f"{_uevent(number).get('DEVNAME', _text(number))} has no partition {partition}",
+        why="the volume's context names it, and the kernel does not show it",
+        hint="check the disk's partition table, or correct `partition` in the volume's attributes",
+    )
 
 
 def is_encrypted(number: int) -> bool:

@@ -23,17 +23,6 @@ from crust.host.process import oserrors
 _ATTEMPTS = 1000
 
 
-class NoFreeLoopDevice(errors.Exhausted):
-    """No free loop device could be had from the kernel."""
-
-    def __init__(self, backing: str) -> None:
-        super().__init__(
-            f"no loop device for {backing}",
-            why=f"other processes took the free device {_ATTEMPTS} times",
-            hint="retry; look for a process that attaches loop devices in a loop",
-        )
-
-
 class LoopDeviceHeld(errors.NotReady):
     """A loop device stays attached, unchanged: it is open, mounted, or part of another device."""
 
@@ -46,14 +35,6 @@ class LoopDeviceHeld(errors.NotReady):
         self.path = path
         self.holders = in_use.holders
         self.stacked = in_use.stacked
-
-
-class LoopAttachPending(errors.OperationPending):
-    """Another process is attaching the same file."""
-
-    def __init__(self, backing: str) -> None:
-        super().__init__(f"{backing} is being attached by another process", hint="retry")
-        self.backing = backing
 
 
 class LoopAttachedDifferently(errors.Conflict):
@@ -124,7 +105,11 @@ def attach_once(
     """
     with _open_backing(backing, readonly=readonly) as fd:
         if not flocks.try_lock(fd):
-            raise LoopAttachPending(str(backing))
+            raise errors.OperationPending.named(
+                "LoopAttachPending",
+                f"{backing} is being attached by another process",
+                hint="retry",
+            )
         try:
             if found := loop_devices.of_open_file(fd):
                 return _the_one(backing, found, readonly=readonly)
@@ -201,7 +186,12 @@ def _configure(
                 raise
         else:
             return number, fd
-    raise NoFreeLoopDevice(backing)
+    raise errors.Exhausted.named(
+        "NoFreeLoopDevice",
+        f"no loop device for {backing}",
+        why=f"other processes took the free device {_ATTEMPTS} times",
+        hint="retry; look for a process that attaches loop devices in a loop",
+    )
 
 
 def _clear(device: LoopDevice, fd: int) -> None:

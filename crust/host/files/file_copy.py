@@ -30,30 +30,6 @@ _TEMPORARY_SUFFIX = ".crust-tmp"
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
 
-class SourceTooShort(errors.Corrupt):
-    """The source ends before the size that its copy should have."""
-
-    def __init__(self, path: str, size_bytes: int, wanted_bytes: int) -> None:
-        super().__init__(
-            f"{path} is not copied",
-            why=f"it has {size_bytes} bytes and should have {wanted_bytes}",
-            hint="find out what truncated it; nothing was changed",
-        )
-        self.path = path
-
-
-class FileNotCloneable(errors.NotReady):
-    """A file of a filesystem that clones files cannot be cloned itself."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path} is not copied",
-            why="its filesystem clones files but refused this one: it may be a file without checksums (chattr +C)",
-            hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename that over it",
-        )
-        self.path = path
-
-
 def clones(directory: AnyPath) -> bool:
     """Whether files of `directory` can be cloned by reference; tried with two empty files."""
     with oserrors.translating(f"cannot try to clone in {directory}"):
@@ -109,7 +85,7 @@ def copy(
             ):
                 if not _clone(source_fd, copy_fd):
                     if at_once:
-                        raise FileNotCloneable(str(source))
+                        raise _not_cloneable(source)
                     _copy_segments(source_fd, copy_fd, size_bytes)
                 if grow_to_bytes > size_bytes:
                     os.ftruncate(copy_fd, grow_to_bytes)
@@ -122,6 +98,15 @@ def copy(
         durable.sync_directory(os.path.dirname(target))
 
 
+def _not_cloneable(source: AnyPath) -> errors.NotReady:
+    return errors.NotReady.named(
+        "FileNotCloneable",
+        f"{source} is not copied",
+        why="its filesystem clones files but refused this one: it may be a file without checksums (chattr +C)",
+        hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename that over it",
+    )
+
+
 @contextmanager
 def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
     """A descriptor and the size of a file that has at least `least_bytes`."""
@@ -129,7 +114,12 @@ def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
-            raise SourceTooShort(str(source), status.st_size, least_bytes)
+            raise errors.Corrupt.named(
+                "SourceTooShort",
+                f"{source} is not copied",
+                why=f"it has {status.st_size} bytes and should have {least_bytes}",
+                hint="find out what truncated it; nothing was changed",
+            )
         yield fd, status.st_size
     finally:
         os.close(fd)

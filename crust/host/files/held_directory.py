@@ -39,18 +39,6 @@ class DirectoryReplaced(errors.PeerUnavailable):
         self.path = path
 
 
-class FolderMountedOver(errors.PeerUnavailable):
-    """Something is mounted over a folder of a directory, so its files cannot be reached."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path} is a mount point",
-            why="its files are below what is mounted there",
-            hint="unmount it; if the files are in the mount, stop the program first, and move them into the folder",
-        )
-        self.path = path
-
-
 class HeldDirectory:
     """The directory at `path`, once it is held. It owns the descriptor."""
 
@@ -75,7 +63,13 @@ class HeldDirectory:
             fd = os.open(name, flags, dir_fd=self.descriptor())
             if syscalls.is_mount_root(fd):
                 os.close(fd)
-                raise FolderMountedOver(folder.path)
+                raise errors.PeerUnavailable.named(
+                    "FolderMountedOver",
+                    f"{folder.path} is a mount point",
+                    why="its files are below what is mounted there",
+                    hint="unmount it; if the files are in the mount, "
+                    "stop the program first, and move them into the folder",
+                )
             folder._put(fd)
         folder._is_held = True
 

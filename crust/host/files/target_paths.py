@@ -61,14 +61,6 @@ class TargetConflict(errors.Conflict):
         self.target = target
 
 
-class TargetStillMounted(errors.NotReady):
-    """A target path that is to be removed is still a mount point."""
-
-    def __init__(self, target: TargetPath) -> None:
-        super().__init__(f"{target} is still mounted", hint="unmount it first")
-        self.target = target
-
-
 def open_parent(target: TargetPath, roots: Sequence[str]) -> int:
     """An O_PATH descriptor of the directory that holds `target`; the caller closes it.
 
@@ -208,7 +200,11 @@ def _remove(target: TargetPath, parent: int, name: str) -> None:
 def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) -> None:
     status = _look(target, parent, name)
     if _is_mountpoint(parent, name):
-        raise TargetStillMounted(target) from refused
+        raise errors.NotReady.named(
+            "TargetStillMounted",
+            f"{target} is still mounted",
+            hint="unmount it first",
+        ) from refused
     if stat.S_ISREG(status.st_mode) and not status.st_size:
         os.unlink(name, dir_fd=parent)
         return

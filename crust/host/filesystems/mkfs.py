@@ -19,26 +19,12 @@ from dataclasses import dataclass
 
 from crust import deferral_keys, errors
 from crust.host.block import devices, holders, signatures
-from crust.host.block.signatures import Blank, Filesystem, Signature
+from crust.host.block.signatures import Blank, Filesystem
 from crust.host.filesystems import supported
 from crust.host.process import commands, workers
 
 _MIB = 1024 * 1024
 _MAKE_TIMEOUT_S = 600.0
-
-
-class DeviceNotBlank(errors.Conflict):
-    """A device that was to be formatted is not blank."""
-
-    def __init__(self, path: str, found: Signature) -> None:
-        what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
-        super().__init__(
-            f"{path} is not formatted",
-            why=f"there is already {what} on it",
-            hint="find out whose data it is; wipe it by hand if it is not needed",
-        )
-        self.path = path
-        self.found = found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +127,13 @@ def _check_formattable(
     finally:
         os.close(hold)
     if not isinstance(found, Blank):
-        raise DeviceNotBlank(path, found)
+        what = found.type if isinstance(found, Filesystem) else getattr(found, "what", "something")
+        raise errors.Conflict.named(
+            "DeviceNotBlank",
+            f"{path} is not formatted",
+            why=f"there is already {what} on it",
+            hint="find out whose data it is; wipe it by hand if it is not needed",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,17 +24,6 @@ _HELD = 64
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TreeMoved(errors.OperationPending):
-    """A directory deep in the tree was moved while the walk was below it."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the group of the volume's files is not set everywhere",
-            why=f"a directory more than {_HELD} levels above the present one was moved meanwhile",
-            hint="retry: the next pass begins again",
-        )
-
-
 def apply(root: str, change: volumes.GroupChange) -> None:
     """Give the tree below the mountpoint `root` its group. It visits every file."""
     with oserrors.translating(f"cannot change the group of the files in {root}"):
@@ -105,7 +94,12 @@ def _open_again(level: _Level, child: int) -> None:
     """Open a closed directory as the parent of the one below it, if it still is that."""
     level.fd = os.open("..", _OPEN, dir_fd=child)
     if _inode(level.fd) != level.inode:
-        raise TreeMoved
+        raise errors.OperationPending.named(
+            "TreeMoved",
+            "the group of the volume's files is not set everywhere",
+            why=f"a directory more than {_HELD} levels above the present one was moved meanwhile",
+            hint="retry: the next pass begins again",
+        )
 
 
 def _close(level: _Level) -> None:

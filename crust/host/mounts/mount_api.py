@@ -45,13 +45,6 @@ class InvalidMountTarget(errors.Refused):
         self.target = target
 
 
-class MountFailed(errors.RuntimeFailed):
-    """The kernel could not mount what is on the device; `why` is the kernel's reason."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why=why, hint="the kernel log may say more; check the filesystem")
-
-
 def mount_device(  # noqa: PLR0913 - each is a decision of its own of a publish
     device: str,
     target: str,
@@ -270,7 +263,12 @@ def _refusal(
     if err.errno == errno.EBUSY:
         return holders.device_in_use(device)
     if err.errno == errno.EINVAL:
-        return MountFailed(what, log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"))
+        return errors.RuntimeFailed.named(
+            "MountFailed",
+            what,
+            why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
+            hint="the kernel log may say more; check the filesystem",
+        )
     error = oserrors.translate(err, what)
     if log:
         error.why = f"{log}; {error.why}"

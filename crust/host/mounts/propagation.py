@@ -43,27 +43,20 @@ class MountsNotPropagated(errors.NotReady):
         self.path = path
 
 
-class MountsNotSeen(errors.NotReady):
-    """What other processes mount below a directory would not be seen by this one."""
-
-    def __init__(self, path: str, mount: mountinfo.Mount) -> None:
-        super().__init__(
-            f"mounts that a driver makes below {path} would not be seen here",
-            why=f"the mount at {mount.target} is private to this mount namespace (neither shared: nor master:)",
-            hint="in a pod: mount the kubelet's root directory with mountPropagation Bidirectional or "
-            "HostToContainer. In a systemd unit: no PrivateMounts=. If the driver lives in this mount namespace: "
-            "check_propagation = false. If no driver is to be wrapped: wrap = false",
-        )
-        self.path = path
-
-
 def check_seen(path: str) -> None:
     """Raise `MountsNotSeen` unless what the host mounts below `path` is seen here. Blocks."""
     if in_namespace_of_host():
         return
     mount = _mount_of(path)
     if not (mount.peer_group or mount.master):
-        raise MountsNotSeen(path, mount)
+        raise errors.NotReady.named(
+            "MountsNotSeen",
+            f"mounts that a driver makes below {path} would not be seen here",
+            why=f"the mount at {mount.target} is private to this mount namespace (neither shared: nor master:)",
+            hint="in a pod: mount the kubelet's root directory with mountPropagation Bidirectional or "
+            "HostToContainer. In a systemd unit: no PrivateMounts=. If the driver lives in this mount namespace: "
+            "check_propagation = false. If no driver is to be wrapped: wrap = false",
+        )
 
 
 def check(roots: Iterable[str]) -> None:

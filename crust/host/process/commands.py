@@ -71,18 +71,6 @@ class CommandTimedOut(errors.RuntimeFailed):
         self.timeout_s = timeout_s
 
 
-class CommandMissing(errors.RuntimeFailed):
-    """A program is not installed."""
-
-    def __init__(self, program: str) -> None:
-        package = _PACKAGES.get(os.path.basename(program))
-        super().__init__(
-            f"{program} is not installed",
-            hint=f"install the package {package}" if package else "install it, or correct its path",
-        )
-        self.program = program
-
-
 async def run(
     argv: Sequence[str],
     *,
@@ -154,7 +142,12 @@ async def _start(
             pass_fds=tuple(inherits),
         )
     except FileNotFoundError as err:
-        raise CommandMissing(argv[0]) from err
+        package = _PACKAGES.get(os.path.basename(argv[0]))
+        raise errors.RuntimeFailed.named(
+            "CommandMissing",
+            f"{argv[0]} is not installed",
+            hint=f"install the package {package}" if package else "install it, or correct its path",
+        ) from err
     except OSError as err:
         raise oserrors.translate(err, f"cannot start {argv[0]}") from err
 

@@ -31,17 +31,6 @@ class Driver:
     parts: AsyncExitStack
 
 
-class BackendNotConnected(errors.PeerUnavailable):
-    """The proxy has no connection to the shim or driver behind one of its sockets."""
-
-    def __init__(self, driver: str, socket_path: str) -> None:
-        super().__init__(
-            f"the driver {driver!r} cannot be reached",
-            why=f"there is no connection to {socket_path}",
-            hint="start its shim or the driver; `crust status` says more",
-        )
-
-
 Frontend = Callable[[ServedDriver, Backend], CsiService]
 
 
@@ -95,7 +84,12 @@ class DriverSockets:
         """The first driver whose backend is not connected."""
         for driver in self.all():
             if not driver.backend.port.is_connected():
-                return BackendNotConnected(driver.served.name, driver.served.backend)
+                return errors.PeerUnavailable.named(
+                    "BackendNotConnected",
+                    f"the driver {driver.served.name!r} cannot be reached",
+                    why=f"there is no connection to {driver.served.backend}",
+                    hint="start its shim or the driver; `crust status` says more",
+                )
         return None
 
     async def aclose(self) -> None:

@@ -20,17 +20,6 @@ VERSION = "1.0.0"
 _SERVICE = api_pb2.DESCRIPTOR.services_by_name["Registration"]
 
 
-class RegistrationRefused(errors.NotReady):
-    """The kubelet does not register the driver."""
-
-    def __init__(self, driver: str, why: str) -> None:
-        super().__init__(
-            f"the kubelet has not registered driver {driver!r}",
-            why=why[:500] or "it gives no reason",
-            hint="check the driver's NodeGetInfo and the kubelet's log; the kubelet tries again by itself",
-        )
-
-
 class Registration:
     """The service Registration of one driver."""
 
@@ -52,7 +41,12 @@ class Registration:
         self.state = "registered" if request.plugin_registered else "refused"
         problem = None
         if not request.plugin_registered:
-            problem = RegistrationRefused(self._info.name, request.error)
+            problem = errors.NotReady.named(
+                "RegistrationRefused",
+                f"the kubelet has not registered driver {self._info.name!r}",
+                why=request.error[:500] or "it gives no reason",
+                hint="check the driver's NodeGetInfo and the kubelet's log; the kubelet tries again by itself",
+            )
         self._health.report(f"registration of {self._info.name}", problem, is_fatal=False)
         return api_pb2.RegistrationStatusResponse()
 

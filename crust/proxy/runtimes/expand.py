@@ -21,28 +21,6 @@ _ANSWER_AT = 0.97
 """The part of the caller's time after which it gets an answer."""
 
 
-class DeviceNotExpanded(errors.NotReady):
-    """The device is smaller than the requested size."""
-
-    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
-        super().__init__(
-            f"the filesystem on {device} cannot grow to {wanted.required_bytes} bytes",
-            why=f"the device has {size_bytes} bytes",
-            hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
-        )
-
-
-class DeviceTooLarge(errors.OutOfRange):
-    """The device is larger than the limit of the request."""
-
-    def __init__(self, device: str, size_bytes: int, wanted: volumes.CapacityRange) -> None:
-        super().__init__(
-            f"the volume on {device} cannot be kept within {wanted.limit_bytes} bytes",
-            why=f"the device has {size_bytes} bytes already",
-            hint="raise the limit: a filesystem fills its device",
-        )
-
-
 class ImplausibleSize(errors.RuntimeFailed):
     """A handler reported a filesystem size that its device cannot have."""
 
@@ -51,28 +29,6 @@ class ImplausibleSize(errors.RuntimeFailed):
             f"the runtime reported an impossible size of the filesystem on {device}",
             why=f"it reported {reported_bytes} bytes, and the device has {size_bytes}",
             hint="read the handler's log; the guest may be broken or hostile",
-        )
-
-
-class OfflineExpansionOnly(errors.NotReady):
-    """The runtime cannot grow a filesystem that is mounted."""
-
-    def __init__(self, handler: str, target: str) -> None:
-        super().__init__(
-            f"the filesystem of the volume at {target} was not grown",
-            why=f"runtime handler {handler!r} does not offer ONLINE_EXPAND, and a sandbox has it mounted",
-            hint="restart the pod: the filesystem grows when it is mounted",
-        )
-
-
-class StillExpanding(errors.OperationPending):
-    """The expansion takes longer than its caller waits."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"the filesystem of the volume at {target} is still growing",
-            why="the runtime has not finished in the caller's time",
-            hint="retry: the running expansion goes on, and the retry joins it",
         )
 
 
@@ -97,7 +53,7 @@ class DeferredExpand:
         """Grow it; returns the device's size. Without a sandbox the size is recorded, and the mount grows it.
 
         Raises `DeviceTooLarge`, `DeviceNotExpanded`, `OfflineExpansionOnly`, `ImplausibleSize`, `StillExpanding`,
-        `handlers.HandlerDisconnected`, and the handler's own error.
+        `HandlerDisconnected`, and the handler's own error.
         """
         target = record.target
         answer_in_s = None if time_left_s is None else time_left_s * _ANSWER_AT
@@ -110,7 +66,12 @@ class DeferredExpand:
                     lambda: self._expand(target, wanted),
                 )
         except TimeoutError as error:
-            raise StillExpanding(target.text) from error
+            raise errors.OperationPending.named(
+                "StillExpanding",
+                f"the filesystem of the volume at {target.text} is still growing",
+                why="the runtime has not finished in the caller's time",
+                hint="retry: the running expansion goes on, and the retry joins it",
+            ) from error
         except errors.CrustError as error:
             raise outcome.answer("RuntimeExpandVolume", error, outcome.Residue.NONE) from error
 
@@ -118,9 +79,19 @@ class DeferredExpand:
         record = self._entries.table.expect(target.text)
         size_bytes = await self._grown(record, wanted)
         if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
-            raise DeviceTooLarge(record.shown_source, size_bytes, wanted)
+            raise errors.OutOfRange.named(
+                "DeviceTooLarge",
+                f"the volume on {record.shown_source} cannot be kept within {wanted.limit_bytes} bytes",
+                why=f"the device has {size_bytes} bytes already",
+                hint="raise the limit: a filesystem fills its device",
+            )
         if size_bytes < wanted.required_bytes:
-            raise DeviceNotExpanded(record.shown_source, size_bytes, wanted)
+            raise errors.NotReady.named(
+                "DeviceNotExpanded",
+                f"the filesystem on {record.shown_source} cannot grow to {wanted.required_bytes} bytes",
+                why=f"the device has {size_bytes} bytes",
+                hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
+            )
         if await self._entries.is_claimed(record):
             await self._expand_in_sandbox(record, size_bytes, wanted.limit_bytes)
         await self._entries.change_capacity(target, size_bytes)
@@ -142,7 +113,12 @@ class DeferredExpand:
         handler = await self._handlers.owner(record.handler)
         if Feature.ONLINE_EXPAND not in handler.features:
             await self._entries.change_capacity(record.target, size_bytes)
-            raise OfflineExpansionOnly(record.handler, record.target.text)
+            raise errors.NotReady.named(
+                "OfflineExpansionOnly",
+                f"the filesystem of the volume at {record.target.text} was not grown",
+                why=f"runtime handler {record.handler!r} does not offer ONLINE_EXPAND, and a sandbox has it mounted",
+                hint="restart the pod: the filesystem grows when it is mounted",
+            )
         capacity = volumes.CapacityRange(size_bytes, limit_bytes)
         filled_bytes = await self._peers.expand(handler, record.target, capacity, EXPAND_TIMEOUT_S)
         if not 0 < filled_bytes <= size_bytes:

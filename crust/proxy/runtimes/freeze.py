@@ -8,23 +8,12 @@ writes.
 The proxy keeps no state for it. The guest keeps the time limit: the caller, this process and the handler may all die.
 """
 
-from crust import errors, volumes
+from crust import errors
 from crust.handoff.record import Record
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers
 from crust.proxy.runtimes.peers import HandlerPeers
-
-
-class HandlerCannotFreeze(errors.NotReady):
-    """The sandbox's handler cannot freeze filesystems."""
-
-    def __init__(self, target: volumes.TargetPath, handler: str) -> None:
-        super().__init__(
-            f"the volume at {target} cannot be frozen",
-            why=f"a sandbox has it, and runtime handler {handler!r} does not offer FREEZE",
-            hint="stop the pod during the snapshot, or use a handler that offers FREEZE",
-        )
 
 
 class DeferredFreeze:
@@ -41,14 +30,19 @@ class DeferredFreeze:
     async def freeze(self, record: Record, thaw_after_s: int, timeout_s: float | None) -> bool:
         """Freeze the filesystem; False if no sandbox has the volume.
 
-        Raises `handlers.HandlerDisconnected`, `HandlerCannotFreeze`, `peers.HandlerNotResponding`, and the handler's
+        Raises `HandlerDisconnected`, `HandlerCannotFreeze`, `peers.HandlerNotResponding`, and the handler's
         own error.
         """
         if not await self._entries.is_claimed(record):
             return False
         handler = await self._handlers.owner(record.handler)
         if Feature.FREEZE not in handler.features:
-            raise HandlerCannotFreeze(record.target, handler.name)
+            raise errors.NotReady.named(
+                "HandlerCannotFreeze",
+                f"the volume at {record.target} cannot be frozen",
+                why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer FREEZE",
+                hint="stop the pod during the snapshot, or use a handler that offers FREEZE",
+            )
         try:
             await self._peers.freeze(handler, record.target, thaw_after_s, timeout_s)
         except errors.CrustError:

@@ -22,17 +22,6 @@ class UnsupportedByHandler(errors.NotReady):
         )
 
 
-class TooManyVolumesInSandbox(errors.NotReady):
-    """The pod has as many deferred volumes as its sandbox can have."""
-
-    def __init__(self, handler: Handler, target: volumes.TargetPath) -> None:
-        super().__init__(
-            f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
-            why=f"its sandboxes have at most {handler.max_volumes} volumes, and the pod has as many already",
-            hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
-        )
-
-
 class DeferredMountMismatch(errors.RuntimeFailed):
     """The driver's deferred_mount differs from the request."""
 
@@ -132,4 +121,9 @@ def check_place(handler: Handler, target: volumes.TargetPath, rows: Iterable[Tar
         for row in rows
     )
     if others >= handler.max_volumes:
-        raise TooManyVolumesInSandbox(handler, target)
+        raise errors.NotReady.named(
+            "TooManyVolumesInSandbox",
+            f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
+            why=f"its sandboxes have at most {handler.max_volumes} volumes, and the pod has as many already",
+            hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
+        )

@@ -30,41 +30,6 @@ class Handler:
     registered_at_s: float = field(default_factory=time.time, compare=False)
 
 
-class HandlerNotRegistered(errors.NotReady):
-    """The runtime handler that a publish needs is not registered."""
-
-    def __init__(self, name: str | None, present: list[str]) -> None:
-        wanted = f"runtime handler {name!r}" if name else "a runtime handler"
-        there = f"registered are: {', '.join(present)}" if present else "none is registered"
-        super().__init__(
-            f"the mount cannot be deferred: {wanted} is needed",
-            why=there,
-            hint="start the handler on this node, or correct crust.dev/runtime-handler",
-        )
-
-
-class AmbiguousHandler(errors.NotReady):
-    """Several runtime handlers are registered, and the volume context names none."""
-
-    def __init__(self, present: list[str]) -> None:
-        super().__init__(
-            "the mount cannot be deferred: no runtime handler is named",
-            why=f"registered are: {', '.join(present)}",
-            hint="name one in the volume context: crust.dev/runtime-handler",
-        )
-
-
-class HandlerDisconnected(errors.PeerUnavailable):
-    """The runtime handler that a volume is published to is not registered now."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"runtime handler {name!r} cannot be reached",
-            why="it is not registered now",
-            hint="start it again; running sandboxes are not affected",
-        )
-
-
 class Handlers:
     """The registered handlers.
 
@@ -114,14 +79,30 @@ class Handlers:
             return found
         present = sorted(self._live)
         if name is None and len(present) > 1:
-            raise AmbiguousHandler(list(present))
-        raise HandlerNotRegistered(name, list(present))
+            raise errors.NotReady.named(
+                "AmbiguousHandler",
+                "the mount cannot be deferred: no runtime handler is named",
+                why=f"registered are: {', '.join(present)}",
+                hint="name one in the volume context: crust.dev/runtime-handler",
+            )
+        wanted = f"runtime handler {name!r}" if name else "a runtime handler"
+        raise errors.NotReady.named(
+            "HandlerNotRegistered",
+            f"the mount cannot be deferred: {wanted} is needed",
+            why=f"registered are: {', '.join(present)}" if present else "none is registered",
+            hint="start the handler on this node, or correct crust.dev/runtime-handler",
+        )
 
     async def owner(self, name: volumes.HandlerName) -> Handler:
         """The handler that a volume is published to; raises `HandlerDisconnected`."""
         found = self._pick(name) or await self._wait(name)
         if found is None:
-            raise HandlerDisconnected(name)
+            raise errors.PeerUnavailable.named(
+                "HandlerDisconnected",
+                f"runtime handler {name!r} cannot be reached",
+                why="it is not registered now",
+                hint="start it again; running sandboxes are not affected",
+            )
         return found
 
     def _pick(self, name: volumes.HandlerName | None) -> Handler | None:

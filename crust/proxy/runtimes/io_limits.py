@@ -46,7 +46,7 @@ class DeferredIoLimits:
     async def set(self, record: Record, limits: volumes.IoLimits) -> bool:
         """Replace the limits; returns whether a sandbox has the volume, so that they are in force already.
 
-        Raises `operations.OperationInProgress`, `handlers.HandlerDisconnected`,
+        Raises `operations.OperationInProgress`, `HandlerDisconnected`,
         `handler_admission.UnsupportedByHandler`, `peers.HandlerNotResponding`, and the handler's own error.
         """
         return await self._operations.run(

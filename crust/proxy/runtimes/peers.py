@@ -44,17 +44,6 @@ class HandlerNotResponding(errors.PeerUnavailable):
         )
 
 
-class VolumeUnknownToHandler(errors.NotReady):
-    """A sandbox has the volume, but its runtime handler does not know the volume."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(
-            f"runtime handler {name!r} does not know the volume that its sandbox has",
-            why=why,
-            hint="read the handler's log; stop the sandbox if the handler has lost it",
-        )
-
-
 class HandlerPeers:
     """Calls registered handlers."""
 
@@ -187,7 +176,12 @@ def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:
         return HandlerNotResponding(handler.name, refusal.why or refusal.what)
     if refusal.code is grpc.StatusCode.NOT_FOUND:
         # passed on unchanged, it would mean that the volume is not deferred or does not exist
-        return VolumeUnknownToHandler(handler.name, refusal.what)
+        return errors.NotReady.named(
+            "VolumeUnknownToHandler",
+            f"runtime handler {handler.name!r} does not know the volume that its sandbox has",
+            why=refusal.what,
+            hint="read the handler's log; stop the sandbox if the handler has lost it",
+        )
     return status.to_error(refusal)
 
 

@@ -33,7 +33,7 @@ class DeferredHealth:
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """The driver's response with the guest's condition in it.
 
-        Raises `handlers.HandlerDisconnected`, `peers.HandlerNotResponding` and the handler's own error, unless the
+        Raises `HandlerDisconnected`, `peers.HandlerNotResponding` and the handler's own error, unless the
         driver has found something.
         """
         try:

@@ -143,7 +143,7 @@ def capacity_range(pb: csi_pb2.CapacityRange) -> volumes.CapacityRange:
 def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     """Decode and check a driver's answer.
 
-    Raises `InvalidDeferredMount` and, because the user must correct that, `mount_options.CredentialInOptions`.
+    Raises `InvalidDeferredMount` and, because the user must correct that, `CredentialInOptions`.
     """
     mount_options.check_no_credential(pb.mount_options)
     if not pb.fs_type:
@@ -235,7 +235,7 @@ def _block_source(device: csi_pb2.DeferredMount.BlockDevice) -> volumes.BlockSou
 
 
 def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:
-    """Encode a deferred mount; raises `mount_options.CredentialInOptions`."""
+    """Encode a deferred mount; raises `CredentialInOptions`."""
     mount_options.check_no_credential(value.mount_options)
     pb = csi_pb2.DeferredMount(
         fs_type=value.fs_type,

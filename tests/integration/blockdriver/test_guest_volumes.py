@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from crust import deferral_keys
-from crust.blockdriver.node.filesystems import format_decision
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 GUEST = {"crust.dev/format-in": "guest", "crust.dev/ext4-reserved-percent": "3"}
@@ -48,7 +48,7 @@ async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None
         file.write(b"what no host can make sense of")
     await bench.unstage(volume.volume_id)
     await bench.stage(volume.volume_id)  # ContentInDoubt for any other volume
-    with pytest.raises(deferral_keys.FilesystemOfGuest):
+    with raised("FilesystemOfGuest"):
         await bench.publish(volume.volume_id, bench.target("pod-a"))
     await bench.unstage(volume.volume_id)
 
@@ -97,7 +97,7 @@ async def test_encrypted_volume_without_a_passphrase_is_refused_and_nothing_is_p
     volume, target = await bench.create(parameters=LUKS), bench.target("pod-a")
     await bench.stage(volume.volume_id, secrets=SECRET)
     bench.restart()
-    with pytest.raises(deferral_keys.PassphraseMissing, match="delete the pod"):
+    with raised("PassphraseMissing", match="delete the pod"):
         await bench.publish(volume.volume_id, target, deferred=True)
     await bench.publish(volume.volume_id, target, deferred=True, secrets=SECRET)
     await bench.unpublish(volume.volume_id, target)
@@ -106,10 +106,10 @@ async def test_encrypted_volume_without_a_passphrase_is_refused_and_nothing_is_p
 
 async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
     volume, target = await bench.create(parameters=LUKS), bench.target("pod-a")
-    with pytest.raises(deferral_keys.EncryptedOnHost):
+    with raised("EncryptedOnHost"):
         await bench.stage(volume.volume_id, block())
     await bench.stage(volume.volume_id)
-    with pytest.raises(deferral_keys.EncryptedOnHost):
+    with raised("EncryptedOnHost"):
         await bench.publish(volume.volume_id, target)
     answer = await bench.publish(volume.volume_id, target, deferred=True, secrets=SECRET)
     assert answer.deferred_mount.HasField("format")
@@ -126,7 +126,7 @@ async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: B
     for name, parameters in (("guest", GUEST), ("host", None)):
         copy = await bench.create(name, parameters=parameters, volume=volume.volume_id)
         if parameters is None:
-            with pytest.raises(format_decision.NoFilesystemOnDevice):
+            with raised("NoFilesystemOnDevice"):
                 await bench.stage(copy.volume_id)
             continue
         await bench.stage(copy.volume_id)

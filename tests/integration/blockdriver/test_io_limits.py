@@ -9,7 +9,7 @@ import pytest
 from crust import errors, volumes
 from crust.blockdriver import serve
 from crust.blockdriver.engines.protocol import Access, Attachment
-from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node import guests
 from crust.blockdriver.records import models
 from crust.host.cgroups import throttling
 from crust.rpc.messages import csi
@@ -351,7 +351,7 @@ async def test_modify_of_an_unreachable_guest_is_finished_by_the_retry(limited: 
     target = limited.target("pod-a")
     await limited.stage(made.volume_id)
     await limited.publish(made.volume_id, target, deferred=True)
-    with pytest.raises(io_limits.PublishInProgress):
+    with raised("PublishInProgress"):
         await limited.modify(made.volume_id, readIOPS="50")
     guest = end.add(target)
     guest.error = errors.PeerUnavailable("absent")

@@ -9,7 +9,6 @@ import pytest
 from crust import volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_expand, node_unpublish
-from crust.blockdriver.node.filesystems import format_decision
 from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
@@ -114,7 +113,7 @@ async def test_publish_of_a_raw_volume_gives_the_device(bench: Bench) -> None:
     assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
-    with pytest.raises(format_decision.NoFilesystemOnDevice):
+    with raised("NoFilesystemOnDevice"):
         await bench.stage(volume.volume_id, mount())
     await bench.unstage(volume.volume_id)
     await bench.delete(volume.volume_id)

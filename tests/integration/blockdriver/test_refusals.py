@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.node import node_stage, node_unpublish
+from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.publish import node_publish, publish_rules
 from crust.host.block import devices, holders, signatures
@@ -129,10 +129,10 @@ async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Be
 async def test_stage_with_another_filesystem_is_refused(bench: Bench) -> None:
     volume = await bench.create(size=320 * MIB)
     await bench.stage(volume.volume_id)
-    with pytest.raises(node_stage.StagedDifferently):
+    with raised("StagedDifferently"):
         await bench.stage(volume.volume_id, mount("xfs"))
     await bench.unstage(volume.volume_id)
-    with pytest.raises(format_decision.FormattedDifferently):
+    with raised("FormattedDifferently"):
         await bench.stage(volume.volume_id, mount("xfs"))
     await bench.unstage(volume.volume_id)
 

@@ -18,16 +18,10 @@ from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
-from crust.runtime_handler import (
-    Claim,
-    ClaimLost,
-    DeviceChanged,
-    WrongHandler,
-    adopt_volume,
-    claim_volume,
-)
+from crust.runtime_handler import Claim, ClaimLost, WrongHandler, adopt_volume, claim_volume
 from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
 from tests.support.faults import crashes
+from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 
 pytestmark = pytest.mark.root
@@ -130,7 +124,7 @@ def test_claim_refuses_a_device_that_was_attached_again(store: Store, device: Ma
     meant, again = device("a").identity, device("a")
     number = replace(again.identity, disk_sequence=meant.disk_sequence)
     store.publish(record_of(replace(again, identity=number), TARGET))
-    with pytest.raises(DeviceChanged, match=str(again.identity)):
+    with raised("DeviceChanged", match=str(again.identity)):
         _claim(store)
     assert _is_free(store, again.path)
     assert claims.read(store.layout.entry(TARGET)) is None

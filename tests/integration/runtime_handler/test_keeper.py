@@ -22,6 +22,7 @@ from tests.integration.runtime_handler.conftest import (
     record_of,
     vm_process,
 )
+from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
@@ -279,7 +280,7 @@ def test_keeper_of_another_version_refuses_by_name(
 ) -> None:
     with (
         keepers.start(socket, vm.pid) as line,
-        pytest.raises(keepers.KeeperRefused, match="unknown request"),
+        raised("KeeperRefused", match="unknown request"),
     ):
         line._ask({"op": "invented"})
 
@@ -289,6 +290,6 @@ def test_start_beside_a_running_keeper_is_refused(
 ) -> None:
     """Its socket would be gone, and what it holds could only be released by the VM's end."""
     with keepers.start(socket, vm.pid) as line:
-        with pytest.raises(keepers.KeeperRuns, match=str(line.pid)):
+        with raised("KeeperRuns", match=str(line.pid)):
             keepers.start(socket, vm.pid)
         assert line.held() == {}

@@ -9,7 +9,8 @@ from crust import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api
-from crust.runtime_handler import GuardWithoutEntry, NotDeferred, Resolved, resolve_source
+from crust.runtime_handler import NotDeferred, Resolved, resolve_source
+from tests.support.raised import raised
 from tests.support.records.records import a_record
 
 pytestmark = pytest.mark.root
@@ -63,14 +64,14 @@ def test_guarded_target_without_entry_is_refused_and_never_shared(
     store: Store, kubelet: Path, below: str
 ) -> None:
     _published(store, f"{kubelet}/other")
-    with pytest.raises(GuardWithoutEntry, match="awaits a deferred volume"):
+    with raised("GuardWithoutEntry", match="awaits a deferred volume"):
         resolve_source(store.root, f"{kubelet}/mount{below}")
 
 
 def test_guarded_target_without_record_is_refused(store: Store, kubelet: Path) -> None:
     record = _published(store, f"{kubelet}/mount")
     Path(store.layout.entry(record.target).record).unlink()
-    with pytest.raises(GuardWithoutEntry):
+    with raised("GuardWithoutEntry"):
         resolve_source(store.root, f"{kubelet}/mount")
 
 

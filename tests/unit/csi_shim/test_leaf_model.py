@@ -137,7 +137,7 @@ class Model:
 
     def device(self, *_: object) -> tuple[volumes.BlockSource, int]:
         if self.world.leaf != "device":
-            raise leaves.NotPublishedAsBlock(KEY, Kind.ABSENT)
+            raise errors.RuntimeFailed("no block device")
         self._step("ok")
         return volumes.BlockSource("/dev/loop1", IDENTITY), 1 << 30
 

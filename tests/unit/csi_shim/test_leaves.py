@@ -6,7 +6,7 @@ import pytest
 
 from crust import volumes
 from crust.csi_shim.wrap import leaves
-from crust.csi_shim.wrap.leaves import NotPublishedAsBlock
+from tests.support.raised import raised
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_driver_that_published_no_device_is_named_with_what_is_known_of_it(
     driver: str, remedy: str, tmp_path: Path
 ) -> None:
     key = volumes.VolumeKey(volumes.DriverName(driver), volumes.VolumeId("d-1"))
-    with pytest.raises(NotPublishedAsBlock) as caught:
+    with raised("NotPublishedAsBlock") as caught:
         leaves.device(key, str(tmp_path / "leaf"), None)
     assert driver in caught.value.why
     assert remedy in (caught.value.hint or "")

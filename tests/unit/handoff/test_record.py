@@ -15,13 +15,8 @@ from crust import errors, mount_options, volumes
 from crust.handoff import record as records
 from crust.handoff import reserved
 from crust.handoff.layout import Layout
-from crust.handoff.record import (
-    NewerHandoffSchema,
-    NoDeviceOfImage,
-    Record,
-    UnreadableHandoffRecord,
-    UnrecordableMount,
-)
+from crust.handoff.record import Record, UnreadableHandoffRecord, UnrecordableMount
+from tests.support.raised import raised
 from tests.support.records.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
 
 WORDS = st.text(string.ascii_lowercase + string.digits + "_=", min_size=1, max_size=12).filter(
@@ -181,8 +176,8 @@ def test_keys_of_a_later_version_are_ignored_unless_they_are_required() -> None:
 def test_newer_schema_is_reported_whatever_else_differs() -> None:
     plain = json.loads(_in_crust("schema", 3))
     plain["brand-new"] = True
-    with pytest.raises(
-        NewerHandoffSchema, match="its schema is 3, and this version of crust reads up to 1"
+    with raised(
+        "NewerHandoffSchema", match="its schema is 3, and this version of crust reads up to 1"
     ):
         records.parse(json.dumps(plain).encode())
 
@@ -196,7 +191,7 @@ def test_a_record_in_another_entry_is_refused() -> None:
     "option", ["password=hunter2", "credentials=/x/hunter2", "src=smb://u:hunter2@h/x"]
 )
 def test_credential_is_refused_and_its_value_is_not_in_the_error(option: str) -> None:
-    with pytest.raises(mount_options.CredentialInOptions) as writing:
+    with raised("CredentialInOptions") as writing:
         a_record(mount_options=(option,))
     with pytest.raises(UnreadableHandoffRecord) as reading:
         records.parse(_changed(options=[option]))
@@ -320,5 +315,5 @@ def test_unreadable_record_of_an_image_reserves_the_image(tmp_path: Path) -> Non
 def test_record_of_an_image_has_no_block_device() -> None:
     record = a_record(source=IMAGE)
     assert record.shown_source == "image rbd/crust/vol-1"
-    with pytest.raises(NoDeviceOfImage, match="rbd/crust/vol-1"):
+    with raised("NoDeviceOfImage", match="rbd/crust/vol-1"):
         _ = record.device

@@ -9,12 +9,13 @@ import pytest
 import pytest_asyncio
 
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import following, pod_runtimes
-from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
+from crust.kubernetes_api import following
+from crust.kubernetes_api.pod_name import PodName
 from crust.kubernetes_api.pod_runtimes import PodRuntimes
 from crust.rpc.serving.health import Health
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import NODE, FakeKubernetes
+from tests.support.raised import raised
 
 WEB = PodName("default", "web", "uid-1")
 
@@ -60,7 +61,7 @@ async def test_class_of_a_later_pod_of_the_same_name_decides_nothing(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("web", "uid-2", "microvm")
-    with pytest.raises(pod_runtimes.PodUnknown, match="uid-1"):
+    with raised("PodUnknown", match="uid-1"):
         await runtimes.handler_of(WEB)
 
 
@@ -70,7 +71,7 @@ async def test_another_pod_of_the_same_name_is_not_treated_as_it(
     api.add_pod("web", "uid-0")
     api.faults.lagging = True
     api.add_pod("web", "uid-1", "microvm")
-    with pytest.raises(pod_runtimes.PodUnknown, match="uid-1"):
+    with raised("PodUnknown", match="uid-1"):
         await runtimes.handler_of(WEB)
     api.faults.lagging = False
     assert await runtimes.handler_of(WEB) == "kata"
@@ -80,7 +81,7 @@ async def test_runtime_class_that_does_not_exist_is_named(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
     api.add_pod("web", "uid-1", "gone")
-    with pytest.raises(pod_runtimes.RuntimeClassMissing, match="'gone'"):
+    with raised("RuntimeClassMissing", match="'gone'"):
         await runtimes.handler_of(WEB)
 
 
@@ -159,7 +160,7 @@ async def test_following_continues_after_an_outage(
 
 def test_publish_that_does_not_name_its_pod_says_what_is_missing() -> None:
     context = {"csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default"}
-    with pytest.raises(PodInfoMissing, match="podInfoOnMount"):
+    with raised("PodInfoMissing", match="podInfoOnMount"):
         PodName.of(context)
 
 

@@ -16,17 +16,9 @@ import pytest
 from crust import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.store import Store
-from crust.runtime_handler import (
-    Claim,
-    FeatureMissing,
-    Resolved,
-    State,
-    SubPathUnsupported,
-    needs,
-    registration,
-    service,
-)
+from crust.runtime_handler import Claim, Resolved, State, needs, registration, service
 from crust.wire.v1 import handlers_pb2_grpc
+from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record
 
 Feature = volumes.HandlerFeature
@@ -50,7 +42,7 @@ def test_volume_that_needs_a_feature_is_refused_without_it(
     record = replace(plain, mount=replace(plain.mount, group=None, readonly=False))
     needs.check(record, frozenset())
     record = replace(record, mount=replace(record.mount, **mount))
-    with pytest.raises(FeatureMissing, match=f"does not offer {feature.name}"):
+    with raised("FeatureMissing", match=f"does not offer {feature.name}"):
         needs.check(record, frozenset(Feature) - {feature})
     needs.check(record, {feature})
 
@@ -63,7 +55,7 @@ def test_group_of_read_only_volume_needs_no_feature_group() -> None:
 
 def test_sub_path_is_refused_by_runtime_that_mounts_whole_volumes() -> None:
     assert Resolved(a_record(), "").require_whole() == a_record()
-    with pytest.raises(SubPathUnsupported, match="a/b"):
+    with raised("SubPathUnsupported", match="a/b"):
         Resolved(a_record(), "a/b").require_whole()
 
 

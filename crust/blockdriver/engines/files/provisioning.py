@@ -38,19 +38,6 @@ class PoolNotUsable(errors.NotReady):
         self.pool = pool
 
 
-class PoolFull(errors.Exhausted):
-    """The pool has less free space than an image needs."""
-
-    def __init__(self, pool: str, wanted_bytes: int, available_bytes: int) -> None:
-        super().__init__(
-            f"no space for {wanted_bytes} bytes",
-            why=f"{pool} has {available_bytes} free bytes",
-            hint="free space in it, or request a smaller volume",
-        )
-        self.wanted_bytes = wanted_bytes
-        self.available_bytes = available_bytes
-
-
 class FileProvisioning:
     """Sparse files in one directory, with the loop devices that `access` knows of."""
 
@@ -243,7 +230,12 @@ class FileProvisioning:
             yield
         except errors.Exhausted as err:
             available_bytes = sparse.space(self._pool).available_bytes
-            raise PoolFull(str(self._pool), wanted_bytes, available_bytes) from err
+            raise errors.Exhausted.named(
+                "PoolFull",
+                f"no space for {wanted_bytes} bytes",
+                why=f"{self._pool} has {available_bytes} free bytes",
+                hint="free space in it, or request a smaller volume",
+            ) from err
 
 
 def _spare_bytes(size_bytes: int) -> int:

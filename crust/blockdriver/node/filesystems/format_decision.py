@@ -36,32 +36,6 @@ class ContentInDoubt(errors.Corrupt):
         self.found = found
 
 
-class FormattedDifferently(errors.NotReady):
-    """The requested filesystem differs from the volume's."""
-
-    def __init__(self, volume_id: str, present: str, wanted: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be mounted as {wanted}",
-            why=f"it is formatted with {present}",
-            hint=f"request {present}",
-        )
-        self.volume_id = volume_id
-        self.present = present
-        self.wanted = wanted
-
-
-class NoFilesystemOnDevice(errors.NotReady):
-    """A volume that was used as a raw device holds no filesystem to mount."""
-
-    def __init__(self, volume_id: str, found: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be mounted",
-            why=f"it was published as a raw device, and holds {found}",
-            hint="make a filesystem on it as a raw volume, or create another volume",
-        )
-        self.volume_id = volume_id
-
-
 class Action(enum.Enum):
     """What to do with a device before its first mount."""
 
@@ -95,7 +69,12 @@ def judge(
         return action
     if not isinstance(found, signatures.Filesystem):
         if content.state == "raw":
-            raise NoFilesystemOnDevice(content.volume_id, describe(found))
+            raise errors.NotReady.named(
+                "NoFilesystemOnDevice",
+                f"{content.volume_id} cannot be mounted",
+                why=f"it was published as a raw device, and holds {describe(found)}",
+                hint="make a filesystem on it as a raw volume, or create another volume",
+            )
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
     if content.state == "formatted" and found.type != content.fs_type:
         raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", describe(found))
@@ -119,7 +98,12 @@ def _judge_new(
 
 def _check_wanted(content: ContentRecord, present: str, wanted: str) -> None:
     if present != wanted:
-        raise FormattedDifferently(content.volume_id, present, wanted)
+        raise errors.NotReady.named(
+            "FormattedDifferently",
+            f"{content.volume_id} cannot be mounted as {wanted}",
+            why=f"it is formatted with {present}",
+            hint=f"request {present}",
+        )
 
 
 def judge_interrupted(

@@ -36,8 +36,8 @@ class DeferredNodePublish:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `deferral_keys.PassphraseMissing`,
-        `deferral_keys.CephKeyMissing`.
+        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `PassphraseMissing`,
+        `CephKeyMissing`.
         """
         return await workers.run(self._publish, request)
 
@@ -106,7 +106,7 @@ def _check_host(ready: Ready) -> None:
 def _secrets(ready: Ready) -> Mapping[str, str]:
     """What opens an encrypted volume, and the key of an image's user.
 
-    Raises `deferral_keys.PassphraseMissing`, `deferral_keys.CephKeyMissing`.
+    Raises `PassphraseMissing`, `CephKeyMissing`.
     """
     secrets = {}
     if isinstance(ready.attachment.source, volumes.NetworkImage):

@@ -194,7 +194,7 @@ class PublishCheck:
 
     def check_rules(self, request: Publish) -> Ready:
         """All but the device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
-        `deferral_keys.EncryptedOnHost`, `deferral_keys.FilesystemOfGuest`,
+        `EncryptedOnHost`, `FilesystemOfGuest`,
         `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`,
         `PublishedElsewhere`.
         """

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.controller import capacity, topology
+from crust.blockdriver.controller import topology
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import models
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
+from tests.support.raised import raised
 from tests.support.records.copies import down, group, snapshot, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -42,9 +43,9 @@ async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:
     if small.driver.stores.provisioning.copies_at_once():
         await snapshot(small, volume_id)
     else:
-        with pytest.raises(capacity.OutOfCapacity):
+        with raised("OutOfCapacity"):
             await snapshot(small, volume_id)
-        with pytest.raises(capacity.OutOfCapacity):
+        with raised("OutOfCapacity"):
             await group(small, volume_id)
         folders = ("state/snapshots", "state/groups", "run/freezes")
         assert [path for each in folders for path in (small.root / each).iterdir()] == []

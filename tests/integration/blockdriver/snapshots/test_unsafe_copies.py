@@ -88,9 +88,9 @@ async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_copy_of_a_truncated_image_is_refused(pool: Bench) -> None:
     source = await pool.create("source")
     os.truncate(image(pool, source.volume_id), 10 * MIB)
-    with pytest.raises(file_copy.SourceTooShort):
+    with raised("SourceTooShort"):
         await snapshot(pool, source.volume_id)
-    with pytest.raises(file_copy.SourceTooShort):
+    with raised("SourceTooShort"):
         await made_of(pool, "clone", volume_id=source.volume_id)
     assert not image(pool, pool.ids.volume_id("clone")).exists()
 
@@ -200,9 +200,9 @@ async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
     await up(on_btrfs, source.volume_id, raw=True)
     assert on_btrfs.driver.stores.provisioning.copies_at_once()
     monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
-    with pytest.raises(file_copy.FileNotCloneable):
+    with raised("FileNotCloneable"):
         await snapshot(on_btrfs, source.volume_id)
-    with pytest.raises(file_copy.FileNotCloneable):
+    with raised("FileNotCloneable"):
         await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
     images = on_btrfs.root / "state" / "images"
     assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.controller.capacity import OutOfCapacity
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
@@ -27,6 +26,7 @@ from crust.ceph.user import Timeouts
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
+from tests.support.raised import raised
 
 MIB = 1024**2
 PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
@@ -282,7 +282,7 @@ async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
         first = await _eventually(lambda: created(driver, "a"), CephStatisticsMissing)
         space = driver.stores.provisioning.space()
         assert space.size_bytes <= 200 * MIB
-        with pytest.raises(OutOfCapacity):
+        with raised("OutOfCapacity"):
             await driver.controller_rules.provisioner.create(
                 Create("large", volumes.CapacityRange(1024 * MIB, 0), RAW)
             )

@@ -12,6 +12,7 @@ from crust import errors
 from crust.host.block import device_nodes, devices, loop
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -148,9 +149,9 @@ def test_partition_of_a_disk_and_of_itself(disk: str) -> None:
     second = device_nodes.partition_of(number(disk), 2)
     assert second != number(disk)
     assert device_nodes.partition_of(second, 2) == second
-    with pytest.raises(device_nodes.PartitionMissing, match="partition 3"):
+    with raised("PartitionMissing", match="partition 3"):
         device_nodes.partition_of(number(disk), 3)
-    with pytest.raises(device_nodes.PartitionMissing, match="partition 1"):
+    with raised("PartitionMissing", match="partition 1"):
         device_nodes.partition_of(second, 1)
 
 

@@ -253,7 +253,7 @@ def _attach_once(path: str, count: int) -> list[str]:
     while len(paths) < count:
         try:
             paths.append(loop.attach_once(path).path)
-        except loop.LoopAttachPending:
+        except errors.OperationPending:
             continue
     return paths
 

@@ -9,6 +9,7 @@ from crust.host.files import cached_targets, target_paths
 from crust.host.mounts import mount_api
 from crust.volumes import TargetPath
 from tests.integration.host.conftest import Attach
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -17,7 +18,7 @@ def test_remove_of_a_mount_point_is_refused(mountpoint: str, tmp_path: Path) -> 
     target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
     mount_api.mount_guard(mountpoint)
     target_paths.make_directory(target, roots)
-    with pytest.raises(target_paths.TargetStillMounted):
+    with raised("TargetStillMounted"):
         target_paths.remove(target, roots)
     mount_api.unmount(mountpoint)
     target_paths.remove(target, roots)
@@ -38,7 +39,7 @@ def test_remove_of_a_bind_within_one_filesystem_is_refused(mountpoint: str, tmp_
     """Device numbers are equal for a bind within one filesystem: a removal by them would delete the volume's data."""
     (tmp_path / "source").mkdir()
     mount_api.bind(str(tmp_path / "source"), mountpoint)
-    with pytest.raises(target_paths.TargetStillMounted):
+    with raised("TargetStillMounted"):
         target_paths.remove(TargetPath.parse(mountpoint), [str(tmp_path)])
 
 
@@ -48,7 +49,7 @@ def test_remove_of_a_mount_point_below_a_linked_root_is_refused(
     root = tmp_path / "link"
     root.symlink_to(tmp_path)
     mount_api.mount_guard(mountpoint)
-    with pytest.raises(target_paths.TargetStillMounted):
+    with raised("TargetStillMounted"):
         target_paths.remove(TargetPath.parse(f"{root}/target"), [str(root)])
 
 
@@ -61,7 +62,7 @@ def test_make_file_keeps_a_bound_device_and_refuses_a_device_node(
     mount_api.bind(device.path, target.text)
     try:
         target_paths.make_file(target, roots)
-        with pytest.raises(target_paths.TargetStillMounted):
+        with raised("TargetStillMounted"):
             target_paths.remove(target, roots)
     finally:
         mount_api.unmount(target.text)

@@ -64,7 +64,7 @@ async def test_make_on_existing_filesystem_is_refused(
     device = attach(300 * MIB)
     run(f"mkfs.{there}", "-q", device.path)
     before = signatures.probe(device.path)
-    with pytest.raises(mkfs.DeviceNotBlank, match=there):
+    with raised("DeviceNotBlank", match=there):
         await mkfs.make(device.path, fs_type)
     assert signatures.probe(device.path) == before
 
@@ -75,7 +75,7 @@ async def test_make_on_existing_filesystem_of_a_device_not_known_to_be_empty_is_
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     before = signatures.probe(device.path)
-    with pytest.raises(mkfs.DeviceNotBlank, match="ext4"):
+    with raised("DeviceNotBlank", match="ext4"):
         await mkfs.make(device.path, "ext4", is_empty=lambda: False)
     assert signatures.probe(device.path) == before
 
@@ -84,7 +84,7 @@ async def test_make_on_partition_table_is_refused(attach: Attach) -> None:
     device = attach()
     write(device.path, 0, partition_table(sectors=1000))
     assert signatures.probe(device.path) == signatures.Other("partition table dos")
-    with pytest.raises(mkfs.DeviceNotBlank, match="partition table dos"):
+    with raised("DeviceNotBlank", match="partition table dos"):
         await mkfs.make(device.path, "ext4")
 
 

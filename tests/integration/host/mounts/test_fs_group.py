@@ -12,6 +12,7 @@ import pytest
 
 from crust import volumes
 from crust.host.mounts import fs_group, mount_api
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -171,7 +172,7 @@ def test_apply_does_not_follow_a_directory_that_is_moved_out_while_the_walk_is_d
                 (volume / "d" / "d").rename(outside / "moved")
 
         before_open(monkeypatch, move)
-        with pytest.raises(fs_group.TreeMoved):
+        with raised("TreeMoved"):
             fs_group.apply(str(volume), ALWAYS)
         assert [os.fstat(chain[each]).st_gid == GID for each in (0, 1, 2)] == [False, False, True]
         assert {each.stat().st_gid for each in (outside, outside / "file")} == {os.getgid()}

@@ -14,6 +14,7 @@ from crust.host.block import devices, holders, loop, loop_devices
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mount_parameters, mountinfo
 from tests.integration.host.conftest import MIB, Attach, run
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
@@ -80,7 +81,7 @@ def test_mount_device_with_refused_option_reports_the_kernels_reason(
 def test_mount_device_as_wrong_filesystem_fails_with_reason(
     ext4: loop_devices.LoopDevice, mountpoint: str
 ) -> None:
-    with pytest.raises(mount_api.MountFailed, match="no valid xfs"):
+    with raised("MountFailed", match="no valid xfs"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
 
 
@@ -359,7 +360,7 @@ def test_no_descriptor_is_left_open(ext4: loop_devices.LoopDevice, mountpoint: s
     for options in (["bogus"], ["commit=x"]):
         with pytest.raises(mount_parameters.InvalidMountOption):
             mount_api.mount_device(ext4.path, mountpoint, "ext4", options)
-    with pytest.raises(mount_api.MountFailed):
+    with raised("MountFailed"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -372,7 +373,7 @@ async def test_mount_device_xfs_with_duplicate_uuid_fails_with_nouuid_hint(
     run("cp", "--sparse=always", device.path, clone.path)
     mount_api.mount_device(device.path, mountpoint, "xfs")
     second = str(tmp_path)
-    with pytest.raises(mount_api.MountFailed, match="nouuid"):
+    with raised("MountFailed", match="nouuid"):
         mount_api.mount_device(clone.path, second, "xfs")
     mount_api.mount_device(clone.path, second, "xfs", ["nouuid"])
     mount_api.unmount(second)

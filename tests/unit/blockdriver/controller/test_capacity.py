@@ -15,6 +15,7 @@ from crust.blockdriver.engines.protocol import PoolSpace
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.raised import raised
 
 GIB = 1024 * MIB
 HERE = topology.segments({topology.KEY: driver_state.NODE})
@@ -34,7 +35,11 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
         return_exceptions=True,
     )
     made = [each for each in answers if isinstance(each, create_volume.Volume)]
-    refused = [each for each in answers if isinstance(each, capacity.OutOfCapacity)]
+    refused = [
+        answer
+        for answer in answers
+        if isinstance(answer, errors.Exhausted) and answer.error_name == "OutOfCapacity"
+    ]
     assert (len(made), len(refused)) == (4, 8)
     assert provisioner.capacity.available_bytes() == 0
     assert len(state.stores.volume_records.ids()) == 4
@@ -52,7 +57,7 @@ async def test_capacity_does_not_count_written_bytes_twice(
     monkeypatch.setattr(state.stores.provisioning, "space", lambda: written)
     assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     await provisioner.create(sized("b", POOL_BYTES - 4 * GIB))
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         await provisioner.create(sized("c", 16 * MIB))
 
 
@@ -75,7 +80,7 @@ async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
     state.stores.pool.home.let_go()
     again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
     assert again.capacity.available_bytes() == POOL_BYTES - 8 * GIB
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         await again.create(sized("b", 3 * GIB))
     await again.create(sized("b", POOL_BYTES - 8 * GIB))
     del backend.images[made.volume_id]
@@ -107,7 +112,7 @@ def test_capacity_never_gives_the_spare(
     assert free() == size - spare
     assert free(free_bytes=spare + MIB) == MIB
     assert free(free_bytes=spare - MIB) == 0
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         pool.set_aside("a copy", MIB)
 
 
@@ -128,7 +133,7 @@ async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
     state: Driver, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(sized("a", 6 * GIB))
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         await driver_state.expand(
             state, made.volume_id, volumes.CapacityRange(POOL_BYTES + MIB), None
         )
@@ -144,11 +149,11 @@ async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(
 ) -> None:
     state = driver_state.opened(tmp_path, overcommit=2.0)
     provisioner = state.controller_rules.provisioner
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         await provisioner.create(sized("whole", POOL_BYTES + MIB))
     for name in ("a", "b"):
         await provisioner.create(sized(name, POOL_BYTES))
-    with pytest.raises(capacity.OutOfCapacity):
+    with raised("OutOfCapacity"):
         await provisioner.create(sized("c", 16 * MIB))
 
 

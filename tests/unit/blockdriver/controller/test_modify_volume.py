@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from crust import errors, volumes
-from crust.blockdriver.controller import capacity, modify_volume
+from crust.blockdriver.controller import modify_volume
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.node import guests, io_limits
+from crust.blockdriver.node import guests
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import Limits, VolumeRecord
@@ -142,7 +142,9 @@ async def test_modify_retry_refused_restores_the_limits_before_the_first_try(
 async def test_modify_during_a_publish_is_aborted(bench: Bench) -> None:
     bench.deferred()
     bench.guests.by_target.clear()
-    assert isinstance((await bench.change()).unmodified, io_limits.PublishInProgress)
+    unmodified = (await bench.change()).unmodified
+    assert unmodified is not None
+    assert unmodified.error_name == "PublishInProgress"
     assert bench.limits == OLD
 
 
@@ -186,7 +188,8 @@ async def test_modify_writes_size_and_limits_at_once(
 async def test_modify_with_impossible_size_still_applies_the_limits(bench: Bench) -> None:
     expansion = Expansion(volumes.CapacityRange(POOL_BYTES + 64 * MIB))
     outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert isinstance(outcome.expanded, capacity.OutOfCapacity)
+    assert isinstance(outcome.expanded, errors.Exhausted)
+    assert outcome.expanded.error_name == "OutOfCapacity"
     assert outcome.unmodified is None
     assert bench.limits == AFTER
     assert bench.state.stores.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, pool_ids
+from crust import errors
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
@@ -46,7 +46,7 @@ def test_ids_of_another_pool_are_known_as_such() -> None:
         assert not any(
             is_kind(each) for is_kind in (IDS.is_volume_id, IDS.is_snapshot_id, IDS.is_group_id)
         )
-        with pytest.raises(pool_ids.IdOfOtherPool, match="0123456789abcdef"):
+        with raised("IdOfOtherPool", match="0123456789abcdef"):
             IDS.check(each)
     IDS.check(IDS.volume_id("a"))
 

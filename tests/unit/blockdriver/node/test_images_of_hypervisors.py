@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import deferral_keys, volumes
+from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
@@ -15,6 +15,7 @@ from tests.support.co import create_request, publish_request, stage_request
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import MIB, caller, mount
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.raised import raised
 
 SECRETS = {"userID": "client.node", "userKey": "AQ=="}
 
@@ -121,7 +122,7 @@ async def test_secret_of_the_publish_is_newer_than_the_stages(volume: Volume) ->
 
 async def test_publish_without_the_key_of_a_user_is_refused_with_the_remedy(volume: Volume) -> None:
     await volume.stage(secrets={})
-    with pytest.raises(deferral_keys.CephKeyMissing, match="node-publish-secret-name"):
+    with raised("CephKeyMissing", match="node-publish-secret-name"):
         await volume.publish()
 
 

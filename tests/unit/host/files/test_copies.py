@@ -9,6 +9,7 @@ from crust import errors
 from crust.host.files import extents, file_copy
 from crust.host.files.extents import Extent, _differences, _merged, _Placed
 from tests.support.faults.syncs import recorded
+from tests.support.raised import raised
 
 
 def test_copy_is_synced_before_its_name_and_the_name_after(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_copy_keeps_bytes_and_holes_and_sets_the_mode(tmp_path: Path) -> None:
 def test_copy_of_a_short_or_absent_source_leaves_no_file(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"short")
-    with pytest.raises(file_copy.SourceTooShort):
+    with raised("SourceTooShort"):
         file_copy.copy(str(source), str(target), least_bytes=6)
     with pytest.raises(errors.NotFound):
         file_copy.copy(str(tmp_path / "none"), str(target), least_bytes=0)

@@ -13,6 +13,7 @@ import pytest
 
 from crust import errors
 from crust.host.process import commands
+from tests.support.raised import raised
 
 pytestmark = pytest.mark.usefixtures("strict_event_loop")
 
@@ -90,7 +91,7 @@ async def test_run_reports_death_by_signal() -> None:
 
 
 async def test_run_of_a_missing_program_names_its_package() -> None:
-    with pytest.raises(commands.CommandMissing, match="e2fsprogs"):
+    with raised("CommandMissing", match="e2fsprogs"):
         await commands.run(["/nonexistent/mkfs.ext4"], timeout_s=LONG_S)
 
 

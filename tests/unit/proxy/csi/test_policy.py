@@ -6,7 +6,7 @@ import pytest
 
 from crust import deferral_keys, errors, volumes
 from crust.deferral_keys import Defer
-from crust.kubernetes_api.pod_name import PodInfoMissing, PodName
+from crust.kubernetes_api.pod_name import PodName
 from crust.proxy import policy
 from crust.proxy.policy import Decision, Policy
 from tests.support.raised import raised
@@ -100,7 +100,7 @@ async def test_runtime_class_of_the_pod_decides_and_names_the_handler(
 
 async def test_volume_and_runtime_class_that_name_two_handlers_are_refused() -> None:
     context = {DEFER: "runtime-class", HANDLER: "gvisor", **POD}
-    with pytest.raises(policy.HandlersContradict, match="gvisor"):
+    with raised("HandlersContradict", match="gvisor"):
         await decide(by_class("kata"), context)
     assert (await decide(by_class("kata"), {**context, HANDLER: "kata"})).handler == "kata"
 
@@ -115,7 +115,7 @@ async def test_named_handler_without_deferral_is_refused(context: dict[str, str]
 
 
 async def test_pod_without_name_is_refused() -> None:
-    with pytest.raises(PodInfoMissing, match="podInfoOnMount"):
+    with raised("PodInfoMissing", match="podInfoOnMount"):
         await decide(by_class(), {DEFER: "runtime-class"})
 
 
@@ -126,7 +126,7 @@ async def test_api_server_that_is_away_decides_nothing() -> None:
 
 
 async def test_runtime_class_without_access_to_the_api_is_refused_with_the_remedy() -> None:
-    with pytest.raises(policy.RuntimeClassNotAsked, match="always or never"):
+    with raised("RuntimeClassNotAsked", match="always or never"):
         await decide(Policy(), {DEFER: "runtime-class", **POD})
 
 
