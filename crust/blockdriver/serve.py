@@ -166,7 +166,11 @@ def _rbd(settings: DriverSettings) -> Engine:
     key = keyfile.read(its.key_file, its.user)
     place = rbd.Place(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
     return rbd.engine(
-        place, run_dir=settings.run_dir, create=its.create_pool, node=settings.node_id
+        place,
+        run_dir=settings.run_dir,
+        create=its.create_pool,
+        node=settings.node_id,
+        trash_keep_s=its.trash_keep_s,
     )
 
 

@@ -52,6 +52,10 @@ class RbdSettings(Table):
     create_pool: bool = False
     """Whether a first start makes an empty namespace crust's pool."""
 
+    trash_keep_s: Annotated[int, Field(ge=0, le=365 * 86400)] = 0
+    """How many seconds RBD's trash keeps the image of a deleted volume, for `rbd trash restore`; its space is free
+    after that."""
+
 
 class DriverSettings(ProgramSettings):
     """`crust driver`."""

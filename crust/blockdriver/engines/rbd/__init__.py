@@ -34,11 +34,13 @@ from crust.pool_ids import pool_of
 __all__ = ["Place", "engine", "node_engine"]
 
 
-def engine(place: Place, *, run_dir: str, create: bool = False, node: str = "") -> Engine:
-    """The engine of a controller with the pool in `place`, without I/O; `create` as `RbdPool` has it. What this node
-    has attached is noted in `run_dir`, and `node` is this node's name in claims.
+def engine(
+    place: Place, *, run_dir: str, create: bool = False, node: str = "", trash_keep_s: int = 0
+) -> Engine:
+    """The engine of a controller with the pool in `place`, without I/O; `create` as `RbdPool` has it, `trash_keep_s`
+    as `VolumeImages`. What this node has attached is noted in `run_dir`, and `node` is this node's name in claims.
     """
-    made = provisioning(place)
+    made = provisioning(place, trash_keep_s)
 
     def records(kind: RecordKind) -> RbdRecords:
         return RbdRecords(place, kind)

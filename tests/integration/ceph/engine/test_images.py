@@ -12,7 +12,7 @@ from crust.blockdriver.engines.protocol import (
     ImageMissing,
     StillAttached,
 )
-from crust.blockdriver.engines.rbd.provisioning import header
+from crust.blockdriver.engines.rbd.provisioning import header, images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
@@ -168,6 +168,37 @@ def test_delete_goes_by_the_trash_which_is_emptied(engine: RbdProvisioning, gues
     assert trash(engine)
     engine.background.look()
     assert not trash(engine)
+
+
+def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    keeping = provisioning(engine.place, trash_keep_s=3600)
+    keeping.create(A, SIZE)
+    keeping.delete(A)
+    keeping.create(B, SIZE)
+    keeping.take_snapshot(snapshot_of(B, "s"))
+    keeping.delete(B)
+    keeping.delete_snapshot(snapshot_of(B, "s"))
+    engine.background.look()
+    entries = {each["name"]: each["id"] for each in engine.place.images.trash_list(guest)}
+    assert {images.volume_of(each) for each in entries} == {A, B}
+    import rbd
+
+    rbd.RBD().trash_restore(guest, entries[A], A)
+    assert engine.image_bytes(A) == SIZE
+
+
+@pytest.mark.parametrize(("name", "keep_s"), [("of-somebody", 0), (A, 7 * 86400)])
+def test_what_others_have_put_into_the_trash_stays_there(
+    engine: RbdProvisioning, guest: Any, name: str, keep_s: int
+) -> None:
+    import rbd
+
+    rbd.RBD().create(guest, name, SIZE)
+    rbd.RBD().trash_move(guest, name, keep_s)
+    engine.background.look()
+    assert trash(engine) == [name]
 
 
 def test_image_that_the_controller_flattens_is_attached_and_deleted(

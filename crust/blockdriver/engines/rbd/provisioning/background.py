@@ -24,6 +24,7 @@ from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, SOFT_DEPT
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.failures import CephConnectionClosed
+from crust.pool_ids import pool_of
 
 PERIOD_S = 60.0
 STOP_S = 10.0
@@ -116,22 +117,23 @@ class BackgroundWork:
             self._doing = ""
 
     def _trash(self) -> list[tuple[str, str]]:
-        """The ids and names of the images in the trash; the namespace is ours alone."""
+        """The ids and names of the images in the trash that have the name of a volume; others are somebody else's."""
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
-            found = self._place.images.trash_list(ioctx)
-            return [(str(each["id"]), str(each["name"])) for each in found]
+            entries = self._place.images.trash_list(ioctx)
+            found = [(str(each["id"]), str(each["name"])) for each in entries]
+        return [(image_id, name) for image_id, name in found if pool_of(images.volume_of(name))]
 
     def _remove(self, image_id: str, name: str) -> None:
         with (
             self._place.ioctx(f"cannot remove the image {image_id} from the trash") as ioctx,
-            # kept as long as clones share its data, or a client has it open
-            ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT),
+            # kept as long as clones share its data, or a client has it open, or until its time in the trash has ended
+            ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT, errno.EPERM),
         ):
             with ignoring(errno.EUCLEAN):
-                self._place.images.trash_remove(ioctx, image_id, force=True)
+                self._place.images.trash_remove(ioctx, image_id, force=False)
                 return
             if directory.note_arrived(ioctx, image_id, name):
-                self._place.images.trash_remove(ioctx, image_id, force=True)
+                self._place.images.trash_remove(ioctx, image_id, force=False)
 
     def _to_flatten(self) -> list[tuple[str, bytes]]:
         with (

@@ -175,9 +175,9 @@ class RbdProvisioning:
         return self.snapshots.changed(base, target)
 
 
-def provisioning(place: Place) -> RbdProvisioning:
-    """The parts for `place`, without I/O."""
-    images = VolumeImages(place)
+def provisioning(place: Place, trash_keep_s: int = 0) -> RbdProvisioning:
+    """The parts for `place`, without I/O; `trash_keep_s` as `VolumeImages` has it."""
+    images = VolumeImages(place, trash_keep_s)
     snapshots = RbdSnapshots(place, images)
     copies = RbdCopies(place, images, snapshots)
     return RbdProvisioning(

@@ -10,8 +10,8 @@ copy that was begun. Anything else is refused (`ForeignImage`) and not touched. 
 hand has no mark either, and gets it by hand.
 
 Deleting takes the time of the data, so an image goes to RBD's trash, at once, and is removed from there in the
-background (`trash`). An image with snapshots that still exist keeps them: it is renamed to `deleted.<id>.<image id>`,
-the volume's id is free, and the image goes when its last snapshot does.
+background, when it has been there for `trash_keep_s`. An image with snapshots that still exist keeps them: it is
+renamed to `deleted.<id>.<image id>`, the volume's id is free, and the image goes when its last snapshot does.
 """
 
 import errno
@@ -35,6 +35,8 @@ class VolumeImages:
     """The images of volumes in `place`."""
 
     place: Place
+    trash_keep_s: int = 0
+    """How long the trash keeps an image, for `rbd trash restore`."""
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an image of that name."""
@@ -152,7 +154,7 @@ class VolumeImages:
         elif kept:
             self.place.images.rename(ioctx, name, aside)
         else:
-            self.place.images.trash_move(ioctx, name, 0)
+            self.place.images.trash_move(ioctx, name, self.trash_keep_s)
 
     def drop_deleted(self, ioctx: Ioctx, name: str) -> None:
         """Move an image of a deleted volume to the trash, if its last snapshot is gone."""
@@ -162,7 +164,7 @@ class VolumeImages:
             with self.place.image(ioctx, name) as image:
                 kept = user_snapshots(image)
             if not kept:
-                self.place.images.trash_move(ioctx, name, 0)
+                self.place.images.trash_move(ioctx, name, self.trash_keep_s)
 
     def all_of(self, ioctx: Ioctx, volume_id: str) -> list[str]:
         """The image of the volume, and those of deleted volumes of that id whose snapshots exist."""
@@ -236,8 +238,14 @@ def is_marked(image: Image, volume_id: str) -> bool:
 
 def is_complete(image: Image, name: str) -> bool:
     """Whether the image of that name says that it is complete; a copy that was begun has the mark of its source."""
-    is_deleted = name.startswith(DELETED)
-    return is_marked(image, name.removeprefix(DELETED).rpartition(".")[0] if is_deleted else name)
+    return is_marked(image, volume_of(name))
+
+
+def volume_of(name: str) -> str:
+    """The id of the volume that an image of this name is of, or was."""
+    if not name.startswith(DELETED):
+        return name
+    return name.removeprefix(DELETED).rpartition(".")[0]
 
 
 def _is_begun(image: Image) -> bool:
