@@ -12,8 +12,8 @@ from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "specs").rglob("*.md")]
-)  # fmt: skip
+    path for place in ("*.md", "docs/**/*.md", "specs/**/*.md") for path in ROOT.glob(place)
+)
 TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)]*)?\)")
 CODE = "\n".join(

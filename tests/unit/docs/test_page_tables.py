@@ -11,18 +11,17 @@ from crust.cli import main
 
 ROOT = Path(__file__).parents[3]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+BOTH = ARCHITECTURE + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LINE = re.compile(r"^\| `((?:crust|examples)/[\w/]+\.py)` \| ([^|]+) \|", re.MULTILINE)
 STEPS = [
     (path, name)
     for path, names in LINE.findall(ARCHITECTURE)
     for name in re.findall(r"`([\w.]+)`", names)
 ]
-FILES = sorted(set(re.findall(r"`((?:crust|examples|tests|specs|docs)/[\w./-]+)`", ARCHITECTURE)))
+FILES = sorted(set(re.findall(r"`((?:crust|deploy|examples|tests|specs|docs)/[\w./-]+)`", BOTH)))
 IN_PROSE = [
     (name, path)
-    for name, path in re.findall(
-        r"`(\w+)`\s+(?:of|in)\s+`((?:crust|examples)/[\w/]+\.py)`", ARCHITECTURE
-    )
+    for name, path in re.findall(r"`(\w+)`\s+(?:of|in)\s+`((?:crust|examples)/[\w/]+\.py)`", BOTH)
 ]
 
 
