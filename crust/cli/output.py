@@ -11,33 +11,39 @@ import enum
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from rich import cells
 from rich.text import Text
 
 Format = Literal["table", "wide", "json", "name"]
 
-Row = TypeVar("Row")
-
 GOOD, BUSY, BAD = "green", "yellow", "bold red"
 _TITLE = "bold"
 
 
-@dataclass(
-    frozen=True
-)  # without slots: a generic dataclass with them cannot be made as Column[Row](…)
-class Column(Generic[Row]):
-    """A column of a table; `wide`: shown with `-o wide` only."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table; `wide`: shown with `-o wide` only.
+
+    A cell is the row's field `of`, by default the one that is called as the column, or what the function `of` gives.
+    """
 
     title: str
-    cell: Callable[[Row], str]
+    of: str | Callable[[Any], str] = ""
     wide: bool = False
     styles: Mapping[str, str] = field(default_factory=dict)
     """The colour of a cell, by its text."""
 
+    def cell(self, row: object) -> str:
+        """The text of a row's cell."""
+        if callable(self.of):
+            return self.of(row)
+        value = getattr(row, self.of or self.title)
+        return ",".join(value) if isinstance(value, tuple) else str(value)
 
-def table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, wide: bool) -> Text:
+
+def table(columns: Sequence[Column], rows: Sequence[object], *, wide: bool) -> Text:
     """The rows below the titles, each column as wide as its widest cell."""
     shown = [each for each in columns if wide or not each.wide]
     texts = [[printable(each.cell(row)) or "-" for each in shown] for row in rows]

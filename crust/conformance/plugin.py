@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import click
 import pytest
 
-from crust.conformance import catalogue, report_files, selection
+from crust.conformance import catalogue, selection
 from crust.conformance.catalogue import Case
 from crust.conformance.options import RunOptions
-from crust.conformance.report import Report
+from crust.conformance.report import Report, write_json, write_junit
 from crust.conformance.results import Exchange, Finding, Outcome, Result, Results, explained
 
 _FILES = "*_cases.py"
@@ -193,9 +193,9 @@ def run(
     failing = _FAILING_STRICT if options.strict else _FAILING
     results.exit_code = GONE if plugin.is_gone else _exit_code(int(ended), results, failing)
     if options.junit is not None:
-        report_files.write_junit(options.junit, results, failing)
+        write_junit(options.junit, results, failing)
     if options.json is not None:
-        report_files.write_json(options.json, results)
+        write_json(options.json, results)
     return results
 
 

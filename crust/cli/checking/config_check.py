@@ -33,10 +33,10 @@ class Setting:
 
 
 _COLUMNS = (
-    Column[Setting]("program", lambda row: row.program),
-    Column[Setting]("setting", lambda row: row.setting),
-    Column[Setting]("value", lambda row: row.value),
-    Column[Setting]("source", lambda row: row.source),
+    Column("program"),
+    Column("setting"),
+    Column("value"),
+    Column("source"),
 )
 
 

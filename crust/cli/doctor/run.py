@@ -29,11 +29,11 @@ MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}
 _COLUMNS = (
-    output.Column[Finding]("level", lambda row: row.level.value, styles=_STYLES),
-    output.Column[Finding]("check", lambda row: row.check),
-    output.Column[Finding]("found", lambda row: row.what),
-    output.Column[Finding]("why", lambda row: row.why, wide=True),
-    output.Column[Finding]("what to do", lambda row: row.todo, wide=True),
+    output.Column("level", lambda row: row.level.value, styles=_STYLES),
+    output.Column("check"),
+    output.Column("found", "what"),
+    output.Column("why", wide=True),
+    output.Column("what to do", "todo", wide=True),
 )
 
 

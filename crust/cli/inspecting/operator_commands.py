@@ -151,10 +151,9 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
 
     Exit codes: 0 written, 1 it cannot be written, 2 the command cannot be understood.
     """
-    from crust.cli.bundle import archive
-    from crust.cli.bundle.parts import NodeFiles
+    from crust.cli import bundle
 
-    sys.exit(archive.run(file, NodeFiles(run_dir, state_dir)))
+    sys.exit(bundle.run(file, bundle.NodeFiles(run_dir, state_dir)))
 
 
 @click.command()

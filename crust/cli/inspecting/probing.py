@@ -10,7 +10,7 @@ import grpc
 
 from crust import errors
 from crust.cli import asking
-from crust.cli.inspecting.views import Driver
+from crust.cli.inspecting import views
 from crust.host.process import workers
 from crust.rpc import status as codes
 from crust.rpc.messages import extensions
@@ -27,7 +27,7 @@ _PROBE = "/csi.v1.Identity/Probe"
 _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),)
 
 
-async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
+async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver:
     """The driver as it is now, with the reason if it is not ready."""
     version = shim = ""
     problem: errors.CrustError | None = None
@@ -47,15 +47,12 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> Driver:
         problem = await workers.run(_diagnosed, answer, err)
     except errors.CrustError as err:
         problem = err
-    return Driver(
-        name=answer.name,
-        socket=answer.socket,
-        backend=answer.backend,
+    return views.row(
+        views.Driver,
+        answer,
         state="not-ready" if problem else "ready",
         version=version,
         shim_version=shim,
-        registration=answer.registration,
-        deferred_volumes=answer.deferred_volumes,
         message=problem.shown() if problem else "",
     )
 

@@ -279,9 +279,7 @@ def _section(title: str, table: Text) -> Text:
 async def _health(stub: Stub) -> tuple[str, tuple[views.Problem, ...]]:
     """The proxy's version, and what is wrong with it."""
     answered = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S)
-    return answered.version, tuple(
-        views.Problem(each.part, each.error_name, each.message) for each in answered.conditions
-    )
+    return answered.version, tuple(views.row(views.Problem, each) for each in answered.conditions)
 
 
 async def _drivers(stub: Stub) -> tuple[views.Driver, ...]:

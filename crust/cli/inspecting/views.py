@@ -3,15 +3,18 @@
 The names of a row's fields are the keys of `-o json`, and stay (docs/api.md).
 """
 
+import dataclasses
 import datetime
 import re
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.message import Message
 
 from crust.cli.output import BAD, BUSY, GOOD, Column, age
 from crust.wire.v1 import handlers_pb2, inspect_pb2
 
+Row = TypeVar("Row")
 _POD = re.compile(r"/pods/([^/]+)/")
 _PV = re.compile(r"/kubernetes\.io~csi/([^/]+)/")
 
@@ -63,14 +66,10 @@ class Handler:
     @classmethod
     def of(cls, answer: inspect_pb2.ListHandlersResponse.Handler) -> "Handler":
         """As the proxy answered."""
-        found = answer.registration
-        return cls(
-            name=found.name,
-            version=found.version,
-            endpoint=found.endpoint,
-            filesystems=tuple(found.filesystems),
-            features=tuple(map(_feature, found.features)),
-            max_volumes_per_sandbox=found.max_volumes_per_sandbox,
+        return row(
+            cls,
+            answer.registration,
+            features=tuple(map(_feature, answer.registration.features)),
             registered_at=answer.registered_at.ToDatetime(datetime.UTC),
         )
 
@@ -102,27 +101,8 @@ class Volume:
     @classmethod
     def of(cls, answer: inspect_pb2.DeferredVolume) -> "Volume":
         """As the proxy answered. Pod and PersistentVolume are those of a kubelet's target path."""
-        return cls(
-            volume_id=answer.volume_id,
-            driver=answer.driver,
-            target_path=answer.target_path,
-            pod_uid=_first(_POD, answer.target_path),
-            pv=_first(_PV, answer.target_path),
-            handler=answer.handler,
-            device=answer.device,
-            fs_type=answer.fs_type,
-            readonly=answer.readonly,
-            capacity_bytes=answer.capacity_bytes,
-            state=answer.state,
-            sandbox_id=answer.sandbox_id,
-            claimed_by_pid=answer.claimed_by_pid,
-            claimed_at=_time(answer.claimed_at) if answer.HasField("claimed_at") else None,
-            published_at=_time(answer.published_at) if answer.HasField("published_at") else None,
-            decided_by=answer.decided_by,
-            entry=answer.entry,
-            message=answer.message,
-            request_id=answer.request_id,
-        )
+        target = answer.target_path
+        return row(cls, answer, pod_uid=_first(_POD, target), pv=_first(_PV, target))
 
     @property
     def name(self) -> str:
@@ -140,53 +120,53 @@ class Problem:
 
 
 DRIVERS = (
-    Column[Driver]("name", lambda row: row.name),
-    Column[Driver]("state", lambda row: row.state, styles=_STATES),
-    Column[Driver]("registration", lambda row: row.registration, styles=_STATES),
-    Column[Driver]("deferred", lambda row: str(row.deferred_volumes)),
-    Column[Driver]("version", lambda row: row.version, wide=True),
-    Column[Driver]("shim", lambda row: row.shim_version, wide=True),
-    Column[Driver]("socket", lambda row: row.socket, wide=True),
-    Column[Driver]("backend", lambda row: row.backend, wide=True),
-    Column[Driver]("message", lambda row: row.message),
+    Column("name"),
+    Column("state", styles=_STATES),
+    Column("registration", styles=_STATES),
+    Column("deferred", "deferred_volumes"),
+    Column("version", wide=True),
+    Column("shim", "shim_version", wide=True),
+    Column("socket", wide=True),
+    Column("backend", wide=True),
+    Column("message"),
 )
 
 DRIVERS_OF_STATUS = DRIVERS[:-1]
 """What is wrong with one is among the problems above them."""
 
 HANDLERS = (
-    Column[Handler]("name", lambda row: row.name),
-    Column[Handler]("version", lambda row: row.version),
-    Column[Handler]("filesystems", lambda row: ",".join(row.filesystems)),
-    Column[Handler]("features", lambda row: ",".join(row.features)),
-    Column[Handler]("age", lambda row: _age(row.registered_at)),
-    Column[Handler]("endpoint", lambda row: row.endpoint, wide=True),
-    Column[Handler]("max", lambda row: str(row.max_volumes_per_sandbox or ""), wide=True),
+    Column("name"),
+    Column("version"),
+    Column("filesystems"),
+    Column("features"),
+    Column("age", lambda row: _age(row.registered_at)),
+    Column("endpoint", wide=True),
+    Column("max", lambda row: str(row.max_volumes_per_sandbox or ""), wide=True),
 )
 
 VOLUMES = (
-    Column[Volume]("volume", lambda row: row.name),
-    Column[Volume]("driver", lambda row: row.driver),
-    Column[Volume]("handler", lambda row: row.handler),
-    Column[Volume]("state", lambda row: row.state, styles=_STATES),
-    Column[Volume]("sandbox", lambda row: row.sandbox_id),
-    Column[Volume]("size", lambda row: size(row.capacity_bytes)),
-    Column[Volume]("access", lambda row: access(row)),
-    Column[Volume]("age", lambda row: _age(row.published_at)),
-    Column[Volume]("pv", lambda row: row.pv, wide=True),
-    Column[Volume]("pod", lambda row: row.pod_uid, wide=True),
-    Column[Volume]("device", lambda row: row.device, wide=True),
-    Column[Volume]("fs", lambda row: row.fs_type, wide=True),
-    Column[Volume]("pid", lambda row: str(row.claimed_by_pid or ""), wide=True),
-    Column[Volume]("request", lambda row: row.request_id, wide=True),
-    Column[Volume]("target", lambda row: row.target_path, wide=True),
-    Column[Volume]("message", lambda row: row.message),
+    Column("volume", "name"),
+    Column("driver"),
+    Column("handler"),
+    Column("state", styles=_STATES),
+    Column("sandbox", "sandbox_id"),
+    Column("size", lambda row: size(row.capacity_bytes)),
+    Column("access", lambda row: access(row)),
+    Column("age", lambda row: _age(row.published_at)),
+    Column("pv", wide=True),
+    Column("pod", "pod_uid", wide=True),
+    Column("device", wide=True),
+    Column("fs", "fs_type", wide=True),
+    Column("pid", lambda row: str(row.claimed_by_pid or ""), wide=True),
+    Column("request", "request_id", wide=True),
+    Column("target", "target_path", wide=True),
+    Column("message"),
 )
 
 PROBLEMS = (
-    Column[Problem]("part", lambda row: row.part),
-    Column[Problem]("error", lambda row: row.error_name),
-    Column[Problem]("message", lambda row: row.message),
+    Column("part"),
+    Column("error", "error_name"),
+    Column("message"),
 )
 
 WARNINGS = (PROBLEMS[0], PROBLEMS[2])
@@ -216,13 +196,23 @@ def _feature(number: "handlers_pb2.HandlerFeature.ValueType") -> str:
     return name.removeprefix("HANDLER_FEATURE_")
 
 
+def row(kind: type[Row], answer: Message, **more: object) -> Row:
+    """A row with the message's fields of the same names: moments as such, lists as tuples."""
+    names = {each.name for each in dataclasses.fields(cast("Any", kind))} - more.keys()
+    return kind(**{name: _value(answer, name) for name in names}, **more)
+
+
+def _value(answer: Message, name: str) -> object:
+    value = getattr(answer, name)
+    described = answer.DESCRIPTOR.fields_by_name[name]
+    if described.message_type is not None:
+        return value.ToDatetime(datetime.UTC) if answer.HasField(name) else None
+    return tuple(value) if described.is_repeated else value
+
+
 def _first(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
     return found[1] if found else ""
-
-
-def _time(stamp: Timestamp) -> datetime.datetime:
-    return stamp.ToDatetime(datetime.UTC)
 
 
 def _age(since: datetime.datetime | None) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from crust.cli import main
-from crust.cli.bundle import archive, parts
+from crust.cli import bundle, main
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
 
@@ -39,7 +38,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def places(root: Path) -> parts.NodeFiles:
+def places(root: Path) -> bundle.NodeFiles:
     """A node that leaks wherever it can."""
     text = "\n".join(LEAKS)
     for name in ("etc/proxy.toml", "state/records/p-1.json"):
@@ -50,7 +49,7 @@ def places(root: Path) -> parts.NodeFiles:
     journal = root / "journal"
     journal.write_text("#!/bin/sh\ncat <<'END'\n" + text + "\nEND\n")
     journal.chmod(0o755)
-    return parts.NodeFiles(str(root / "run"), str(root / "state"), str(root / "etc"), str(journal))
+    return bundle.NodeFiles(str(root / "run"), str(root / "state"), str(root / "etc"), str(journal))
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -61,9 +60,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz"])
 async def test_archive_has_all_parts_and_no_secret(
-    root: Path, places: parts.NodeFiles, name: str
+    root: Path, places: bundle.NodeFiles, name: str
 ) -> None:
-    count = await archive.write(root / name, parts.parts(places))
+    count = await bundle.write(root / name, bundle.parts(places))
     found = contents(root / name)
     assert len(found) == count
     assert {
@@ -81,15 +80,15 @@ async def test_archive_of_a_node_has_its_entries_and_status(root: Path) -> None:
     node_places = Places.make(str(root))
     async with nodes.running(node_places) as node, node.handler():
         await node.co.publish("vol-1", node_places.target("one"))
-        await archive.write(
-            root / "a.tar.gz", parts.parts(parts.NodeFiles(node_places.run, f"{root}/state"))
+        await bundle.write(
+            root / "a.tar.gz", bundle.parts(bundle.NodeFiles(node_places.run, f"{root}/state"))
         )
     found = contents(root / "a.tar.gz")
     assert b'"volume_id": "vol-1"' in found["status.json"]
     assert any(name.startswith("handoff/") for name in found)
 
 
-async def test_file_that_exists_is_not_touched(root: Path, places: parts.NodeFiles) -> None:
+async def test_file_that_exists_is_not_touched(root: Path, places: bundle.NodeFiles) -> None:
     (root / "a.tar.gz").write_text("mine")
     words = ["bundle", str(root / "a.tar.gz"), "--run-dir", places.run_dir]
     result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
@@ -111,42 +110,42 @@ async def test_unfinished_archive_is_removed(root: Path) -> None:
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):
-        await archive.write(root / "a.tar.gz", interrupted())
+        await bundle.write(root / "a.tar.gz", interrupted())
     assert not (root / "a.tar.gz").exists()
 
 
 async def test_end_of_a_long_file_is_kept(
-    root: Path, places: parts.NodeFiles, monkeypatch: pytest.MonkeyPatch
+    root: Path, places: bundle.NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "LIMIT_BYTES", 8)
+    monkeypatch.setattr(bundle, "LIMIT_BYTES", 8)
     (root / "etc" / "proxy.toml").write_text("password=hunter2\nabc\n")
     (root / "etc" / "node.toml").write_text("abc\n")
-    await archive.write(root / "a.tar.gz", parts.parts(places))
+    await bundle.write(root / "a.tar.gz", bundle.parts(places))
     found = contents(root / "a.tar.gz")
     assert found["settings/proxy.toml"] == found["settings/node.toml"] == b"abc\n"
 
 
 async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
-    root: Path, places: parts.NodeFiles, monkeypatch: pytest.MonkeyPatch
+    root: Path, places: bundle.NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "READ_S", 0.2)
-    real, released = parts._end_of, threading.Event()
+    monkeypatch.setattr(bundle, "READ_S", 0.2)
+    real, released = bundle._end_of, threading.Event()
 
     def read(path: Path) -> bytes:
         if path.name == "p-1.json":
             released.wait(60)
         return real(path)
 
-    monkeypatch.setattr(parts, "_end_of", read)
+    monkeypatch.setattr(bundle, "_end_of", read)
     try:
-        await archive.write(root / "a.tar.gz", parts.parts(places))
+        await bundle.write(root / "a.tar.gz", bundle.parts(places))
     finally:
         released.set()
     assert b"p-1.json: [SystemCallTimedOut]" in contents(root / "a.tar.gz")["missing.txt"]
 
 
 async def test_bundle_pipe_in_a_files_place_is_named_and_does_not_hang(
-    root: Path, places: parts.NodeFiles
+    root: Path, places: bundle.NodeFiles
 ) -> None:
-    await archive.write(root / "a.tar.gz", parts.parts(places))
+    await bundle.write(root / "a.tar.gz", bundle.parts(places))
     assert b"pipe.toml is no regular file" in contents(root / "a.tar.gz")["missing.txt"]

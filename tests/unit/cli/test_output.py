@@ -20,8 +20,8 @@ class Thing:
 
 
 COLUMNS = (
-    output.Column[Thing]("name", lambda row: row.name, styles={"bad": output.BAD}),
-    output.Column[Thing]("note", lambda row: row.note, wide=True),
+    output.Column("name", lambda row: row.name, styles={"bad": output.BAD}),
+    output.Column("note", lambda row: row.note, wide=True),
 )
 
 

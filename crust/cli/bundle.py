@@ -1,22 +1,36 @@
-"""The parts of the archive: what is read, from where, and how much of it at most."""
+"""`crust bundle FILE`: a support archive of this node, for a bug report.
+
+It collects what is there and says of the rest why it is missing. Each part is bounded, and every line of text passes
+the filter for credentials before it is written; nothing is read that holds secrets by design (kubeconfigs, volumes).
+The archive is new, only its owner can read it, and it is removed if it cannot be completed.
+"""
 
 import asyncio
 import importlib.metadata
+import io
 import os
 import platform
 import stat
 import sys
+import tarfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
+
+import click
 
 import crust
 from crust import credentials, errors, operations
 from crust.cli import output
 from crust.cli.doctor import run as doctor
 from crust.cli.inspecting import show
-from crust.host.process import workers
+from crust.host.process import oserrors, workers
+
+SUFFIXES = (".tar.gz", ".tgz")
 
 LIMIT_BYTES = 8 << 20
 """Of one file or program's output; the end of it is kept."""
@@ -40,6 +54,54 @@ class NodeFiles:
     state_dir: str
     config_dir: str = "/etc/crust"
     journal: str = "journalctl"
+
+
+def run(path: Path, places: NodeFiles) -> int:
+    """Write the archive; returns the exit code."""
+    try:
+        count = asyncio.run(write(path, parts(places)))
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        return 2 if isinstance(error, errors.InvalidRequest) else 1
+    click.echo(f"{path}: {count} files; look at it before you send it: names and paths are in it")
+    return 0
+
+
+async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
+    """Write a new archive; returns how many files it has. A file that exists is not touched.
+
+    An unfinished archive is removed. Raises `UnknownArchive`, and one of crust's errors for what the kernel refuses.
+    """
+    if not path.name.endswith(SUFFIXES):
+        raise errors.InvalidRequest.named(
+            "UnknownArchive",
+            f"{path} cannot be written",
+            why=f"its name ends with none of {', '.join(SUFFIXES)}",
+            hint="name it FILE.tar.gz",
+        )
+    prefix = path.name.removesuffix(".tgz").removesuffix(".tar.gz") or "crust"
+    with oserrors.translating(f"cannot write {path}"), open(path, "xb", opener=_private) as file:  # noqa: ASYNC230 - an open of a new file, by a command that serves nobody
+        try:
+            return await _write(file, prefix, members)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+
+
+async def _write(file: BinaryIO, prefix: str, members: AsyncIterator[tuple[str, bytes]]) -> int:
+    count = 0
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        async for name, data in members:
+            member = tarfile.TarInfo(f"{prefix}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+            await workers.run(tar.addfile, member, io.BytesIO(data))
+            count += 1
+    return count
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
