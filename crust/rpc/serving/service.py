@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf import descriptor, message_factory
@@ -122,7 +122,7 @@ class Service:
         try:
             answer = await self._run(call, data)
         except (Exception, asyncio.CancelledError) as error:
-            raise self._refused(call, data, record, started_s, error) from error
+            self._refuse(call, data, record, started_s, error)
         record.soon(data, started_s)
         return answer
 
@@ -138,7 +138,7 @@ class Service:
                 async for answer in answers:
                     yield answer
         except (Exception, asyncio.CancelledError) as error:
-            raise self._refused(call, data, record, started_s, error) from error
+            self._refuse(call, data, record, started_s, error)
         record.soon(data, started_s)
 
     def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
@@ -187,10 +187,10 @@ class Service:
                 self._records[method, is_inner] = record
         return record
 
-    def _refused(
+    def _refuse(
         self, call: Call, data: bytes, record: CallRecord, started_s: float, error: BaseException
-    ) -> BaseException:
-        """The status of a call that failed, recorded; the cancellation itself if the caller has gone away.
+    ) -> NoReturn:
+        """Record a call that failed, and raise its status; the cancellation itself if the caller has gone away.
 
         Where only something that the method awaited was cancelled, the caller is answered: gRPC answers nothing when
         a method ends with CancelledError, and the caller would wait until its deadline.
@@ -199,7 +199,7 @@ class Service:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 record.now(data, started_s, grpc.StatusCode.CANCELLED, {})
-                return error
+                raise error
             error = errors.PeerUnavailable(
                 f"{record.rpc} was interrupted",
                 why="a task that it waited for was cancelled",
@@ -209,7 +209,9 @@ class Service:
         answered = known_error(record.rpc, self.name, error)
         refusal = status.of(answered, call)
         record.now(data, started_s, refusal.code, _logged(answered))
-        return refusal
+        if refusal is error:  # an error must not be its own cause
+            raise refusal
+        raise refusal from error
 
 
 def _logged(error: errors.CrustError) -> dict[str, str]:

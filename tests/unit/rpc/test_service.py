@@ -186,6 +186,9 @@ async def test_status_of_a_peer_passes_unchanged(service: Fixture, shape: str) -
 
     built.behave = fail
     await refused(_call(caller, shape), Code.UNAUTHENTICATED, "who are you")
+    with pytest.raises(PeerStatus) as caught:
+        await built.service().answer(Call("/x/Unary"), b"")
+    assert caught.value.__cause__ is None
 
 
 @SHAPES
