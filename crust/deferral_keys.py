@@ -182,3 +182,13 @@ def _number(context: Mapping[str, str], key: str) -> int | None:
     if not volumes.is_number(value):
         raise InvalidDeferKey(key, value, "a decimal number")
     return int(value)
+
+
+def raw_block_volume() -> errors.InvalidRequest:
+    """The error about a raw block volume that is to be deferred."""
+    return errors.InvalidRequest.named(
+        "CannotDeferRawBlock",
+        "the volume cannot be published with deferral",
+        why="it is published as a raw block device, which has no filesystem to mount",
+        hint="publish it without defer_fs_ops: a microVM runtime attaches the device itself",
+    )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from crust import errors, mount_options, volumes
+from crust import deferral_keys, mount_options, volumes
 from crust.host.block import devices
 from crust.host.block.devices import identify as identify_device
 from crust.rpc.messages import csi
@@ -20,7 +20,6 @@ from crust.rpc.messages.extensions import deferral_requested
 from crust.wire.csi.v1 import csi_pb2
 
 __all__ = [
-    "RawBlockNotDeferred",
     "capabilities",
     "deferral_requested",
     "deferred_mount",
@@ -30,17 +29,6 @@ __all__ = [
 
 M = TypeVar("M", bound=Message)
 _RPC = csi_pb2.NodeServiceCapability.RPC
-
-
-class RawBlockNotDeferred(errors.InvalidRequest):
-    """A raw block volume was to be deferred: there is nothing to mount."""
-
-    def __init__(self, volume_id: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]} cannot be published with deferral",
-            why="it is a raw block volume: there is nothing to mount",
-            hint="publish it without deferral",
-        )
 
 
 def is_deferred(request: Message) -> bool:
@@ -84,7 +72,7 @@ def deferred_mount(
     capability = csi.capability(asked.volume_capability)
     access = capability.access
     if not isinstance(access, volumes.MountAccess):
-        raise RawBlockNotDeferred(asked.volume_id)
+        raise deferral_keys.raw_block_volume()
     options = mount_options.for_guest(access.mount_flags)
     deferred = volumes.DeferredMount(
         source=volumes.BlockSource(path, identify_device(path)),

@@ -39,15 +39,14 @@ class State(enum.Enum):
 
 
 class NotPublished(errors.NotFound):
-    """There is no entry for the target path."""
+    """No deferred volume is published at the target path."""
 
-    def __init__(self, target: volumes.TargetPath) -> None:
+    def __init__(self, target: volumes.TargetPath | str) -> None:
         super().__init__(
-            f"no volume is published to a runtime at {target}",
+            f"no deferred volume is published at {target}",
             why="the handoff directory has no entry for it",
-            hint="publish the volume with deferral first",
+            hint="publish it with deferral first",
         )
-        self.target = target
 
 
 class HeldBySandbox(errors.NotReady):

@@ -16,8 +16,9 @@ from crust.handoff.store import Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.guard import Devices, set_of
-from crust.proxy.table import Table, absent
+from crust.proxy.table import Table
 from crust.proxy.target import Target
+from crust.rpc.messages.crust_v1 import ImplausibleStats
 
 T = TypeVar("T")
 
@@ -94,11 +95,11 @@ class Entries:
         return self.store.publish(record, replace=same_request).require()
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Write new limits into a published volume's record. Raises NoDeferredVolume."""
+        """Write new limits into a published volume's record. Raises `claims.NotPublished`."""
         await self._change(target, lambda mount: replace(mount, io_limits=limits))
 
     async def change_capacity(self, target: volumes.TargetPath, size_bytes: int) -> None:
-        """Write the new size into a published volume's record. Raises NoDeferredVolume."""
+        """Write the new size into a published volume's record. Raises `claims.NotPublished`."""
         await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
 
     async def is_claimed(self, record: Record) -> bool:
@@ -113,7 +114,7 @@ class Entries:
         return await self._look("holder", record, lambda: self._holder(record.target))
 
     async def check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
-        """Raise StatsAboveDevice if a number of the statistics is greater than the device has bytes.
+        """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
 
         The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
         size is written before the guest learns of it.
@@ -123,11 +124,8 @@ class Entries:
         if greatest > size_bytes and record.image is None:
             size_bytes = await workers.run(self.devices.size_bytes, record.device)
         if greatest > size_bytes:
-            raise errors.RuntimeFailed.named(
-                "StatsAboveDevice",
-                f"the runtime reported impossible statistics of the filesystem on {record.shown_source}",
-                why=f"it reported a total of {greatest}, and the device has {size_bytes} bytes",
-                hint="read the handler's log; the guest may be broken or hostile",
+            raise ImplausibleStats(
+                f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
             )
 
     async def secrets_of(self, record: Record, handler: str) -> Mapping[str, str]:
@@ -201,7 +199,7 @@ class Entries:
         """Change the record that is on disk now, not one that was read before: it may have changed since."""
         entry = self.store.read(target)
         if entry is None:
-            raise absent(target.text)
+            raise claims.NotPublished(target)
         there = entry.require()
         mount = change(there.mount)
         if mount != there.mount:

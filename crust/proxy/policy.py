@@ -39,17 +39,6 @@ class Runtimes(Protocol):
         """The handler of the pod's RuntimeClass; empty for a pod without one."""
 
 
-class CannotDeferRawBlock(errors.InvalidRequest):
-    """defer_fs_ops is set for a raw block volume, which has no filesystem to defer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "defer_fs_ops cannot be honoured",
-            why="the volume is published as a raw block device, which has no filesystem to mount",
-            hint="publish it without defer_fs_ops: a microVM runtime attaches the device itself",
-        )
-
-
 class Policy:
     """Decides for one driver.
 
@@ -83,7 +72,7 @@ class Policy:
         named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
         if flag:
             if block:
-                raise CannotDeferRawBlock()
+                raise deferral_keys.raw_block_volume()
             return Decision(defer=True, handler=named, decider="the CO's flag defer_fs_ops")
         wanted = deferral_keys.defer(context)
         decider = f"the volume context, {deferral_keys.DEFER}={wanted.value}" if wanted else ""

@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from crust import errors, volumes
+from crust import volumes
+from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.proxy import target as targets
@@ -57,7 +58,7 @@ class Table:
         return row.entry.require()
 
     def expect(self, path: str) -> Record:
-        """The record at a target path; raises NoDeferredVolume."""
+        """The record at a target path; raises `claims.NotPublished`."""
         record = self.find(path)
         if record is None:
             raise absent(path)
@@ -268,14 +269,9 @@ class Table:
                 del self._sharing[key]
 
 
-def absent(path: str) -> errors.CrustError:
+def absent(path: str) -> claims.NotPublished:
     """The error about a target path at which no deferred volume is."""
-    return errors.NotFound.named(
-        "NoDeferredVolume",
-        f"no deferred volume is published at {path}",
-        why="the handoff directory has no entry for it",
-        hint="publish it with deferral first",
-    )
+    return claims.NotPublished(path)
 
 
 def _observed(known: Target | None, read: Target) -> Target:

@@ -17,7 +17,6 @@ from crust.handoff.record import Record
 from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo
-from crust.proxy.policy import CannotDeferRawBlock
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
@@ -198,7 +197,7 @@ class Wanted:
         target = volumes.TargetPath.parse(request.target_path)
         capability = csi.capability(request.volume_capability)
         if not isinstance(capability.access, volumes.MountAccess):
-            raise CannotDeferRawBlock()
+            raise deferral_keys.raw_block_volume()
         options = mount_options.for_guest(capability.access.mount_flags)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)

@@ -42,8 +42,8 @@ class NodeUnpublish:
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove the publish and its target; not published is a success.
 
-        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.MountBusy` (naming who uses it), and the errors
-        of `paths`.
+        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (naming who uses it), and the
+        errors of `paths`.
         """
         await workers.run(self._unpublish, volume_id, target)
 

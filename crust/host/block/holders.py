@@ -43,7 +43,7 @@ Writers = Mapping[tuple[int, int], tuple[Holder, ...]]
 
 
 class DeviceInUse(errors.NotReady):
-    """The block device is mounted, a process holds it exclusively, or the host built another device upon it."""
+    """A device or mount has a mount on it, a process that holds it, or another device that the host built upon it."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class DeviceInUse(errors.NotReady):
         super().__init__(
             f"{path} is in use",
             why=_sentence(mounts, holders, loops, stacked)
-            or "the kernel does not say what holds it",
-            hint="unmount it, stop the process that holds it, or release what is built upon it",
+            or "the kernel does not say what holds it: perhaps a process of another PID namespace",
+            hint="unmount it, stop the process that holds it, or release what is built upon it; "
+            "crust never detaches lazily",
         )
         self.path = path
         self.mounts = mounts
@@ -69,33 +70,6 @@ class DeviceInUse(errors.NotReady):
     def is_explained(self) -> bool:
         """Whether a user of the device was found. If not, it may have been held for a moment only."""
         return bool(self.mounts or self.loops or self.holders or self.stacked)
-
-
-class MountBusy(errors.NotReady):
-    """A mount cannot be removed because it is in use."""
-
-    def __init__(
-        self,
-        target: str,
-        mounts: tuple[str, ...] = (),
-        loops: tuple[str, ...] = (),
-        holders: tuple[Holder, ...] = (),
-    ) -> None:
-        super().__init__(
-            f"{target} is busy",
-            why=_sentence(mounts, holders, loops)
-            or "no process of this PID namespace uses it visibly",
-            hint="stop the processes that use it, then retry; crust never detaches lazily",
-        )
-        self.target = target
-        self.mounts = mounts
-        self.loops = loops
-        self.holders = holders
-
-    @property
-    def is_explained(self) -> bool:
-        """Whether a user of the mount was found. If not, it may have been busy for a moment only."""
-        return bool(self.mounts or self.loops or self.holders)
 
 
 def device_in_use(path: str, related: Collection[tuple[int, int]] = ()) -> DeviceInUse:
@@ -125,10 +99,10 @@ def is_exclusively_held(path: str) -> bool:
     return False
 
 
-def mount_busy(target: str) -> MountBusy:
+def mount_in_use(target: str) -> DeviceInUse:
     """The error for a busy mount, with the mounts and loop devices on it and the processes that use it."""
     mounts = tuple(m.target for m in mountinfo.below(target))
-    return MountBusy(target, mounts, _loops_below(target), of_mount(target))
+    return DeviceInUse(target, mounts, _loops_below(target), of_mount(target))
 
 
 def of_devices(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:

@@ -150,7 +150,7 @@ def is_guard(mount: Mount) -> bool:
 def unmount(target: str) -> None:
     """Remove every mount stacked at `target`; not mounted, or absent, is a success.
 
-    Raises `MountBusy`, which names the processes and mounts that use it. Never lazy.
+    Raises `DeviceInUse`, which names the processes and mounts that use it. Never lazy.
     """
     for _ in range(_STACK_MAX):
         if not unmount_one(target):
@@ -174,7 +174,7 @@ def unmount_one(target: str, *, parent: int | None = None) -> bool:
                 raise oserrors.translate(err, f"cannot unmount {target}") from err
             # A kubelet's or an agent's stat of the path keeps the mount busy for a moment: when the search for
             # holders, which takes milliseconds, finds none, it was that.
-            busy = holders.mount_busy(target)
+            busy = holders.mount_in_use(target)
             if busy.is_explained or look == _LOOKS_MAX - 1:
                 raise busy from err
         else:

@@ -16,20 +16,10 @@ from crust.proxy.entries import Entries
 from crust.proxy.runtimes.handlers import Feature, Handlers
 from crust.proxy.runtimes.peers import EXPAND_TIMEOUT_S, HandlerPeers
 from crust.rpc import outcome
+from crust.rpc.messages.crust_v1 import ImplausibleStats
 
 _ANSWER_AT = 0.97
 """The part of the caller's time after which it gets an answer."""
-
-
-class ImplausibleSize(errors.RuntimeFailed):
-    """A handler reported a filesystem size that its device cannot have."""
-
-    def __init__(self, device: str, size_bytes: int, reported_bytes: int) -> None:
-        super().__init__(
-            f"the runtime reported an impossible size of the filesystem on {device}",
-            why=f"it reported {reported_bytes} bytes, and the device has {size_bytes}",
-            hint="read the handler's log; the guest may be broken or hostile",
-        )
 
 
 class DeferredExpand:
@@ -52,7 +42,7 @@ class DeferredExpand:
     ) -> int:
         """Grow it; returns the device's size. Without a sandbox the size is recorded, and the mount grows it.
 
-        Raises `DeviceTooLarge`, `DeviceNotExpanded`, `OfflineExpansionOnly`, `ImplausibleSize`, `StillExpanding`,
+        Raises `DeviceTooLarge`, `DeviceNotExpanded`, `OfflineExpansionOnly`, `ImplausibleStats`, `StillExpanding`,
         `HandlerDisconnected`, and the handler's own error.
         """
         target = record.target
@@ -122,4 +112,6 @@ class DeferredExpand:
         capacity = volumes.CapacityRange(size_bytes, limit_bytes)
         filled_bytes = await self._peers.expand(handler, record.target, capacity, EXPAND_TIMEOUT_S)
         if not 0 < filled_bytes <= size_bytes:
-            raise ImplausibleSize(record.shown_source, size_bytes, filled_bytes)
+            raise ImplausibleStats(
+                f"a filesystem of {filled_bytes} bytes on {record.shown_source}, which has {size_bytes} bytes"
+            )

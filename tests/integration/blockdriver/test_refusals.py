@@ -36,7 +36,7 @@ async def test_unpublish_of_a_busy_volume_names_its_user(bench: Bench) -> None:
     await bench.publish(volume.volume_id, target)
     with (
         (Path(target) / "open").open("w"),
-        pytest.raises(holders.MountBusy, match=str(os.getpid())),
+        pytest.raises(holders.DeviceInUse, match=str(os.getpid())),
     ):
         await bench.unpublish(volume.volume_id, target)
     await bench.unpublish(volume.volume_id, target)

@@ -17,7 +17,10 @@ GENERATED = "crust/wire/"
 
 @dataclass
 class ErrorClasses:
-    """The subclasses of `CrustError` in crust/, and what crust/ and examples/ do with them by name."""
+    """The subclasses of `CrustError` in crust/, and what crust/ and examples/ do with them by name.
+
+    A class that sets `answered_as` counts as caught: the table of status codes depends on the class.
+    """
 
     bases: dict[str, list[str]] = field(default_factory=dict)
     constructed: Counter[str] = field(default_factory=Counter)
@@ -27,7 +30,7 @@ class ErrorClasses:
         """Add one file's; with `declares` its classes count too."""
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and declares:
-                self.bases[node.name] = [_name(base) for base in node.bases]
+                self._declare(node)
             elif isinstance(node, ast.ExceptHandler) and node.type is not None:
                 self.caught.update(_names(node.type))
             elif isinstance(node, ast.Tuple):  # a name for several classes, or the handler's own
@@ -38,6 +41,12 @@ class ErrorClasses:
                     self.constructed[_name(node.func.value)] += 1
                 if _name(node.func) in ("isinstance", "issubclass", "suppress"):
                     self.caught.update(_names(*node.args))
+
+    def _declare(self, node: ast.ClassDef) -> None:
+        self.bases[node.name] = [_name(base) for base in node.bases]
+        assigned = [part.targets for part in node.body if isinstance(part, ast.Assign)]
+        if any("answered_as" in _names(*targets) for targets in assigned):
+            self.caught.add(node.name)
 
     def names(self) -> set[str]:
         """`CrustError` and all classes below it."""

@@ -10,6 +10,7 @@ import pytest
 
 from crust.csi_shim import library
 from crust.wire.csi.v1 import csi_pb2
+from tests.support.raised import raised
 
 ROOT = Path(__file__).parents[3]
 PROTO = ROOT / "specs" / "proto" / "crust" / "wire" / "csi" / "v1" / "csi.proto"
@@ -47,5 +48,5 @@ def test_raw_block_volume_is_not_deferred_by_the_helper() -> None:
     request.volume_capability.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.Value(
         "SINGLE_NODE_WRITER"
     )
-    with pytest.raises(library.RawBlockNotDeferred, match="raw block"):
+    with raised("CannotDeferRawBlock", match="raw block"):
         library.deferred_mount("/dev/loop1", "ext4", request)

@@ -35,7 +35,7 @@ class DeferredNodePublish:
     async def publish(self, request: Publish) -> volumes.DeferredMount:
         """Publish the volume to a guest; published at this target already is a success.
 
-        Raises `RawVolumeNotDeferrable`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
+        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
         `FilesystemMountedOnHost`, `devices.DeviceInUse`, `PassphraseMissing`,
         `CephKeyMissing`.
         """
@@ -44,12 +44,7 @@ class DeferredNodePublish:
     def _publish(self, request: Publish) -> volumes.DeferredMount:
         access = request.capability.access
         if not isinstance(access, volumes.MountAccess):
-            raise errors.InvalidRequest.named(
-                "RawVolumeNotDeferrable",
-                f"{request.volume_id} cannot be published with deferral",
-                why="it is a raw block volume: there is nothing to mount",
-                hint="publish it without deferral; the runtime finds the device at the target",
-            )
+            raise deferral_keys.raw_block_volume()
         if access.group is not None and access.group.gid == 0:
             raise errors.InvalidRequest.named(
                 "RootGroupNotDeferrable",

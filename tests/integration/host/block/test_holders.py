@@ -66,7 +66,7 @@ def test_device_in_use_names_a_loop_device_on_it(attach: Attach, tmp_path: Path)
     upper = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     try:
         assert devices.size_bytes(upper) == devices.size_bytes(device.path)
-        with pytest.raises(holders.MountBusy, match=upper):
+        with pytest.raises(holders.DeviceInUse, match=upper):
             mount_api.unmount(target)
         with pytest.raises(loop.LoopDeviceHeld, match=f"backing {upper}"):
             loop.detach(device)

@@ -158,7 +158,7 @@ def test_unmount_of_a_busy_mount_names_the_holder(
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(holders.MountBusy) as caught:
+        with pytest.raises(holders.DeviceInUse) as caught:
             mount_api.unmount(mountpoint)
         holder.kill()
     assert {found.pid for found in caught.value.holders} == {holder.pid}
@@ -173,11 +173,11 @@ def test_unmount_retries_when_busy_for_a_moment(
     mount_api.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
 
-    def no_holder(target: str) -> holders.MountBusy:
+    def no_holder(target: str) -> holders.DeviceInUse:
         os.close(look)
-        return holders.MountBusy(target)
+        return holders.DeviceInUse(target)
 
-    monkeypatch.setattr(holders, "mount_busy", no_holder)
+    monkeypatch.setattr(holders, "mount_in_use", no_holder)
     mount_api.unmount(mountpoint)
     assert mountinfo.at(mountpoint) is None
 
@@ -187,8 +187,8 @@ def test_unmount_busy_without_a_visible_holder_fails(
 ) -> None:
     mount_api.mount_guard(mountpoint)
     look = os.open(mountpoint, os.O_PATH)
-    monkeypatch.setattr(holders, "mount_busy", holders.MountBusy)
-    with pytest.raises(holders.MountBusy, match="no process of this PID namespace"):
+    monkeypatch.setattr(holders, "mount_in_use", holders.DeviceInUse)
+    with pytest.raises(holders.DeviceInUse, match="does not say what holds it"):
         mount_api.unmount(mountpoint)
     os.close(look)
     mount_api.unmount(mountpoint)
@@ -222,7 +222,7 @@ def test_unmount_busy_names_mounts_and_loop_devices_on_it(
         file.truncate(MIB)
     device = loop.attach(str(image))
     try:
-        with pytest.raises(holders.MountBusy) as caught:
+        with pytest.raises(holders.DeviceInUse) as caught:
             mount_api.unmount(mountpoint)
         assert caught.value.mounts == (str(inner),)
         assert caught.value.loops == (device.path,)

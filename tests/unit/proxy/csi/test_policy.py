@@ -7,7 +7,6 @@ import pytest
 from crust import deferral_keys, errors, volumes
 from crust.deferral_keys import Defer
 from crust.kubernetes_api.pod_name import PodName
-from crust.proxy import policy
 from crust.proxy.policy import Decision, Policy
 from tests.support.raised import raised
 
@@ -157,5 +156,5 @@ async def test_unknown_defer_value_is_refused(value: str) -> None:
 
 
 async def test_a_raw_block_volume_cannot_be_deferred_by_flag() -> None:
-    with pytest.raises(policy.CannotDeferRawBlock):
+    with raised("CannotDeferRawBlock"):
         await decide(Policy(), {}, flag=True, block=True)
