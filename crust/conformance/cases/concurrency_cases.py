@@ -163,7 +163,7 @@ def test_c416_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     target = co.use(volume)
     co.host.write(target / "file", _DATA)
     snapshot = copies.snapshot_request(co, volume.volume_id)
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    size = expansion.doubled(co, volume)
     clone = co.create_request(size_bytes=size, source=copies.of_volume(volume.volume_id))
     expand = expansion.controller_request(co, volume)
     _ok_or_aborted(co, co.concurrently([snapshot, clone, expand]))

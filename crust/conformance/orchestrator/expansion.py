@@ -6,10 +6,9 @@ from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
 
-def doubled(co: Co, volume: csi_pb2.Volume) -> csi_pb2.CapacityRange:
-    """Twice the size that the volume was created with."""
-    size_bytes = volume.capacity_bytes or co.options.parameters.size_bytes
-    return csi_pb2.CapacityRange(required_bytes=2 * size_bytes)
+def doubled(co: Co, volume: csi_pb2.Volume) -> int:
+    """Twice the bytes that the volume was created with."""
+    return 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
 
 
 def has_its_own_size(co: Co, volume: csi_pb2.Volume, target: Path) -> bool:
@@ -18,27 +17,39 @@ def has_its_own_size(co: Co, volume: csi_pb2.Volume, target: Path) -> bool:
     A volume may be a directory of a filesystem that it shares, whose size tells nothing about the volume. No
     filesystem of a device is twice as large as that.
     """
-    size_bytes = volume.capacity_bytes or co.options.parameters.size_bytes
-    return co.host.size_bytes(target) < 2 * size_bytes
+    return co.host.size_bytes(target) < doubled(co, volume)
 
 
-def controller_request(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerExpandVolumeRequest:
+def controller_request(
+    co: Co,
+    volume: csi_pb2.Volume,
+    size_bytes: int = 0,
+    capability: csi_pb2.VolumeCapability | None = None,
+) -> csi_pb2.ControllerExpandVolumeRequest:
     """The controller's half."""
+    size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))
     return csi_pb2.ControllerExpandVolumeRequest(
         volume_id=volume.volume_id,
-        capacity_range=doubled(co, volume),
-        volume_capability=co.mount,
+        capacity_range=size,
+        volume_capability=capability or co.mount,
         secrets=co.options.parameters.secrets,
     )
 
 
-def node_request(co: Co, volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeExpandVolumeRequest:
+def node_request(
+    co: Co,
+    volume: csi_pb2.Volume,
+    target: Path,
+    size_bytes: int = 0,
+    capability: csi_pb2.VolumeCapability | None = None,
+) -> csi_pb2.NodeExpandVolumeRequest:
     """The node's half, where the volume is published at `target`."""
+    size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))
     return csi_pb2.NodeExpandVolumeRequest(
         volume_id=volume.volume_id,
         volume_path=str(target),
         staging_target_path=str(co.staging(volume)),
-        capacity_range=doubled(co, volume),
-        volume_capability=co.mount,
+        capacity_range=size,
+        volume_capability=capability or co.mount,
         secrets=co.options.parameters.secrets,
     )

@@ -1,6 +1,7 @@
 """ControllerExpandVolume (C-171 to C-176)."""
 
 from crust.conformance.options import UNKNOWN_VOLUME
+from crust.conformance.orchestrator import expansion
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, block, mount
@@ -19,22 +20,18 @@ def test_c171_expand_needs_a_volume_and_a_size(co: Co) -> None:
 
 def test_c172_a_volume_grows_and_never_shrinks(co: Co) -> None:
     volume = co.volume()
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-    assert _expand(co, volume, size).capacity_bytes >= size
-    assert _expand(co, volume, size).capacity_bytes >= size
+    size = expansion.doubled(co, volume)
+    assert co.ask(expansion.controller_request(co, volume, size)).capacity_bytes >= size
+    assert co.ask(expansion.controller_request(co, volume, size)).capacity_bytes >= size
     smaller = size
     with co.should():
-        smaller = _expand(co, volume, 1).capacity_bytes
+        smaller = co.ask(expansion.controller_request(co, volume, 1)).capacity_bytes
     assert smaller >= size, "the volume has shrunk"
 
 
 def test_c173_expand_beyond_limits_is_out_of_range(co: Co) -> None:
     volume = co.volume()
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(required_bytes=1 << 60),
-        volume_capability=co.mount,
-    )
+    request = expansion.controller_request(co, volume, 1 << 60)
     code, message = co.outcome(request)
     assert code in (Code.OK, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED), f"{code.name}: {message}"
     if code is Code.OK:  # a volume without a size of its own
@@ -46,45 +43,21 @@ def test_c173_expand_beyond_limits_is_out_of_range(co: Co) -> None:
 
 def test_c174_a_raw_volume_needs_no_expansion_on_the_node(co: Co) -> None:
     volume = co.volume(block())
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-    assert not _expand(co, volume, size, block()).node_expansion_required
+    size = expansion.doubled(co, volume)
+    assert not co.ask(
+        expansion.controller_request(co, volume, size, block())
+    ).node_expansion_required
 
 
 def test_c175_expand_with_unsupported_capability_is_invalid(co: Co) -> None:
     volume = co.volume()
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-        volume_capability=mount(NO_FILESYSTEM),
-    )
+    size = expansion.doubled(co, volume)
+    request = expansion.controller_request(co, volume, size, mount(NO_FILESYSTEM))
     co.refused(request, Code.INVALID_ARGUMENT)
-    assert _expand(co, volume, 1).capacity_bytes < size
+    assert co.ask(expansion.controller_request(co, volume, 1)).capacity_bytes < size
 
 
 def test_c176_offline_expand_of_published_volume_is_failed_precondition(co: Co) -> None:
     volume = co.volume()
     co.use(volume)
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(
-            required_bytes=2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-        ),
-        volume_capability=co.mount,
-    )
-    co.refused(request, Code.FAILED_PRECONDITION)
-
-
-def _expand(
-    co: Co,
-    volume: csi_pb2.Volume,
-    size_bytes: int,
-    capability: csi_pb2.VolumeCapability | None = None,
-) -> csi_pb2.ControllerExpandVolumeResponse:
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes),
-        volume_capability=capability or co.mount,
-        secrets=co.options.parameters.secrets,
-    )
-    return co.ask(request)
+    co.refused(expansion.controller_request(co, volume), Code.FAILED_PRECONDITION)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from crust.conformance.options import UNKNOWN_VOLUME
+from crust.conformance.orchestrator import expansion
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
@@ -27,9 +28,7 @@ def test_c181_modify_needs_a_volume(co: Co) -> None:
 
 def test_c182_modify_is_idempotent_and_refuses_unknown_keys(co: Co) -> None:
     volume = co.volume()
-    request = csi_pb2.ControllerModifyVolumeRequest(
-        volume_id=volume.volume_id, mutable_parameters=co.options.parameters.mutable_parameters
-    )
+    request = _modify(co, volume)
     co.ask(request)
     co.ask(request)
     request.mutable_parameters[_UNKNOWN] = "1"
@@ -76,17 +75,10 @@ def test_c186_concurrent_identical_modifies_succeed(co: Co) -> None:
 
 def test_c187_concurrent_modify_and_expansion_both_succeed(co: Co) -> None:
     volume = co.volume()
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-    modify = _modify(co, volume)
-    expand = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-        volume_capability=co.mount,
-        secrets=co.options.parameters.secrets,
-    )
+    modify, expand = _modify(co, volume), expansion.controller_request(co, volume)
     _none_failed(co, co.concurrently([modify, expand]))
     co.until_final(modify)
-    assert co.until_final(expand).capacity_bytes >= size
+    assert co.until_final(expand).capacity_bytes >= expansion.doubled(co, volume)
 
 
 def _modify(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerModifyVolumeRequest:

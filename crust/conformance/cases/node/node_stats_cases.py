@@ -1,5 +1,7 @@
 """NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
 
+from pathlib import Path
+
 from crust.conformance.options import MIB, UNKNOWN_VOLUME
 from crust.conformance.orchestrator import expansion
 from crust.conformance.orchestrator.calls import Code
@@ -77,9 +79,9 @@ def test_c252_a_filesystem_grows_while_it_is_used(co: Co) -> None:
     target = co.use(volume)
     co.host.write(target / "file", b"kept")
     sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
+    size = expansion.doubled(co, volume)
     for _ in range(2):
-        reported = _expand(co, volume, str(target), size, co.mount)
+        reported = _expand(co, volume, target, size, co.mount)
         assert not reported or reported >= size  # NodeExpandVolume may leave it out
     assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
     assert co.host.read(target / "file", 99) == b"kept"
@@ -89,7 +91,7 @@ def test_c253_a_device_grows_while_it_is_used(co: Co) -> None:
     volume = co.volume(block())
     target = co.use(volume, block())
     size = 2 * co.host.size_bytes(target)
-    _expand(co, volume, str(target), size, block())
+    _expand(co, volume, target, size, block())
     assert co.host.size_bytes(target) >= size
 
 
@@ -98,10 +100,9 @@ def test_c254_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> 
     target = co.use(volume)
     sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     co.release(volume, target)
-    size = 2 * (volume.capacity_bytes or co.options.parameters.size_bytes)
-    _expand_controller(co, volume, size, co.mount)
+    co.until_final(expansion.controller_request(co, volume))
     target = co.use(volume)
-    _expand_node(co, volume, str(target), size, co.mount)
+    co.until_final(expansion.node_request(co, volume, target))
     assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
 
 
@@ -149,34 +150,9 @@ def _stats(co: Co, volume: csi_pb2.Volume, path: str) -> dict[int, csi_pb2.Volum
 
 
 def _expand(
-    co: Co, volume: csi_pb2.Volume, path: str, size: int, capability: csi_pb2.VolumeCapability
+    co: Co, volume: csi_pb2.Volume, target: Path, size: int, capability: csi_pb2.VolumeCapability
 ) -> int:
-    answer = _expand_controller(co, volume, size, capability)
-    if not answer.node_expansion_required:
-        return answer.capacity_bytes
-    return _expand_node(co, volume, path, size, capability)
-
-
-def _expand_controller(
-    co: Co, volume: csi_pb2.Volume, size: int, capability: csi_pb2.VolumeCapability
-) -> csi_pb2.ControllerExpandVolumeResponse:
-    request = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-        volume_capability=capability,
-        secrets=co.options.parameters.secrets,
-    )
-    return co.until_final(request)
-
-
-def _expand_node(
-    co: Co, volume: csi_pb2.Volume, path: str, size: int, capability: csi_pb2.VolumeCapability
-) -> int:
-    request = csi_pb2.NodeExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        volume_path=path,
-        staging_target_path=str(co.staging(volume)),
-        capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-        volume_capability=capability,
-    )
-    return co.until_final(request).capacity_bytes
+    answer = co.until_final(expansion.controller_request(co, volume, size, capability))
+    if answer.node_expansion_required:
+        answer = co.until_final(expansion.node_request(co, volume, target, size, capability))
+    return answer.capacity_bytes
