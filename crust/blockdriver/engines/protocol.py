@@ -12,7 +12,7 @@ returns, and the caller serialises changes of one volume. State is read from the
 memory alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -268,11 +268,9 @@ class Provisioning(Protocol):
         """
         ...
 
-    def take_group(self, images: Sequence[Image]) -> bool:
-        """`take_snapshot` of several volumes at one moment, also while they are written to.
-
-        False, and nothing done, where the engine cannot: then each is copied while its writers are frozen.
-        """
+    @property
+    def is_used_elsewhere(self) -> bool:
+        """Whether other nodes use volumes too, whose writers nobody here can freeze."""
         ...
 
     def moved_on(self, image: Image) -> bool:

@@ -9,10 +9,10 @@ snapshot.
 A copy of a volume whose content record has changed since the plan, because a node was given it, is not used: the
 snapshot would say that nobody ever wrote it, and a volume made from it would be formatted.
 
-The writers of raw devices cannot be stopped. In a group one raw device in use is copied while the others are frozen.
-Several are copied one after the other and then checked: if none but the last was written to since its copy, all
-copies are of the moment of the last one. Otherwise they are copied again, a few times; then the group is refused
-(`RawDevicesNeverIdle`).
+The writers of raw devices cannot be stopped, and those on other nodes are not known. In a group one such volume is
+copied while the others are frozen. Several are copied one after the other and then checked: if none but the last was
+written to since its copy, all copies are of the moment of the last one. Otherwise they are copied again, a few times;
+then the group is refused (GroupNeverIdle).
 """
 
 import logging
@@ -139,7 +139,7 @@ class VolumeSnapshots:
 
     async def take(self, plans: Sequence[SnapshotRecord]) -> tuple[SnapshotRecord, ...]:
         """Take a point-in-time snapshot of all of `plans`, or none. Raises what `create` does, and
-        `RawDevicesNeverIdle`.
+        GroupNeverIdle.
         """
         try:
             async with workers.long_work():  # before anything is frozen
@@ -179,17 +179,16 @@ class VolumeSnapshots:
             raise ContentChanged(plan.source_volume_id)
 
     def _copy_frozen(self, plans: Sequence[SnapshotRecord], moving: QuiescePlan) -> int:
-        raw = [each for each in plans if each.source_volume_id in moving.raw]
+        everywhere = self.provisioning.is_used_elsewhere
+        unheld = [plan for plan in plans if everywhere or plan.source_volume_id in moving.raw]
         with self.freezer.frozen(moving.here):
-            if self.provisioning.take_group([image_of(each) for each in plans]):
-                return time.time_ns()
-            for each in plans:
-                if each not in raw:
-                    self.provisioning.take_snapshot(image_of(each))
-            return self._copy_unheld([image_of(each) for each in raw])
+            for plan in plans:
+                if plan not in unheld:
+                    self.provisioning.take_snapshot(image_of(plan))
+            return self._copy_unheld([image_of(plan) for plan in unheld])
 
     def _copy_unheld(self, images: Sequence[Image]) -> int:
-        """Copy raw devices in use, last: consistent if none but the last was written to since its copy."""
+        """Copy, last, what cannot be frozen: consistent if none but the last was written to since its copy."""
         for _ in range(_ROUNDS):
             for each in images:
                 moment_ns = time.time_ns()
@@ -197,13 +196,10 @@ class VolumeSnapshots:
             if not any(self.provisioning.moved_on(each) for each in images[:-1]):
                 return moment_ns if images else time.time_ns()
         raise errors.OperationPending.named(
-            "RawDevicesNeverIdle",
-            f"{', '.join([each.volume_id for each in images])} are not copied",
-            why=(
-                f"they are raw devices, and in {_ROUNDS} rounds one was written to before the "
-                "last was copied"
-            ),
-            hint="retry, pause their users, or unpublish them",
+            "GroupNeverIdle",
+            f"{', '.join([image.volume_id for image in images])} are not copied",
+            why=f"in {_ROUNDS} rounds one of them was written to before the last was copied",
+            hint="retry; freeze their filesystems, pause their users, or unpublish them",
         )
 
     def _settle(

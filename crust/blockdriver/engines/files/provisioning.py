@@ -5,7 +5,7 @@ size or its removal is refused by it. Files that others keep in the same filesys
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from crust import errors, volumes
@@ -176,8 +176,9 @@ class FileProvisioning:
         with self._told_when_full(image.size_bytes):
             self._snapshots.take(image, self._images.path(image.volume_id), device)
 
-    def take_group(self, images: Sequence[Image]) -> bool:
-        """One file after the other is not one point in time."""
+    @property
+    def is_used_elsewhere(self) -> bool:
+        """A pool belongs to one node."""
         return False
 
     def moved_on(self, image: Image) -> bool:

@@ -164,7 +164,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(backend, "take_snapshot", interrupted)
-        with raised("RawDevicesNeverIdle"):
+        with raised("GroupNeverIdle"):
             await group(cloning, *ids)
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not list((cloning.root / "state" / "images").glob("*.snap"))

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines.protocol import Image, NoChangeTracking, Region, SnapshotMissing
+from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
-from crust.blockdriver.engines.rbd.provisioning.snapshots import GroupNeverIdle
 from tests.support.ceph.rbd_images import (
     OBJECT,
     SIZE,
@@ -166,29 +165,11 @@ def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
     assert engine.changed(first, second) == (Region(0, OBJECT),)
 
 
-def test_group_is_point_in_time(engine: RbdProvisioning, guest: Any) -> None:
-    for each in (A, B):
-        engine.create(each, SIZE)
-        write(guest, each, b"both")
-    images = [snapshot_of(A, "member a"), snapshot_of(B, "member b")]
-    assert engine.take_group(images)
-    engine.restore(C, images[0], SIZE)
-    assert read(guest, C, 4) == b"both"
-
-
-def test_group_that_is_written_to_during_every_try_is_refused(
-    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for each in (A, B):
-        engine.create(each, SIZE)
-    from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
-
-    original = RbdSnapshots.take
-
-    def with_a_write(self: RbdSnapshots, snapshot: Image) -> None:
-        original(self, snapshot)
-        write(guest, snapshot.volume_id, b"never idle")
-
-    monkeypatch.setattr(RbdSnapshots, "take", with_a_write)
-    with pytest.raises(GroupNeverIdle, match=A):
-        engine.take_group([snapshot_of(A, "member a"), snapshot_of(B, "member b")])
+def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest: Any) -> None:
+    engine.create(A, SIZE)
+    write(guest, A, b"before")
+    taken = snapshot_of(A, "taken")
+    engine.take_snapshot(taken)
+    assert not engine.moved_on(taken)
+    write(guest, A, b"after")
+    assert engine.moved_on(taken)

@@ -14,6 +14,7 @@ from tests.support.co import create_request
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import MIB, caller
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.raised import raised
 from tests.support.runtimes.fake_guests import FakeGuests
 
 
@@ -111,12 +112,26 @@ async def test_snapshot_freezes_a_guest_that_opens_the_image(
     assert not guest.frozen
 
 
-async def test_group_snapshot_is_one_call_where_the_engine_takes_groups(driver: Driver) -> None:
+async def test_group_of_volumes_that_other_nodes_use_is_copied_until_none_is_written_to(
+    driver: Driver,
+) -> None:
     backend = driver.stores.engine.provisioning
     assert isinstance(backend, MemoryBackend)
-    backend.takes_groups = True
     ids = sorted([await create(driver, "one"), await create(driver, "two")])
+    backend.is_used_elsewhere, backend.written = True, [{ids[0]}, {ids[0]}]
     group, taken = await driver.snapshots.group_snapshots.create("group", ids)
     assert (group.phase, [each.phase for each in taken]) == ("ready", ["ready", "ready"])
-    assert backend.groups == [tuple(ids)]
+    assert backend.taken == [*ids, *ids, *ids]
     assert backend.snapshot_ids() == {each.snapshot_id for each in taken}
+
+
+async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
+    driver: Driver,
+) -> None:
+    backend = driver.stores.engine.provisioning
+    assert isinstance(backend, MemoryBackend)
+    ids = sorted([await create(driver, "one"), await create(driver, "two")])
+    backend.is_used_elsewhere, backend.written = True, [set(ids)] * 8
+    with raised("GroupNeverIdle", match=ids[0]):
+        await driver.snapshots.group_snapshots.create("group", ids)
+    assert backend.snapshot_ids() == frozenset()

@@ -4,7 +4,6 @@ It decides nothing: each method goes to the module that has the rule. Every call
 takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failures` beside those that it names.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crust import volumes
@@ -135,9 +134,9 @@ class RbdProvisioning:
         """A snapshot of RBD."""
         self.snapshots.take(image)
 
-    def take_group(self, images: Sequence[Image]) -> bool:
-        """Snapshots of one point in time. Raises `GroupNeverIdle`."""
-        self.snapshots.take_group(images)
+    @property
+    def is_used_elsewhere(self) -> bool:
+        """By the guests and kernels of all nodes."""
         return True
 
     def moved_on(self, image: Image) -> bool:

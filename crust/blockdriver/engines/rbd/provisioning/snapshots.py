@@ -5,18 +5,14 @@ image holds, and stays when the volume is deleted: the image is then kept aside 
 be deleted: RBD keeps it in a namespace of its own until the last clone is flattened or removed.
 
 *Groups.* Members of RBD's own group snapshots can neither be cloned nor removed by name in Ceph 16, so a volume could
-not be made from one. So the members are ordinary snapshots, taken one after the other, and then each but the last is
-compared with its image: if none was written to since its snapshot, all are of the moment of the last one. The object
-map says so exactly, because a client writes it before the first write to an object. Otherwise they are taken again.
-Volumes that are written to all the time are refused by name (`GroupNeverIdle`): what is frozen first, as the
-filesystems in guests are, always succeeds.
+not be made from one. So the members are ordinary snapshots, taken one after the other and compared with their images
+(`moved_on`). The object map says exactly whether a client has written since, because a client writes it before the
+first write to an object.
 """
 
 import errno
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crust import errors
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import (
     ImageMissing,
@@ -30,20 +26,6 @@ from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, hidd
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
 from crust.ceph.failures import CephImageBusy
-
-_ROUNDS = 5
-
-
-class GroupNeverIdle(errors.OperationPending):
-    """Volumes of a group were written to during every try."""
-
-    def __init__(self, volume_ids: Sequence[str]) -> None:
-        super().__init__(
-            f"no group snapshot of {', '.join(volume_ids)}",
-            why=f"in {_ROUNDS} rounds one of them was written to before the last snapshot was taken",
-            hint="retry; freeze their filesystems or pause their users for a moment",
-        )
-        self.volume_ids = tuple(volume_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +57,6 @@ class RbdSnapshots:
             except binding.load().rbd.ImageExists as err:
                 # a client that has the image open, and was asked to make it, has not heard yet that it was removed
                 raise CephImageBusy(what, errno.EEXIST) from err
-
-    def take_group(self, snapshots: Sequence[Snapshot]) -> None:
-        """Snapshots of one point in time; raises `GroupNeverIdle`."""
-        for _ in range(_ROUNDS):
-            for each in snapshots:
-                self.take(each)
-            if not any(self.moved_on(each) for each in snapshots[:-1]):
-                return
-        raise GroupNeverIdle([each.volume_id for each in snapshots])
 
     def moved_on(self, snapshot: Snapshot) -> bool:
         """Whether an object differs from the snapshot, by the object map."""
