@@ -17,7 +17,7 @@ from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
-from crust.host.block import devices
+from crust.host.block import devices, in_use
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
@@ -36,7 +36,7 @@ class DeferredNodePublish:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `FilesystemMountedOnHost`, `devices.DeviceInUse`, `PassphraseMissing`,
+        `DeviceMountedOnHost`, `devices.DeviceInUse`, `PassphraseMissing`,
         `CephKeyMissing`.
         """
         return await workers.run(self._publish, request)
@@ -90,12 +90,7 @@ def _check_host(ready: Ready) -> None:
         if not (ready.entry.readonly and "ro" in mount.super_options)
     )
     if in_the_way:
-        raise errors.NotReady.named(
-            "FilesystemMountedOnHost",
-            f"{ready.entry.volume_id} cannot be published with deferral",
-            why=f"this host has mounted it at {', '.join(in_the_way)}",
-            hint="unpublish it there first",
-        )
+        raise in_use.mounted_on_host(ready.attachment.host_device, in_the_way)
 
 
 def _secrets(ready: Ready) -> Mapping[str, str]:

@@ -103,7 +103,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     await bench.stage(volume.volume_id)
     [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
     mount_api.mount_device(device.path, str(foreign), "ext4")
-    with raised("FilesystemMountedOnHost", match="foreign"):
+    with raised("DeviceMountedOnHost", match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
     with pytest.raises(node_unpublish.StillPublished, match="foreign"):
         await bench.unstage(volume.volume_id)
