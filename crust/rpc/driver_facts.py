@@ -208,8 +208,3 @@ def _in_loop() -> bool:
 def node_capabilities(answer: csi_pb2.NodeGetCapabilitiesResponse) -> NodeCapabilities:
     """The capabilities of an answer."""
     return NodeCapabilities(frozenset(each.rpc.type for each in answer.capabilities))
-
-
-def advertises_deferral(answer: csi_pb2.NodeGetCapabilitiesResponse) -> bool:
-    """Whether DEFER_FS_OPS is among the capabilities."""
-    return node_capabilities(answer).defers

@@ -89,14 +89,10 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _STRICT = _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 _PARENT = _OpenHow(_DIRECTORY, 0, _STRICT)
 _CACHED_ROOT = _OpenHow(_DIRECTORY, 0, _RESOLVE_CACHED)
-_CACHED_PARENT = _OpenHow(_DIRECTORY, 0, _STRICT | _RESOLVE_CACHED)
 _CACHED_LOOK = _OpenHow(
     os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,
     0,
     _RESOLVE_NO_XDEV | _RESOLVE_BENEATH | _RESOLVE_CACHED,
-)
-_CACHED_CHILD = _OpenHow(
-    os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_CACHED
 )
 
 
@@ -191,16 +187,6 @@ def is_known_absent(path: str) -> bool:
     return False
 
 
-def open_cached_beneath(directory: int, path: str) -> int:
-    """Like `open_beneath`; `BlockingIOError` where the kernel would read from storage."""
-    return _open(directory, path, _CACHED_PARENT)
-
-
-def open_cached_child(directory: int, name: str) -> int:
-    """An O_PATH descriptor of what has a name in a directory, a link too; raises as `open_cached_beneath`."""
-    return _open(directory, name, _CACHED_CHILD)
-
-
 def _open(directory: int, path: str, how: _OpenHow) -> int:
     return _openat2(directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
@@ -239,11 +225,6 @@ def mount_rooted_at(path: str) -> int | None:
 def unique_mount_rooted_at(path: str) -> int | None:
     """Like `mount_rooted_at`, with an id that no other mount gets until the next boot; None also before Linux 6.8."""
     return _unique_id(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE))
-
-
-def unique_mount_id(descriptor: int) -> int | None:
-    """The same, of a descriptor of a mount's root."""
-    return _unique_id(_statx(descriptor, "", AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE))
 
 
 def _unique_id(found: _Statx) -> int | None:

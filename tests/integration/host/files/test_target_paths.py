@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crust.host.block import loop_devices
-from crust.host.files import cached_targets, target_paths
+from crust.host.files import target_paths
 from crust.host.mounts import mount_api
 from crust.volumes import TargetPath
 from tests.integration.host.conftest import Attach
@@ -24,15 +24,6 @@ def test_remove_of_a_mount_point_is_refused(mountpoint: str, tmp_path: Path) -> 
     target_paths.remove(target, roots)
     assert not Path(mountpoint).exists()
     Path(mountpoint).mkdir()
-
-
-def test_is_known_free_for_a_mount_point_is_false(mountpoint: str, tmp_path: Path) -> None:
-    target, roots = TargetPath.parse(mountpoint), [str(tmp_path)]
-    assert Path(mountpoint).is_dir()
-    assert cached_targets.is_known_free(target, roots)
-    mount_api.mount_guard(mountpoint)
-    assert not cached_targets.is_known_free(target, roots)
-    mount_api.unmount(mountpoint)
 
 
 def test_remove_of_a_bind_within_one_filesystem_is_refused(mountpoint: str, tmp_path: Path) -> None:

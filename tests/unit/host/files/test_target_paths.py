@@ -1,13 +1,12 @@
 """Paths of a CO: below a root, through no link, and removed only when empty."""
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from crust import errors
-from crust.host.files import cached_targets, target_paths
+from crust.host.files import target_paths
 from crust.volumes import TargetPath
 
 
@@ -128,55 +127,11 @@ def test_remove_refuses_content(root: Path) -> None:
     assert (root / "f").read_bytes() == b"x"
 
 
-def _is_known(ask: Callable[[TargetPath, Sequence[str]], bool], path: Path, root: Path) -> bool:
-    """Asked again and again: while anybody mounts or renames, the kernel says that it does not know."""
-    return any(ask(target(path), [str(root)]) for _ in range(100))
-
-
-def test_is_known_free_for_a_cached_free_target_is_true(root: Path) -> None:
-    """Having been asked before: what it does not remember is not known, and that is no refusal."""
-    for name in ("v", "pods/v"):
-        assert not os.path.lexists(root / name)
-        assert _is_known(cached_targets.is_known_free, root / name, root)
-        target_paths.make_directory(target(root / name), [str(root)])
-        assert _is_known(cached_targets.is_known_free, root / name, root)
-
-
-def test_is_known_linkless_without_a_link_below_the_root(root: Path, tmp_path: Path) -> None:
-    (root / "link").symlink_to("pods")
-    (tmp_path / "alias").symlink_to(root)
-    for name in ("v", "pods/v", "link"):  # a link at the end leads to no mount
-        assert _is_known(cached_targets.is_known_linkless, root / name, root)
-    alias = tmp_path / "alias"
-    assert _is_known(cached_targets.is_known_linkless, alias / "pods" / "v", alias)
-    for name in ("link/v", "absent/v"):
-        assert not os.path.lexists(root / name)
-        assert not cached_targets.is_known_linkless(target(root / name), [str(root)])
-    assert not cached_targets.is_known_linkless(target(tmp_path / "elsewhere"), [str(root)])
-
-
-def test_is_known_free_for_a_refused_target_is_false(root: Path, tmp_path: Path) -> None:
-    (root / "link").symlink_to("pods")
-    for name in ("link/v", "absent/v"):
-        assert not os.path.lexists(root / name)
-        assert not cached_targets.is_known_free(target(root / name), [str(root)])
-    outside = target(tmp_path / "elsewhere")
-    assert not cached_targets.is_known_free(outside, [str(root)])
-    assert not cached_targets.is_known_free(outside, [])
-    nowhere = tmp_path / "no-root"
-    assert not cached_targets.is_known_free(target(nowhere / "v"), [str(nowhere)])
-
-
 def test_no_descriptor_is_left_open(root: Path) -> None:
     (root / "link").symlink_to("pods")
     before = len(os.listdir("/proc/self/fd"))
     for name in ("pods/v", "link/v", "none/v"):
-        for act in (
-            cached_targets.is_known_free,
-            target_paths.make_directory,
-            cached_targets.is_known_free,
-            target_paths.remove,
-        ):
+        for act in (target_paths.make_directory, target_paths.remove):
             try:
                 act(target(root / name), [str(root)])
             except errors.CrustError:
