@@ -67,7 +67,7 @@ class Policy:
         """Decide for one publish; `known` is the handler that this target of the volume is published to already.
 
         Raises `deferral_keys.InvalidDeferKey`, `CannotDeferRawBlock`, `HandlersContradict`, `RuntimeClassNotAsked`,
-        HandlerWithoutDeferral, `PodInfoMissing`, and what `Runtimes.handler_of` raises.
+        `PodInfoMissing`, and what `Runtimes.handler_of` raises.
         """
         named = volumes.HandlerName(context.get(deferral_keys.RUNTIME_HANDLER, "")) or None
         if flag:
@@ -79,11 +79,11 @@ class Policy:
         if wanted is None and self._default is not None:
             wanted = self._default
             decider = f"the driver's default in the settings, defer={wanted.value}"
-        decider = decider or "nothing asks for deferral"
-        if block:
+        if block or wanted in (None, Defer.NEVER):
+            decider = decider or "nothing asks for deferral"
+            if named is not None:  # only a CO with the flag can have meant that
+                decider += f", so {deferral_keys.RUNTIME_HANDLER}={named} has no effect"
             return Decision(defer=False, handler=named, decider=decider)
-        if wanted in (None, Defer.NEVER):
-            return _on_host(named, decider)
         if wanted is Defer.ALWAYS:
             return Decision(defer=True, handler=named, decider=decider)
         if known is not None:
@@ -117,14 +117,3 @@ class Policy:
                 hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
             )
         return Decision(defer=True, handler=volumes.HandlerName(handler), decider=decider)
-
-
-def _on_host(named: volumes.HandlerName | None, decider: str) -> Decision:
-    if named is None:
-        return Decision(defer=False, handler=None, decider=decider)
-    raise errors.InvalidRequest.named(
-        "HandlerWithoutDeferral",
-        "the volume is not mounted on the host",
-        why=f"{deferral_keys.RUNTIME_HANDLER} is {named!r}, so a runtime shall have it, and {decider}",
-        hint="set crust.dev/defer to always or runtime-class, or remove crust.dev/runtime-handler",
-    )

@@ -162,7 +162,7 @@ class Chain:
             defer=defer,
             readonly=readonly,
             staging=self.staging(),
-            volume_context=nodes.NAMED if defer else {},
+            volume_context=nodes.NAMED,
         )
 
     def entry(self, target: str) -> store.Entry | None:

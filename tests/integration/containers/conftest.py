@@ -136,7 +136,7 @@ class Kubelet:
             CAPABILITY,
             defer=defer,
             staging=self.staging(volume_id),
-            volume_context=NAMED if defer else {},
+            volume_context=NAMED,
         )
 
     async def delete(self, volume_id: str) -> None:
