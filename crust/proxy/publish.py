@@ -257,7 +257,7 @@ class Publish:
     async def _publish_and_look(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """The driver's publish; meanwhile a thread looks for writers: that takes a third of the driver's time."""
+        """The driver's publish; meanwhile a thread looks for processes that write to devices."""
         assert run.began is not None
         if run.began.entry is not None:  # its sandbox may have the device
             return await run.backend.publish(request, run.caller)

@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from crust import volumes
 from crust.host.block import devices as host_devices
-from crust.host.block import loop, loop_devices
+from crust.host.block import holders, loop, loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
@@ -307,6 +308,20 @@ def test_device_of_a_mount_is_found_by_its_target(
     mount_api.mount_device(device.path, where, "ext4")
     assert guarded.mounted_device(where) == device.path
     mount_api.unmount(where)
+
+
+def test_one_look_for_writers_serves_the_publishes_of_a_second(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, looks = [100.0], iter(({}, {(7, 1): ()}))
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(holders, "writers", lambda: next(looks))
+    guarded = guard.GuardedTargets([places.kubelet])
+    assert guarded.writers() == {}
+    now_s[0] += guard.WRITERS_KNOWN_S
+    assert guarded.writers() == {}
+    now_s[0] += 0.1
+    assert guarded.writers() == {(7, 1): ()}
 
 
 @pytest.mark.spec("D-21")
