@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 import rbd
 
 from benchmarks import figures
-from crust import volumes
+from crust.core import volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.guest import image

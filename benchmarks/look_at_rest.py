@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks import figures, records
+from crust.core.operations import KeyedOperations
 from crust.handoff import claims, look
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
-from crust.operations import KeyedOperations
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.guard import GuardedTargets

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel

@@ -1,6 +1,6 @@
 """Valid records of volumes that do not exist, for measuring the handoff directory."""
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 from examples.kata.demo.node import DRIVER, HANDLER
 

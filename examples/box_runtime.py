@@ -8,7 +8,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.runtime_handler import Claim, NotDeferred, claim_volume, resolve_source
 from crust.runtime_handler.registration import Feature, RegisterRequest, registered
 from crust.runtime_handler.service import HandlerBase, serving

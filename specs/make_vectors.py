@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record, parse
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
@@ -63,11 +62,12 @@ from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.core import operations, volumes
+from crust.core.settings.driver import DEFAULT_MAX_VOLUMES, OWN_DRIVER
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
 from crust.rpc.messages import limits
-from crust.settings.driver import DEFAULT_MAX_VOLUMES, OWN_DRIVER
 
 _ALL = Role()
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from crust import errors, metrics, operations, volumes
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
@@ -23,6 +22,7 @@ from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
+from crust.core import errors, metrics, operations, volumes
 from crust.host.process import boot, workers
 from crust.host.process.workers import Workers
 

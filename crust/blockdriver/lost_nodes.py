@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from crust import errors, metrics, volumes
 from crust.blockdriver.engines.protocol import NodeFencing
+from crust.core import errors, metrics, volumes
 from crust.host.process import workers
 
 PERIOD_S = 30.0

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from crust import errors, metrics
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
+from crust.core import errors, metrics
+from crust.core.supervised import Reports, supervised
 from crust.host.process import workers
 from crust.rpc.messages.requests import needs_state
-from crust.supervised import Reports, supervised
 
 PERIOD_S = 1.0
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from crust import metrics
 from crust.blockdriver import lost_nodes
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
@@ -23,6 +22,11 @@ from crust.blockdriver.services.roles import Role
 from crust.ceph import keyfile
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
+from crust.core import metrics
+from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
+from crust.core.settings.loading import InvalidSettings
+from crust.core.settings.program import KubernetesAccess
+from crust.core.supervised import supervised
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.host.process import workers
@@ -31,10 +35,6 @@ from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
-from crust.settings.driver import LOCAL_ENGINES, DriverSettings
-from crust.settings.loading import InvalidSettings
-from crust.settings.program import KubernetesAccess
-from crust.supervised import supervised
 from crust.wire.csi.v1 import csi_pb2
 
 LOCK = "driver.lock"

@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from crust import errors, volumes
 from crust.ceph import claims, failures
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
@@ -27,6 +26,7 @@ from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
 from crust.ceph.user import CephUser, Timeouts
+from crust.core import errors, volumes
 
 __all__ = [
     "Host",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from crust import errors
+from crust.core import errors
 
 
 class CephBindingMissing(errors.NotReady):

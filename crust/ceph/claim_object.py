@@ -21,9 +21,9 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from crust import errors
 from crust.ceph import failures
 from crust.ceph.binding import Ioctx, load
+from crust.core import errors
 
 PREFIX = "crust.claim."
 _HOST = "krbd/"

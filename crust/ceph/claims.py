@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust import errors
 from crust.ceph import claim_object, cluster_image, controller_lock
 from crust.ceph.binding import Ioctx
 from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.fencing import ImageNotCutOff, cut_off, with_ended
+from crust.core import errors
 
 MACHINE_ID = "/etc/machine-id"
 

@@ -22,11 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from crust import errors
 from crust.ceph import binding, failures
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephConnectionClosed, CephNamespaceMissing, Step
 from crust.ceph.user import USUAL, CephUser, Timeouts
+from crust.core import errors
 
 EXPIRY_S = 315_360_000
 """Of an entry in the blocklist, ten years: it must not end while the client's process may live."""

@@ -31,9 +31,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust import errors
 from crust.ceph import failures, omap
 from crust.ceph.binding import Ioctx, load
+from crust.core import errors
 
 OBJECT = "crust.controller"
 _KEY = "holder"

@@ -8,7 +8,7 @@ nothing about the outcome: the change may have been made, so a retry looks first
 import errno
 from typing import Literal
 
-from crust import errors
+from crust.core import errors
 
 Step = Literal["connect", "pool", "monitors", "data"]
 """What was being done: connecting, opening the pool, asking the monitors, reading or writing."""

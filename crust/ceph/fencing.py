@@ -31,12 +31,12 @@ still watches the image is connected, so its virtual machine runs: it is refused
 import threading
 from dataclasses import replace
 
-from crust import errors
 from crust.ceph import claim_object, cluster_image, controller_lock
 from crust.ceph.binding import load
 from crust.ceph.claim_object import Claims, Holder
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.failures import CephNotPermitted
+from crust.core import errors
 
 WATCH_GONE_S = 40.0
 """A watch of a blocklisted client ends at once; one that the OSD has not looked at, after 30 s."""

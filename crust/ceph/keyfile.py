@@ -8,7 +8,7 @@ import configparser
 import os
 import stat
 
-from crust import errors
+from crust.core import errors
 
 _LIMIT_BYTES = 64 * 1024
 

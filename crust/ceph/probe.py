@@ -13,9 +13,9 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from crust import errors
 from crust.ceph import binding, failures
 from crust.ceph.user import CephUser, Timeouts
+from crust.core import errors
 from crust.host.process import commands
 
 _NO_IMAGE = "image"

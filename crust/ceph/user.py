@@ -8,7 +8,7 @@
 import re
 from dataclasses import dataclass, field
 
-from crust import errors
+from crust.core import errors
 
 _ADDRESS = r"(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}(/0)?"
 _VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import click
 import grpc
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes

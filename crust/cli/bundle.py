@@ -24,10 +24,10 @@ from typing import BinaryIO
 import click
 
 import crust
-from crust import credentials, errors, operations
 from crust.cli import output
 from crust.cli.doctor import run as doctor
 from crust.cli.inspecting import show
+from crust.core import credentials, errors, operations
 from crust.host.process import oserrors, workers
 
 SUFFIXES = (".tar.gz", ".tgz")

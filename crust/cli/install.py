@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from crust import errors
 from crust.cli import completion
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.process import oserrors
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pydantic
 
-from crust import errors
+from crust.core import errors
 from crust.rpc import channel
 
 MIB = 1 << 20

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from crust import errors
 from crust.conformance.catalogue import Case, Clause, Strength
+from crust.core import errors
 
 _LINES = 8
 _ADDRESS = re.compile(r"<([^<>]*) object at 0x[0-9a-f]+>")

@@ -6,7 +6,7 @@ The cases for runtimes begin with R, those for drivers with C.
 import re
 from collections.abc import Collection, Iterable
 
-from crust import errors
+from crust.core import errors
 
 _PATTERN = re.compile(r"(?:[cr]-?)?(\d{1,3})(?:\.\.(?:[cr]-?)?(\d{1,3}))?", re.IGNORECASE)
 

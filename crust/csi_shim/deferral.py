@@ -8,7 +8,7 @@ volume alone stays mounted until the CO unpublishes it: its unpublish deletes it
 import asyncio
 from typing import Protocol
 
-from crust import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.rpc import outcome
 from crust.rpc.call import Call

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from crust import deferral_keys, mount_options, volumes
+from crust.core import deferral_keys, mount_options, volumes
 from crust.host.block import devices
 from crust.host.block.devices import identify as identify_device
 from crust.rpc.messages import csi

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from crust import deferral_keys, errors, metrics
+from crust.core import deferral_keys, errors, metrics
+from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.runtime_client import RuntimeClient
@@ -33,7 +34,6 @@ from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.service import Methods, Service, Unary, parsed
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.rpc.status import Metadata
-from crust.settings.shim import ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _NODE = "/csi.v1.Node/"

@@ -1,6 +1,6 @@
 """The shim's client of the proxy's Runtime API (KEP-2857)."""
 
-from crust import volumes
+from crust.core import volumes
 from crust.rpc import status
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import Port, stub

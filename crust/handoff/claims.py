@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import layout, lock_file
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, ofdlocks

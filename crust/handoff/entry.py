@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.handoff import claims, layout, reserved
 from crust.handoff import record as records
 from crust.handoff.claims import Claim

@@ -21,7 +21,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from crust import volumes
+from crust.core import volumes
 
 DEFAULT_ROOT = "/run/crust/volumes"
 

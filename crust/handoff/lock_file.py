@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 
-from crust import errors
+from crust.core import errors
 from crust.handoff import layout
 from crust.host.files import ofdlocks
 from crust.host.process import oserrors

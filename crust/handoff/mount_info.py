@@ -6,7 +6,7 @@ not know it refuses the record.
 
 The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
 holds what only crust needs. The model has no free-form map, so that no secret can get into a record: `metadata` has
-two allowed keys, and `crust.mount_options` checks the options.
+two allowed keys, and `crust.core.mount_options` checks the options.
 
 `make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from crust import errors, mount_options, volumes
+from crust.core import errors, mount_options, volumes
 
 SCHEMA = 1
 """The version that this code writes, and the newest that it reads."""

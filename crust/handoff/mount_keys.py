@@ -6,7 +6,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import mount_info
 
 

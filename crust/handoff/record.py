@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pydantic
 
-from crust import errors, logs, mount_options, traces, volumes
+from crust.core import errors, logs, mount_options, traces, volumes
 from crust.handoff import layout, mount_info, mount_keys
 
 LIMIT_BYTES = 64 * 1024

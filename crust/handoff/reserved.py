@@ -11,7 +11,7 @@ from typing import Annotated
 
 import pydantic
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import mount_info
 from crust.handoff.layout import EntryPaths
 from crust.handoff.record import LIMIT_BYTES, Record

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout, lock_file, reserved
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished

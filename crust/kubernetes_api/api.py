@@ -18,9 +18,9 @@ import pydantic
 import yaml
 from lightkube.config import client_adapter
 
-from crust import errors
+from crust.core import errors
+from crust.core.settings.loading import InvalidSettings
 from crust.kubernetes_api.objects import KubernetesObject, ListBody, Status, WatchEvent
-from crust.settings.loading import InvalidSettings
 
 _ASK_S = 10.0
 """For one question. A kubelet waits two minutes for its publish, and repeats it."""

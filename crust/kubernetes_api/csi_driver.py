@@ -8,7 +8,7 @@ while nodes serve (attachRequired only by recreating it). Needs no client of the
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.deferral_keys import Defer
+from crust.core.deferral_keys import Defer
 
 ATTACHES = "crust.dev/attaches"
 """In the manifest of GetPluginInfo: whether the driver's controller publishes to nodes, wherever it runs."""

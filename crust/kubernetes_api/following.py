@@ -10,13 +10,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from crust.core.supervised import Reports, supervised
 from crust.kubernetes_api.api import (
     Kind,
     KubernetesApi,
     KubernetesApiUnavailable,
     VersionExpiredError,
 )
-from crust.supervised import Reports, supervised
 
 _log = logging.getLogger(__name__)
 

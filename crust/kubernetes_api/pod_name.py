@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from crust import errors
+from crust.core import errors
 
 _POD_INFO = "csi.storage.k8s.io/pod."
 

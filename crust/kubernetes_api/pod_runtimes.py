@@ -9,13 +9,13 @@ the watch has not brought asks directly. An object of the same name with another
 
 from contextlib import AbstractAsyncContextManager
 
-from crust import errors
+from crust.core import errors
+from crust.core.supervised import Reports
 from crust.kubernetes_api import following
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.following import Followed
 from crust.kubernetes_api.objects import Pod, RuntimeClass
 from crust.kubernetes_api.pod_name import PodName
-from crust.supervised import Reports
 
 
 class PodRuntimes:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from crust import deferral_keys, errors
-from crust.deferral_keys import Defer
+from crust.core import deferral_keys, errors
+from crust.core.deferral_keys import Defer
+from crust.core.supervised import Reports
 from crust.kubernetes_api import following, out_of_service
 from crust.kubernetes_api.api import KubernetesApi, KubernetesApiUnavailable
 from crust.kubernetes_api.following import Followed
 from crust.kubernetes_api.objects import CSINode, Node, PersistentVolume, VolumeAttachment
-from crust.supervised import Reports
 
 ABSENT_S = 300.0
 _MOST_NODES = 3

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import process as shim_process
 from crust.host.files import durable, flocks
 from crust.host.process import workers
@@ -18,8 +20,6 @@ from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.rpc.ports import Ports
 from crust.rpc.serving.daemon import Daemon
-from crust.settings.driver import DriverSettings
-from crust.settings.shim import ShimSettings
 
 
 async def run(settings: NodeSettings) -> None:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from crust.settings.driver import OWN_DRIVER, DriverSettings
-from crust.settings.program import ProgramSettings
-from crust.settings.proxy import ProxySettings
-from crust.settings.shim import ShimSettings
+from crust.core.settings.driver import OWN_DRIVER, DriverSettings
+from crust.core.settings.program import ProgramSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 
 _KUBELET_SOCKET = "/var/lib/kubelet/plugins/{name}/csi.sock"
 _RUN_DIR = "/run/crust"

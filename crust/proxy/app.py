@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from crust import metrics, operations, volumes
-from crust.deferral_keys import Defer
+from crust.core import metrics, operations, volumes
+from crust.core.deferral_keys import Defer
+from crust.core.settings.loading import InvalidSettings
+from crust.core.settings.proxy import ProxySettings, ServedDriver
+from crust.core.supervised import supervised
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
@@ -45,9 +48,6 @@ from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Methods, Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
-from crust.settings.loading import InvalidSettings
-from crust.settings.proxy import ProxySettings, ServedDriver
-from crust.supervised import supervised
 from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
 
 _log = logging.getLogger(__name__)

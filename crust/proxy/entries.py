@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from crust import credentials
+from crust.core import credentials
 
 QUEUE_LENGTH = 256
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.host.block import device_nodes, holders, in_use
 from crust.host.block.device_sets import DeviceSet

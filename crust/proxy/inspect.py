@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from google.protobuf import timestamp_pb2
 
 import crust
-from crust import errors
+from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
 from crust.proxy.drivers.driver_sockets import DriverSockets

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
+from crust.core.supervised import Reports, supervised
 from crust.handoff import look as handoff_look
 from crust.handoff import watch
 from crust.handoff.claims import Claim, State
@@ -28,7 +29,6 @@ from crust.proxy.guard import Targets
 from crust.proxy.table import Table
 from crust.proxy.target import OnLook, Stack, Target, group_unknown, lost_its_group, on_look
 from crust.rpc.serving.health import Health
-from crust.supervised import Reports, supervised
 
 _PAUSE_FACTOR = 10
 """After a look, pause for this many times its duration. Hints coalesce meanwhile."""

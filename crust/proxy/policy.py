@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from crust import deferral_keys, errors, volumes
-from crust.deferral_keys import Defer
+from crust.core import deferral_keys, errors, volumes
+from crust.core.deferral_keys import Defer
 from crust.kubernetes_api.pod_name import PodName
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from crust import deferral_keys, errors, metrics, operations, volumes
+from crust.core import deferral_keys, errors, metrics, operations, volumes
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers

@@ -6,7 +6,7 @@ handler. The numbers in the handler's answer finally come from a guest, so they 
 
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.entries import Entries
 from crust.proxy.runtimes.expand import DeferredExpand

@@ -6,7 +6,7 @@ operation that has the volume and the target, and outlives the caller's deadline
 
 from dataclasses import dataclass
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.proxy import policy
 from crust.proxy.backend import Backend, Caller

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record

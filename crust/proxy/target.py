@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from crust import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.handoff.claims import Claim
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record

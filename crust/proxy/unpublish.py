@@ -11,7 +11,7 @@ restarts then may find no mount point, and would never ask again.
 import logging
 from dataclasses import dataclass, replace
 
-from crust import operations, volumes
+from crust.core import operations, volumes
 from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.entry import UnknownHandoffFile

@@ -1,4 +1,5 @@
 """gRPC: sockets, channels, status codes, codecs, and what is logged of a call.
 
-The packages above raise errors of `crust.errors` and never name a status code. The packages below do not import grpc.
+The packages above raise errors of `crust.core.errors` and never name a status code. The packages
+below do not import grpc.
 """

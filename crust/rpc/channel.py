@@ -6,7 +6,7 @@ A bare channel is for programs that are a CO, a kubelet or a conformance suite t
 import grpc
 import grpc.aio
 
-from crust import errors
+from crust.core import errors
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path of unix(7), less the final NUL."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, stub
 from crust.rpc.status import PeerStatus

@@ -16,7 +16,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from crust import errors
+from crust.core import errors
 from crust.rpc import status
 from crust.rpc.status import PeerStatus
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 import grpc
 import grpc.aio
 
-from crust import errors, logs, traces
+from crust.core import errors, logs, traces
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.messages import call_fields

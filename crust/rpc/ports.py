@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from crust import errors, logs
+from crust.core import errors, logs
 from crust.rpc.call import Call
 from crust.rpc.port import Answers, Heard, Port, SocketPort
 from crust.rpc.serving import server

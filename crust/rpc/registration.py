@@ -1,6 +1,6 @@
 """Why the registration of a runtime handler is refused: by the proxy, and by the test kit for authors of runtimes."""
 
-from crust import errors
+from crust.core import errors
 
 
 class InvalidRegistration(errors.InvalidRequest):

@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
-from crust import credentials, errors, logs
+from crust.core import credentials, errors, logs
 from crust.rpc.messages import extensions
 
 DOMAIN = "crust.dev"

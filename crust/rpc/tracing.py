@@ -1,4 +1,4 @@
-"""Turns tracing on, and gives each unary call that is served a span; `crust.traces` has the rest.
+"""Turns tracing on, and gives each unary call that is served a span; `crust.core.traces` has the rest.
 
 Spans go to an OpenTelemetry collector by OTLP over gRPC. Where it is, and what it gets, is said by the variables that
 every program with OpenTelemetry has (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, …).
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 import crust
-from crust import credentials, errors, traces
+from crust.core import credentials, errors, traces
 from crust.rpc import status
 from crust.rpc.call import Call
 from crust.rpc.messages import call_fields

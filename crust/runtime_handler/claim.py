@@ -18,7 +18,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Self
 
-from crust import credentials, errors, logs, traces, volumes
+from crust.core import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.host.process import workers

@@ -9,7 +9,7 @@ reservation does the rest.
 
 import os
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, in_use
 

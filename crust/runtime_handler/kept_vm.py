@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.host.process import oserrors
 from crust.runtime_handler import claim, keepers, take_claim

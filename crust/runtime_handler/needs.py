@@ -7,7 +7,7 @@ ignored silently: no limits, files that the pod cannot read, a filesystem that i
 
 from collections.abc import Collection, Iterator
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 
 Feature = volumes.HandlerFeature

@@ -14,7 +14,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.rpc import status
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.mounts import mount_api, mountinfo

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
@@ -49,7 +49,7 @@ class FeatureNotOffered(errors.Unsupported):
 
 
 class Handler(Protocol):
-    """The calls that a runtime implements. They raise errors of `crust.errors`.
+    """The calls that a runtime implements. They raise errors of `crust.core.errors`.
 
     For a target path that no sandbox has claimed they raise `errors.NotReady`.
     """

@@ -15,7 +15,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.host.mounts import mount_api, mountinfo

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import crust
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.handoff.store import Store

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from crust import errors, logs, volumes
+from crust.core import errors, logs, volumes
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import Client
 from examples.kata.vm import spec

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
 from crust.ceph import caps, claim_object, fencing
+from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused

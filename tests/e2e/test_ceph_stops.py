@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import errors
 from crust.ceph import claim_object
 from crust.ceph.failures import CephMonitorsUnreachable
+from crust.core import errors
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import daemon, volume

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2

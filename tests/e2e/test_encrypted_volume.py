@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.nodes.whole_node import MIB, WholeNode
 

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.nodes.whole_node import MIB, WholeNode, refusal

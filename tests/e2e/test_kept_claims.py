@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.runtime_handler import claim_volume, keepers
 from crust.wire.csi.v1 import csi_pb2

@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 import rbd
 
-from crust import volumes
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import claims, fencing
@@ -18,6 +17,7 @@ from crust.ceph.claims import Host
 from crust.ceph.cluster_image import watchers
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import POOL
 from tests.support.ceph import krbd_bench

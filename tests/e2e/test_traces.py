@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from crust.core.volumes import TargetPath
 from crust.handoff import layout
-from crust.volumes import TargetPath
 from tests.support.nodes.whole_node import WholeNode, refusal, whole_node
 from tests.support.pages.otlp import Received, Receiver, receiving
 

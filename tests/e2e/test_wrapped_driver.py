@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crust import errors
+from crust.core import errors
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud

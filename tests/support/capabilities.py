@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from tests.support.third_party import csi_sanity, ember

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 
 
 def raised(

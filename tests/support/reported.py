@@ -2,7 +2,7 @@
 
 import asyncio
 
-from crust import operations
+from crust.core import operations
 
 
 async def reported() -> None:

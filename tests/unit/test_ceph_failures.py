@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from crust import errors
 from crust.ceph import failures
 from crust.ceph.failures import Step
+from crust.core import errors
 
 
 def _translated(number: int, step: Step) -> errors.CrustError:

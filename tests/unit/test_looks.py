@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from crust import errors
+from crust.core import errors
+from crust.core.operations import KeyedOperations, SystemCallTimedOut
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.operations import KeyedOperations, SystemCallTimedOut
 
 
 @pytest.fixture(autouse=True)

@@ -32,12 +32,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.records import Index
+from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
 
 

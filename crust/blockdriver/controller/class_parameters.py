@@ -16,8 +16,8 @@ An unknown key is refused: a misspelt one would have no effect for the life of t
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crust import deferral_keys, errors, quantities, volumes
-from crust.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
+from crust.core import deferral_keys, errors, quantities, volumes
+from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
 from crust.host.filesystems import mkfs
 
 _SIDECARS = "csi.storage.k8s.io/"

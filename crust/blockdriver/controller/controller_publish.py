@@ -11,7 +11,6 @@ was renamed, the pool was moved); that node has the volume until it is unpublish
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.controller.node_part import NodeVolumes
 from crust.blockdriver.engines.protocol import Provisioning, StillAttached
 from crust.blockdriver.records import capability_check
@@ -20,6 +19,7 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
 from crust.host.process import workers
 
 

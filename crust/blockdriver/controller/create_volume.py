@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
 from crust.blockdriver.controller import capacity, class_parameters, topology
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
@@ -32,6 +31,7 @@ from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
+from crust.core import errors, volumes
 from crust.host.process import workers
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from crust import errors, volumes
 from crust.blockdriver.controller import class_parameters, create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.engines.protocol import Provisioning
@@ -21,6 +20,7 @@ from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.core import errors, volumes
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
 
 PAGE_MAX = 5000

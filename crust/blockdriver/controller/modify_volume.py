@@ -17,7 +17,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from crust import errors, operations, volumes
 from crust.blockdriver.controller import capacity, class_parameters
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import LimitEnforcement, NodeVolumes
@@ -26,6 +25,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.core import errors, operations, volumes
 from crust.host.process import workers
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

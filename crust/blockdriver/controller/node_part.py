@@ -6,8 +6,8 @@ controller part the node part of its own process. These calls must also make sen
 
 from typing import Protocol
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import Attachment
+from crust.core import volumes
 
 
 class NodeVolumes(Protocol):

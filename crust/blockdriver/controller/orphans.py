@@ -12,10 +12,10 @@ tried again an hour later.
 
 import logging
 
-from crust import errors, operations, volumes
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, operations, volumes
 from crust.host.process import workers
 
 GRACE_S = 24 * 3600.0

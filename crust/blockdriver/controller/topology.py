@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 
 KEY = "crust.dev/node"
 _PREFIX_MAX_BYTES = 253

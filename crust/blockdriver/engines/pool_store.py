@@ -8,8 +8,8 @@ read, so no write undoes another's, in whatever process that was.
 import enum
 from typing import Protocol
 
-from crust import errors
-from crust.pool_ids import PoolIds
+from crust.core import errors
+from crust.core.pool_ids import PoolIds
 
 
 class PoolAbsent(errors.PeerUnavailable):

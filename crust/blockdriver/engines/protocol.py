@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from crust import errors, volumes
 from crust.blockdriver.engines.pool_store import PoolHome, RecordKind, RecordStore
+from crust.core import errors, volumes
 from crust.host.files.held_directory import Place
 
 

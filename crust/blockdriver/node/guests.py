@@ -11,7 +11,7 @@ guest's state is unknown, which is not the same as "no guest has it".
 from collections.abc import Callable
 from typing import Protocol
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.rpc import channel, status
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import Port, SocketPort, stub

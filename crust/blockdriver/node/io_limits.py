@@ -15,12 +15,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node.guests import Guests
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from crust.host.mounts.device_mounts import ShownDevices
 

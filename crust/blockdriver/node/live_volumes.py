@@ -6,9 +6,9 @@ caller that needs to know whether a volume is attached, staged or published asks
 
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_state import NodeState, Published
+from crust.core import errors, volumes
 from crust.host.mounts import device_mounts, mountinfo
 
 

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.node.node_state import NodeState
@@ -21,6 +20,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import workers

@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.filesystems.filesystem_preparation import (
@@ -34,6 +33,7 @@ from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
 
 

@@ -25,8 +25,8 @@ from typing import Literal, TypeVar
 
 import pydantic
 
-from crust import errors, volumes
 from crust.blockdriver.records import models
+from crust.core import errors, volumes
 from crust.host.files import durable
 from crust.host.process import oserrors
 

@@ -7,13 +7,13 @@ guest, which the shim asks, not this process.
 
 from dataclasses import dataclass
 
-from crust import errors, operations, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, operations, volumes
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo

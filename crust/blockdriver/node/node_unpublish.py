@@ -13,7 +13,6 @@ does not.
 import os
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import (
     Attachment,
     ForeignImage,
@@ -24,6 +23,7 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records.pool import Pool
+from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo

@@ -10,10 +10,10 @@ tried again an hour later.
 
 import logging
 
-from crust import errors, operations, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
+from crust.core import errors, operations, volumes
 from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import workers
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.records.records import Index
+from crust.core import errors, volumes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ published read-only is mounted read-only, and one that another node has is not s
 
 from dataclasses import dataclass
 
-from crust import errors, mount_options, volumes
 from crust.blockdriver.records.models import Usage, VolumeRecord
+from crust.core import errors, mount_options, volumes
 
 DEFAULT_FS_TYPE = "ext4"
 

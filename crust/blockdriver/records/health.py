@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import (
@@ -26,6 +25,7 @@ from crust.blockdriver.records.models import (
 )
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.core import errors, volumes
 
 _SHOWN = 100
 """The most findings of this kind in one answer."""

@@ -27,7 +27,7 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 
 SCHEMA = 1
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)

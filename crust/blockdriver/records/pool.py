@@ -1,8 +1,8 @@
 """The pool of a driver: its ids, and whether it is served now. Where it is, and how it is known, its engine says."""
 
-from crust import errors
 from crust.blockdriver.engines.pool_store import PoolHome
-from crust.pool_ids import PoolIds
+from crust.core import errors
+from crust.core.pool_ids import PoolIds
 
 
 class Pool:

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from crust import errors, volumes
 from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records.models import RecordUnreadable, StoredRecord, Summary
+from crust.core import errors, volumes
 
 UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
 """Errors of one record or image only: damaged, owned by another user, a bad sector."""

@@ -3,7 +3,6 @@
 import contextlib
 from dataclasses import dataclass
 
-from crust import errors, operations, volumes
 from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner, Volume
@@ -19,6 +18,7 @@ from crust.blockdriver.services import deadlines, messages, roles
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.core import errors, operations, volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2

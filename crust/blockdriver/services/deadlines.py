@@ -9,7 +9,7 @@ their own, and fsGroup of many files.
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import TypeVar
 
-from crust import operations, volumes
+from crust.core import operations, volumes
 from crust.rpc.call import Call
 
 T = TypeVar("T")

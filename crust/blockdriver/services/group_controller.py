@@ -5,9 +5,9 @@ A group snapshot is an operation under its own id, which also locks all its volu
 
 from collections.abc import Iterable
 
-from crust import errors, volumes
 from crust.blockdriver.services import deadlines, snapshot_calls
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
+from crust.core import errors, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import limits

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import crust
-from crust import errors, operations
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.roles import CsiProfile, Role
+from crust.core import errors, operations
 from crust.kubernetes_api.csi_driver import ATTACHES
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions

@@ -7,7 +7,6 @@ The controller's responses as protobuf. Differences between CSI 1.12 and 1.13 ar
 
 from collections.abc import Mapping
 
-from crust import deferral_keys, volumes
 from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.controller.capacity import CapacityQuery
 from crust.blockdriver.controller.controller_publish import PublishRequest
@@ -19,6 +18,7 @@ from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import Health, PoolFinding
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.snapshots import content_source
+from crust.core import deferral_keys, volumes
 from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 

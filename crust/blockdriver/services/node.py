@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from crust import operations, volumes
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
@@ -20,6 +19,7 @@ from crust.blockdriver.records.records import Records
 from crust.blockdriver.services import deadlines, messages
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NodeIdentity
+from crust.core import operations, volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2

@@ -22,8 +22,8 @@ Which capabilities of the Controller service a driver advertises, by its CSI pro
 from dataclasses import dataclass
 from typing import Literal
 
-from crust import errors, volumes
 from crust.blockdriver.controller import topology
+from crust.core import errors, volumes
 from crust.wire.csi.v1 import csi_pb2
 
 Mode = Literal["all", "controller", "node"]

@@ -7,7 +7,6 @@ volume while it is copied, and a call during the copy gets ABORTED (CSI).
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from crust import errors, operations, volumes
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.services import deadlines, messages
@@ -15,6 +14,7 @@ from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NodeIdentity
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.core import errors, operations, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import limits

@@ -12,12 +12,12 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from crust import errors
 from crust.blockdriver.engines.protocol import Provisioning, Region
 from crust.blockdriver.records.models import SnapshotRecord
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.snapshots import take_snapshot
+from crust.core import errors
 from crust.rpc.call import Call
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2

@@ -7,7 +7,6 @@ was never given to anyone. Its filesystem keeps the UUID of its source's (`dupli
 from dataclasses import dataclass
 from typing import Literal
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records.models import (
     ContentRecord,
@@ -21,6 +20,7 @@ from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.core import errors, volumes
 from crust.host.process import workers
 
 

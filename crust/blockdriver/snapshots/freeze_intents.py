@@ -12,7 +12,7 @@ import logging
 import os
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.files import durable
 from crust.host.process import boot
 

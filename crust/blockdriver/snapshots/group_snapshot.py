@@ -7,13 +7,13 @@ before its members' records, and removed after them.
 import logging
 from collections.abc import Sequence
 
-from crust import errors, volumes
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots, begin_discard, image_of
+from crust.core import errors, volumes
+from crust.core.pool_ids import PoolIds
 from crust.host.process import workers
-from crust.pool_ids import PoolIds
 
 _log = logging.getLogger(__name__)
 

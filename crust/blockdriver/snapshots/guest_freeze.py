@@ -23,8 +23,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from crust import errors, volumes
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.process import workers
 

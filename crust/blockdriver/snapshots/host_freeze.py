@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import NodeAccess
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import device_mounts, mountinfo

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust import errors, operations, volumes
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.core import errors, operations, volumes
 from crust.host.process import workers
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.snapshots.guest_freeze import InGuest
 from crust.blockdriver.snapshots.host_freeze import Freezable
+from crust.core import errors, volumes
 from crust.host.block import holders
 from crust.host.mounts import device_mounts
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image, Provisioning
 from crust.blockdriver.records.models import (
     ContentRecord,
@@ -35,6 +34,7 @@ from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
+from crust.core import errors, volumes
 from crust.host.process import workers
 
 _ROUNDS = 8

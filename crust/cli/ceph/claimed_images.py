@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import click
 
-from crust import errors
 from crust.ceph import caps, claim_object, failures, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.probe import CephImageMissing
 from crust.ceph.user import CephUser
+from crust.core import errors
 
 
 @dataclass(frozen=True, slots=True)

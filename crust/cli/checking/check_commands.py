@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from crust import errors
 from crust.cli.inspecting.operator_commands import RUN_DIR
+from crust.core import errors
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.output import Format

@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from crust import credentials, errors
 from crust.cli import output
 from crust.cli.doctor.node import PROGRAMS
 from crust.cli.output import Column, Format
 from crust.cli.programs import daemons
-from crust.settings import loading
-from crust.settings.program import ProgramSettings
+from crust.core import credentials, errors
+from crust.core.settings import loading
+from crust.core.settings.program import ProgramSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from crust import errors
 from crust.conformance import catalogue, options, selection
+from crust.core import errors
 
 
 def of_driver(

@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 
-from crust import deferral_keys, errors
 from crust.cli import asking
+from crust.core import deferral_keys, errors
 from crust.host.process import workers
 from crust.rpc import status
 from crust.rpc.messages import extensions

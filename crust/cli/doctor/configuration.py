@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from crust import errors
 from crust.cli.doctor.finding import Finding, check, error, ok, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node
-from crust.settings.driver import DriverSettings
-from crust.settings.proxy import ProxySettings
-from crust.settings.shim import ShimSettings
+from crust.core import errors
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 
 
 @check("settings")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from crust.cli.doctor.finding import Finding, check, error, ok, warning
 from crust.cli.doctor.node import Mismatches, Node
-from crust.settings.loading import InvalidSettings
-from crust.settings.proxy import KubernetesSettings, ProxySettings
+from crust.core.settings.loading import InvalidSettings
+from crust.core.settings.proxy import KubernetesSettings, ProxySettings
 
 _ANSWER_S = 5.0
 """For a driver that is asked what its controller does."""

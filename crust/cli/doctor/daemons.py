@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import crust
-from crust import errors
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import versions as versions_
+from crust.core import errors
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 

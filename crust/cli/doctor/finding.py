@@ -4,8 +4,8 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from crust import errors
 from crust.cli.doctor.node import Node
+from crust.core import errors
 
 
 class Level(enum.Enum):

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from crust import errors
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
-from crust.settings.driver import OWN_DRIVER
-from crust.settings.proxy import ProxySettings
+from crust.core import errors
+from crust.core.settings.driver import OWN_DRIVER
+from crust.core.settings.proxy import ProxySettings
 
 
 @check("kubelet-root")

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust import errors
 from crust.cli.inspecting import views
+from crust.core import errors
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.program import ProgramSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
-from crust.settings.program import ProgramSettings
-from crust.settings.proxy import ProxySettings
-from crust.settings.shim import ShimSettings
 
 PROGRAMS: dict[str, type[ProgramSettings]] = {
     "node": NodeSettings,

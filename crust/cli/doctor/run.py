@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from crust import errors
 from crust.cli import asking, output
 from crust.cli.doctor import (
     configuration,
@@ -20,6 +19,7 @@ from crust.cli.doctor import (
 from crust.cli.doctor.finding import CHECKS, Finding, Level, error
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import show, watching
+from crust.core import errors
 from crust.host.mounts import propagation
 from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2

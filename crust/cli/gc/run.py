@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from crust import errors
 from crust.cli import asking, output
 from crust.cli.gc import orphans, proof, settle
 from crust.cli.gc.kernel import Host, Kernel
 from crust.cli.inspecting import show, views, watching
+from crust.core import errors
 from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2
 

@@ -7,11 +7,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust import errors
 from crust.cli import asking
 from crust.cli.gc import proof
 from crust.cli.gc.kernel import Kernel
 from crust.cli.gc.orphans import Orphan
+from crust.core import errors
 from crust.host.process import workers
 from crust.rpc.port import SocketPort, stub
 from crust.rpc.status import PeerStatus

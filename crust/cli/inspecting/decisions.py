@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from crust import errors
 from crust.cli import asking
+from crust.core import errors
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0

@@ -8,9 +8,9 @@ import os
 
 import grpc
 
-from crust import errors
 from crust.cli import asking
 from crust.cli.inspecting import views
+from crust.core import errors
 from crust.host.process import workers
 from crust.rpc import status as codes
 from crust.rpc.messages import extensions

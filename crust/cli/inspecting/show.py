@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from crust import errors
 from crust.cli import asking, output
 from crust.cli.asking import Stub
 from crust.cli.inspecting import probing, versions, views
+from crust.core import errors
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import crust
 from crust.cli.inspecting import views
-from crust.settings.driver import OWN_DRIVER
+from crust.core.settings.driver import OWN_DRIVER
 
 TODO = "restart it: first the runtimes, then the proxy, then shims, then the driver"
 WHY = "it was not restarted since the upgrade"

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from crust import errors
 from crust.cli import asking, output
 from crust.cli.inspecting import show
+from crust.core import errors
 from crust.wire.v1 import inspect_pb2
 
 INTERRUPTED = 128 + signal.SIGINT

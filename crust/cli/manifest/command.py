@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from crust import errors
 from crust.cli.install import shipped
 from crust.cli.programs import daemons
+from crust.core import errors
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
 from crust.host.process import oserrors
 from crust.node.settings import NodeSettings
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
 
 
 def run(config: Path | None, directory: Path, **choices: Any) -> int:

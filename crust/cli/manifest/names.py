@@ -9,8 +9,8 @@ import re
 from typing import Any, TypeVar
 
 from crust.cli.manifest.composition import Object
-from crust.settings.driver import OWN_DRIVER
-from crust.settings.loading import InvalidSettings
+from crust.core.settings.driver import OWN_DRIVER
+from crust.core.settings.loading import InvalidSettings
 
 T = TypeVar("T")
 EXAMPLE_SHARED = "rbd.csi.crust.dev"

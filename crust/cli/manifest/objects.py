@@ -12,9 +12,9 @@ from typing import Any
 
 from crust.cli.manifest import composition, names, problems
 from crust.cli.manifest.composition import Object
+from crust.core.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
+from crust.core.settings.loading import InvalidSettings
 from crust.node.settings import NodeSettings
-from crust.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
-from crust.settings.loading import InvalidSettings
 
 _PROGRAM = "driver manifest"
 _EXAMPLE_DRIVER = "csi.example.com"

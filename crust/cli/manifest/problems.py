@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 from crust.cli.manifest.composition import Pod
+from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.node.settings import NodeSettings
-from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 
 
 def of(pod: Pod, settings: NodeSettings | DriverSettings, *, own_image: bool) -> Iterator[str]:

@@ -85,8 +85,8 @@ def proxy(**flags: Any) -> None:
     from crust.cli.programs import daemons
 
     with daemons.loading():
+        from crust.core.settings.proxy import ProxySettings
         from crust.proxy import app
-        from crust.settings.proxy import ProxySettings
 
     flags["drivers"] = daemons.drivers(flags["drivers"])
     daemons.serve(ProxySettings, "proxy", app.run, flags)
@@ -129,8 +129,8 @@ def shim(**flags: Any) -> None:
     from crust.cli.programs import daemons
 
     with daemons.loading():
+        from crust.core.settings.shim import ShimSettings
         from crust.csi_shim import process
-        from crust.settings.shim import ShimSettings
 
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
@@ -179,7 +179,7 @@ def driver(context: click.Context, /, **flags: Any) -> None:
 
     with daemons.loading():
         from crust.blockdriver import serve
-        from crust.settings.driver import DriverSettings
+        from crust.core.settings.driver import DriverSettings
 
     daemons.serve(
         DriverSettings,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from crust import errors, logs
+from crust.core import errors, logs
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
-    from crust.settings.program import ProgramSettings
+    from crust.core.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +70,10 @@ def serve(
     """
     loaded = settings_of(model, program, flags, defaults=defaults)
     # here, because `crust status` should not pay for prometheus_client
-    from crust import metrics
     from crust.cli.programs import monitoring
+    from crust.core import metrics
+    from crust.core.settings.loading import InvalidSettings
     from crust.rpc import tracing
-    from crust.settings.loading import InvalidSettings
 
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc
@@ -103,7 +103,7 @@ def settings_of(
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load the settings; exits 2 for bad ones."""
-    from crust.settings import loading
+    from crust.core.settings import loading
 
     config = flags.pop("config", None) or installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -125,7 +125,7 @@ def installed(program: str) -> Path | None:
 
 def text(program: str, path: Path) -> str:
     """A settings file. Raises `InvalidSettings`."""
-    from crust.settings.loading import InvalidSettings
+    from crust.core.settings.loading import InvalidSettings
 
     try:
         return path.read_text(encoding="utf-8")

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from crust import errors
 from crust.blockdriver.engines.files import memory_beside
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli.programs import daemons
+from crust.core import errors
+from crust.core.settings import loading
+from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.node.settings import NodeSettings
-from crust.settings import loading
-from crust.settings.driver import LOCAL_ENGINES, DriverSettings
 
 _TABLES = frozenset(NodeSettings.model_fields) - frozenset(DriverSettings.model_fields)
 

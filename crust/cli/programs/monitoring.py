@@ -24,7 +24,7 @@ from typing import Any
 import prometheus_client
 from prometheus_client import exposition
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors
 from crust.rpc.serving import daemon
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crust import volumes
 from crust.conformance.runtimes.subject import SIZE, Subject
+from crust.core import volumes
 from crust.host.block import devices
 
 

@@ -18,7 +18,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from crust.host.process import commands, workers

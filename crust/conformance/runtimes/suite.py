@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from crust import volumes
 from crust.conformance import plugin, report
 from crust.conformance.catalogue import Case
 from crust.conformance.options import RunOptions
 from crust.conformance.results import Exchange, Finding, Results
 from crust.conformance.runtimes.subject import RuntimeNotUsable, Subject
+from crust.core import volumes
 from crust.runtime_handler import testing
 
 CASES = Path(__file__).parent

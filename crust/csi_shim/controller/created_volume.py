@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Self
 
-from crust import deferral_keys, errors
+from crust.core import deferral_keys, errors
+from crust.core.deferral_keys import Defer
 from crust.csi_shim.wrap import admission, vendors
-from crust.deferral_keys import Defer
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 

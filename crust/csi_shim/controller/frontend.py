@@ -18,7 +18,9 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from crust import deferral_keys
+from crust.core import deferral_keys
+from crust.core.deferral_keys import Defer
+from crust.core.supervised import Reports
 from crust.csi_shim.controller.created_volume import (
     DeferralRequest,
     as_block,
@@ -26,12 +28,10 @@ from crust.csi_shim.controller.created_volume import (
     remove_keys,
     to_driver,
 )
-from crust.deferral_keys import Defer
 from crust.rpc.call import Call
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.port import Port, stub
 from crust.rpc.serving.service import Methods, Unary, parsed
-from crust.supervised import Reports
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _CONTROLLER = "/csi.v1.Controller/"

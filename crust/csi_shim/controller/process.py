@@ -5,16 +5,16 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
-from crust import errors
+from crust.core import errors
+from crust.core.deferral_keys import Defer
+from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller.frontend import ControllerShim, Users
-from crust.deferral_keys import Defer
 from crust.host.process import oserrors, workers
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.service import Service
-from crust.settings.shim import DetachAccess, ShimSettings
 
 
 @asynccontextmanager

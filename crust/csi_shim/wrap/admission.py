@@ -7,7 +7,7 @@ one filesystem on it destroy it. So the access mode is judged as the CO sent it,
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.csi_shim.wrap import vendors
 from crust.host.mounts import mount_parameters
 from crust.rpc.messages import csi, limits

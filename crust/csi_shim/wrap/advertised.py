@@ -16,7 +16,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
-from crust import volumes
+from crust.core import volumes
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import limits

@@ -6,7 +6,7 @@ passphrase, which is the guest's. Everything else stays: access mode, publish co
 the vendor's keys.
 """
 
-from crust import deferral_keys
+from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.wire.csi.v1 import csi_pb2
 

@@ -8,7 +8,7 @@ through as bytes.
 
 from dataclasses import dataclass
 
-from crust import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import (

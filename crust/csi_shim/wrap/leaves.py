@@ -15,7 +15,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.csi_shim.wrap import vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.host.block import device_nodes, devices, in_use

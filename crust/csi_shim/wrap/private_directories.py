@@ -20,7 +20,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors, syscalls
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.csi_shim.wrap import as_block, leaves, private_directories
 from crust.csi_shim.wrap.inner import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from crust import operations
+from crust.core import operations
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.csi_shim.wrap.staging import Volume

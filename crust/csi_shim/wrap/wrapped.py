@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crust import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.runtime_client import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.inner import InnerNode

@@ -3,7 +3,7 @@
 import os
 import stat
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors, sysfs
 
 _BY_NUMBER = "/sys/dev/block"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.process import sysfs
 
 _BY_NUMBER = "/sys/dev/block"

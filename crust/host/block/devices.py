@@ -19,7 +19,7 @@ import stat
 import struct
 from collections.abc import Iterable
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import DeviceInUse

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loopctl
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls, sysfs

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import devices, holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import Holder

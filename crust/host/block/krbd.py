@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import device_nodes, devices, holders
 from crust.host.process import kernel_keys, network_namespace, oserrors, sysfs
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import holders, loop_devices, loopctl
 from crust.host.block.loop_devices import LoopDevice
 from crust.host.files import flocks, sparse

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import loopctl
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.process import sysfs
 
 CONFIGURE = 0x4C0A

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import commands, confined, oserrors
 
 _LIBRARY = "libblkid.so.1"

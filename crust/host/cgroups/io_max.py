@@ -7,7 +7,7 @@ numbers, so there is no moment with some of them. Source: Linux Documentation/ad
 import errno
 import os
 
-from crust import volumes
+from crust.core import volumes
 
 _FILE = "io.max"
 _KEYS = {

@@ -16,7 +16,7 @@ import errno
 import os
 from typing import Protocol
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.cgroups.io_max import IoMax
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors

@@ -15,7 +15,7 @@ import secrets
 import stat
 from collections.abc import Callable
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors

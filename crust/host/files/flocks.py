@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors
 
 

@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors, syscalls
 
 

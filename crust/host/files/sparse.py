@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors

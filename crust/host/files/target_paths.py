@@ -15,9 +15,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from crust import errors
+from crust.core import errors
+from crust.core.volumes import TargetPath
 from crust.host.process import oserrors, syscalls
-from crust.volumes import TargetPath
 
 _DEPTH_MAX = 64
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -5,7 +5,7 @@ The kernel parses a filesystem only when it is mounted: what is decided before t
 
 from collections.abc import Sequence
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import holders
 from crust.host.filesystems import superblocks
 from crust.host.process import commands, confined, workers

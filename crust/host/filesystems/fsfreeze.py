@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import holders
 from crust.host.process import oserrors, syscalls
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import struct
 
-from crust import errors
+from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
 from crust.host.process import capabilities, oserrors, workers

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from crust import deferral_keys, errors
+from crust.core import deferral_keys, errors
 from crust.host.block import devices, holders, signatures
 from crust.host.block.signatures import Blank, Filesystem
 from crust.host.filesystems import supported

@@ -12,7 +12,7 @@ import struct
 import uuid
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.filesystems import supported
 from crust.host.process import oserrors
 

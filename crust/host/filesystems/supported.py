@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from crust import errors
+from crust.core import errors
 
 Row = TypeVar("Row")
 

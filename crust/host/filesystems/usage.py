@@ -10,7 +10,7 @@ first, and there it is refused. No UUID is ever changed: the tools that could wo
 
 import os
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.filesystems import superblocks
 from crust.host.mounts.mountinfo import Mount
 from crust.host.process import oserrors

@@ -7,7 +7,7 @@ and a name are reused, so a caller first makes sure that the device is still the
 import os
 from dataclasses import dataclass
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.mounts import mountinfo
 
 _NODE_FILESYSTEMS = ("devtmpfs", "tmpfs")

@@ -14,7 +14,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.process import oserrors
 
 _FILE_BITS = 0o660

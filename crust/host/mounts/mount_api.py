@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import holders
 from crust.host.mounts import mount_parameters, mountinfo
 from crust.host.mounts.mount_parameters import InvalidMountOption

@@ -1,6 +1,7 @@
 """Options of mount(8), sorted for the kernel's mount calls (fsconfig(2), fsmount(2)).
 
-Which options a volume may have is decided in `crust.mount_options`; this file knows only how the kernel takes them.
+Which options a volume may have is decided in `crust.core.mount_options`; this file knows how the kernel
+takes them.
 
 There are three kinds: attributes of the mount (nosuid, noatime, …), parameters of the filesystem, which pass
 unchanged and which the kernel checks, and options for user space only (nofail, x-…), which are dropped. Options for
@@ -10,7 +11,7 @@ other kinds of mounts (bind, remount, …) are refused. Values may be credential
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 
 _NOATIME = 0x10
 _STRICTATIME = 0x20

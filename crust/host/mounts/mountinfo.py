@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.mounts import statmount
 from crust.host.process import oserrors, syscalls, sysfs
 

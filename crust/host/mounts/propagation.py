@@ -15,7 +15,7 @@ initial PID namespace.
 import os
 from collections.abc import Iterable
 
-from crust import errors
+from crust.core import errors
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors
 
 STDERR_TAIL_BYTES = 4096

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 
 DEVICE = "/dev/volume"
 """Where the confined program finds the device."""

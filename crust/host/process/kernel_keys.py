@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors, syscalls
 
 _THREAD_KEYRING = -1

@@ -11,7 +11,7 @@ answers a mistake of crust, so it is no InvalidRequest.
 import errno
 import os
 
-from crust import errors
+from crust.core import errors
 
 
 class FileMissing(errors.NotFound):

@@ -4,7 +4,7 @@ A system call that hangs keeps its thread until the kernel lets it go: nothing i
 part of a process has threads of its own, their number is bounded, and new work asks first whether one can be had
 (`check_free`). The threads are daemons: a process ends while one of them hangs. How long a caller waits is not
 decided here: an operation or a look has one thread at a time, keeps its key while that one hangs, and tells its
-callers so (`crust.operations`).
+callers so (`crust.core.operations`).
 
 The pool of a call belongs to the operation, not to the function: code below calls `run`, and gets a thread of the
 pool that is `used` around it. Nothing uses the event loop's own threads (asyncio.to_thread), which nobody watches;
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from crust import errors
+from crust.core import errors
 
 P = ParamSpec("P")
 T = TypeVar("T")

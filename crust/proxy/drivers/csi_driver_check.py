@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 import grpc
 
-from crust import errors
-from crust.deferral_keys import Defer
+from crust.core import errors
+from crust.core.deferral_keys import Defer
+from crust.core.settings.proxy import ServedDriver
 from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration, Mismatch
 from crust.rpc.port import Port, stub
 from crust.rpc.ports import Ports
 from crust.rpc.status import PeerStatus
-from crust.settings.proxy import ServedDriver
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 _log = logging.getLogger(__name__)

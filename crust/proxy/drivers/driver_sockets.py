@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
+from crust.core.settings.proxy import ServedDriver
 from crust.proxy.backend import Backend
 from crust.proxy.drivers.plugin_registration import Registration, registering
 from crust.proxy.service import CsiService
@@ -15,7 +16,6 @@ from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
 from crust.rpc.serving.service import Service
-from crust.settings.proxy import ServedDriver
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ removed, the kubelet forgets the driver; so the socket exists exactly as long as
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from crust import errors
+from crust.core import errors
 from crust.rpc.call import Call
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon

@@ -9,7 +9,7 @@ code. A temporary condition (the device is still small, the sandbox boots) is UN
 
 import asyncio
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.entries import Entries

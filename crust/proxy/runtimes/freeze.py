@@ -8,7 +8,7 @@ writes.
 The proxy keeps no state for it. The guest keeps the time limit: the caller, this process and the handler may all die.
 """
 
-from crust import errors
+from crust.core import errors
 from crust.handoff.record import Record
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events

@@ -6,7 +6,7 @@ A deferred publish that the handler cannot serve is an error that says why; it n
 import re
 from collections.abc import Iterable
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.proxy.runtimes.handlers import Feature, Handler
 from crust.proxy.target import Target
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from crust import errors, metrics, volumes
+from crust.core import errors, metrics, volumes
 from crust.rpc.registration import HandlerNameTaken
 
 Feature = volumes.HandlerFeature

@@ -13,7 +13,7 @@ be silently ignored.
 import contextlib
 import logging
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.proxy.runtimes.handlers import Handler
 from crust.rpc import channel, port, status
 from crust.rpc.messages import crust_v1

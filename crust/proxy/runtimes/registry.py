@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 
 import crust
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.runtimes.handlers import Feature, Handler, Handlers

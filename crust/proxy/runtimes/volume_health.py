@@ -5,7 +5,7 @@ first. If it reports a problem, that is the answer even if the guest does not re
 the guest cannot be asked, the health is not known: that is an error, and not "healthy".
 """
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.proxy.entries import Entries
 from crust.proxy.runtimes.handlers import Feature, Handlers

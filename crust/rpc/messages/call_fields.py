@@ -15,7 +15,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from crust import logs
+from crust.core import logs
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
 

@@ -7,7 +7,7 @@ here.
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from crust import credentials, errors, volumes
+from crust.core import credentials, errors, volumes
 from crust.wire.v1 import types_pb2
 
 LONGEST_FREEZE_S = 60

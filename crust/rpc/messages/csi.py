@@ -8,7 +8,7 @@ error's text.
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from crust import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 

@@ -8,7 +8,7 @@ be longer, so they are not counted. Errors name the field and its length, never 
 import re
 from collections.abc import Mapping
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 
 MAP_MAX_BYTES = 4096
 RECORDED_ID_MAX_BYTES = 512

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf import descriptor
 from google.protobuf.message import Message
 
-from crust import credentials
+from crust.core import credentials
 from crust.rpc.messages import call_fields
 from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2

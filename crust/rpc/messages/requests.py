@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from google.protobuf import message
 
-from crust import errors
+from crust.core import errors
 
 Request = TypeVar("Request", bound=message.Message)
 DecodeError = message.DecodeError

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from prometheus_client import Histogram
 
-from crust import metrics, operations
+from crust.core import metrics, operations
 from crust.rpc.messages import call_fields, redaction
 
 _log = logging.getLogger(__name__)

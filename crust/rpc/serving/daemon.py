@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import flocks
 from crust.host.process import systemd, workers
 from crust.rpc.serving.health import Health

@@ -7,7 +7,7 @@ logged, a repeated report is not.
 import logging
 from collections.abc import Mapping
 
-from crust import errors
+from crust.core import errors
 
 _log = logging.getLogger(__name__)
 

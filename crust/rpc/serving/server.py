@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from crust import errors, operations
+from crust.core import errors, operations
+from crust.core.supervised import supervised
 from crust.host.files import flocks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel
@@ -24,7 +25,6 @@ from crust.rpc.serving import sockets
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Service
 from crust.rpc.status import PeerStatus, pairs
-from crust.supervised import supervised
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 

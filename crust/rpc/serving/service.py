@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from google.protobuf import descriptor, message_factory
 
-from crust import errors, logs, traces
+from crust.core import errors, logs, traces
 from crust.rpc import status, tracing
 from crust.rpc.call import Call
 from crust.rpc.messages import call_fields, limits, requests

@@ -17,7 +17,7 @@ import stat
 import struct
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import oserrors
 
 _PROBE_S = 2.0

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from crust import errors
+from crust.core import errors
+from crust.core.operations import KeyedOperations, OperationInProgress
+from crust.core.supervised import supervised
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.operations import KeyedOperations, OperationInProgress
 from crust.rpc.serving.health import Health
-from crust.supervised import supervised
 
 CHECK_S = 5.0
 """Between two checks of a part, in seconds."""

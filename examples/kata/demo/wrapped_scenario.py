@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from crust import deferral_keys
+from crust.core import deferral_keys
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import Kubelet

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from crust import errors
+from crust.core import errors
 from examples.kata.guest import image
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust import errors
+from crust.core import errors
 
 
 class PackagesUnavailable(errors.PeerUnavailable):

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust import volumes
 from crust.ceph import attach
 from crust.ceph.attach import Host, Mode
+from crust.core import volumes
 from crust.handoff.record import Record
 from examples.kata.runtime.taken_images import Taken, TakenImages
 

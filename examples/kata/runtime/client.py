@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from crust import errors
+from crust.core import errors
 from examples.kata.runtime import messages
 
 

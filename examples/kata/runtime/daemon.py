@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import crust
-from crust import volumes
 from crust.ceph.attach import Host
+from crust.core import volumes
 from crust.host.files import durable, flocks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature

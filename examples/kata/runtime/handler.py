@@ -5,7 +5,7 @@ Implements `crust.runtime_handler.service.Handler`. Usage is what the guest repo
 
 import asyncio
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import devices
 from examples.kata.runtime.sandbox import Sandbox

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from crust import deferral_keys, runtime_handler, volumes
+from crust import runtime_handler
+from crust.core import deferral_keys, volumes
 from crust.handoff import claims, store
 from crust.handoff.record import Record
 from crust.runtime_handler import kept_vm

@@ -9,7 +9,8 @@ A sandbox has a volume and no container here. docs/runtime-author.md describes t
 import asyncio
 from dataclasses import dataclass
 
-from crust import errors, runtime_handler, volumes
+from crust import runtime_handler
+from crust.core import errors, volumes
 from examples.kata.runtime import ports
 from examples.kata.runtime.sandboxes import Sandboxes
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from crust import errors
+from crust.core import errors
 
 LIMIT_BYTES = 1 << 20
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, Resolved
 from examples.kata.runtime.taken_images import Taken

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import NotDeferred, kept_vm
 from examples.kata.runtime import messages, ports, volume

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.runtime_handler import kept_vm
 from examples.kata.runtime import ports, volume
 from examples.kata.runtime.sandbox import Sandbox

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pydantic
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.files import durable
 
 _log = logging.getLogger(__name__)

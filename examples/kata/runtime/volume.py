@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust import deferral_keys, errors, traces, volumes
+from crust.core import deferral_keys, errors, traces, volumes
 from crust.handoff.record import Record
 from crust.runtime_handler import of_publish
 from examples.kata.runtime import ports

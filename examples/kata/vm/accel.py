@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pydantic
 
-from crust import errors
+from crust.core import errors
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 import pydantic
 
-from crust import errors, logs
+from crust.core import errors, logs
 from examples.kata.guest.agent import protocol
 from examples.kata.vm import budget, faults, values
 

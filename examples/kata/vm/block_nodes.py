@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pydantic
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import durable
 from examples.kata.vm import faults, images, qmp
 

@@ -5,7 +5,7 @@ import base64
 from collections import deque
 from collections.abc import AsyncIterator
 
-from crust import errors
+from crust.core import errors
 from examples.kata.vm import agent, faults, values
 
 # How much output the guest may send ahead per container; also the most that this process buffers for one.

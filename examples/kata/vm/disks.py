@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.vm import block_nodes, faults, images, qmp
 from examples.kata.vm.block_nodes import Disk
 

@@ -6,7 +6,7 @@ the class of the error.
 
 from pathlib import Path
 
-from crust import errors
+from crust.core import errors
 
 
 class VmAlreadyControlled(errors.NotReady):

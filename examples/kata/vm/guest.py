@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 
-from crust import errors
+from crust.core import errors
 from examples.kata.vm import agent, containers, faults, values
 
 ANSWER_S = 30.0

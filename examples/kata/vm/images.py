@@ -10,7 +10,7 @@ There is no timeout for I/O: a guest whose cluster does not answer waits, as wit
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust import volumes
+from crust.core import volumes
 
 _CONF = """\
 # of one disk of this virtual machine; the key is not here

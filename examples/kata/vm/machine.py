@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.vm import (
     agent,
     block_nodes,

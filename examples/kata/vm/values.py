@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from crust import volumes
+from crust.core import volumes
 
 
 @dataclass(frozen=True, slots=True)

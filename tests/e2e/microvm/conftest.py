@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crust import errors
+from crust.core import errors
 from examples.kata.guest import image
 from examples.kata.vm import machine, spec, values
 

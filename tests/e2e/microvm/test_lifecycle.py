@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.microvm.conftest import MIB, make_disk, shell

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, shell
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import loop
 from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell

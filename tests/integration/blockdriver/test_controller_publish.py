@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
 from tests.support.raised import raised

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import deferral_keys
+from crust.core import deferral_keys
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block
 from tests.support.raised import raised

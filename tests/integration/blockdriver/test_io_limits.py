@@ -6,11 +6,11 @@ import tempfile
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver import serve
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.node import guests
 from crust.blockdriver.records import models
+from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_expand, node_unpublish
+from crust.core import volumes
 from crust.host.block import devices, loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.publish import node_publish, publish_rules
+from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures
 from crust.host.files import target_paths
 from crust.host.mounts import fs_group, mount_api, mountinfo

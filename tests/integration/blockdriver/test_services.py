@@ -15,10 +15,10 @@ from crust.blockdriver import app, serve
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.modify_volume import InterruptedChanges
 from crust.blockdriver.driver import Driver
+from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.host.files import flocks
 from crust.rpc import channel
 from crust.rpc.messages import csi, extensions
-from crust.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers.block_driver import caller, mount
 from tests.support.faults.refusals import refused

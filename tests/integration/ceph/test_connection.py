@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors
 from crust.ceph import binding, probe
 from crust.ceph import connection as connection_module
 from crust.ceph.connection import Connection
@@ -23,6 +22,7 @@ from crust.ceph.failures import (
     CephPoolMissing,
 )
 from crust.ceph.user import CephUser, MonitorsInvalid, Timeouts
+from crust.core import errors
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 

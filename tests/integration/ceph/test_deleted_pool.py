@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, owed
@@ -20,6 +19,7 @@ from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephMonitorsUnreachable, CephPoolMissing
 from crust.ceph.user import CephUser
+from crust.core import errors, volumes
 from crust.host.block.krbd import KernelRbd
 from examples.cluster.ceph_cluster import CephCluster
 from tests.integration.ceph.conftest import QUICK

@@ -10,10 +10,10 @@ import pytest
 import rados
 import rbd
 
-from crust import errors, volumes
 from crust.ceph import attach, caps, claim_object
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.test_volume_users import VOLUME, Node, node
 from tests.support.co import create_request

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import CephUser
+from crust.core import volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 

@@ -14,15 +14,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import volumes
+from crust.core import volumes
+from crust.core.settings import loading
+from crust.core.settings.driver import OWN_DRIVER
 from crust.handoff import store
 from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from crust.node import process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
-from crust.settings import loading
-from crust.settings.driver import OWN_DRIVER
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster

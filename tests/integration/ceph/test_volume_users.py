@@ -15,9 +15,9 @@ import pytest
 from crust.blockdriver.engines.rbd.node import volume_users
 from crust.blockdriver.engines.rbd.node.volume_users import VolumeUsers
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.core.volumes import VolumeId
 from crust.rpc import channel
 from crust.rpc.messages import csi
-from crust.volumes import VolumeId
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver

@@ -13,10 +13,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
 from crust.blockdriver.services.roles import Role
+from crust.core import volumes
+from crust.core.settings.program import ProgramSettings
+from crust.core.settings.proxy import KubernetesSettings
 from crust.handoff import store
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
@@ -26,8 +28,6 @@ from crust.proxy import app as proxy_app
 from crust.proxy import guard
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
-from crust.settings.program import ProgramSettings
-from crust.settings.proxy import KubernetesSettings
 from tests.support.co import MIB, MODE, Co, capability
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.proxy import guard

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from crust.blockdriver.services.roles import Role
+from crust.core.settings.proxy import KubernetesSettings
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
-from crust.settings.proxy import KubernetesSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MODE, capability

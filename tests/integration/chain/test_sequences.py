@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import layout
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
@@ -234,7 +234,7 @@ async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain
     with chain.sandbox(target):
         pass
     script = (
-        "import sys; from crust.runtime_handler import claim_volume as c; from crust import volumes as v; "
+        "import sys; from crust.runtime_handler import claim_volume as c; from crust.core import volumes as v; "
         "h = c(sys.argv[1], v.TargetPath(sys.argv[2]), v.SandboxId('vm'), v.HandlerName('kata')); "
         "print('has it', flush=True); sys.stdin.read()"
     )

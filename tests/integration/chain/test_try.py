@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.cli.checking import trial
+from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
 from tests.support.raised import raised

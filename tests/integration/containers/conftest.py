@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import store
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo

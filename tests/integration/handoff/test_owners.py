@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.handoff import claims, layout
 from crust.handoff.claims import ClaimLock
 from crust.handoff.lock_file import UntrustedLock

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import devices as host_devices
 from crust.host.block import holders, loop, loop_devices
 from crust.host.files import target_paths

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.root
 
 _SERVE = """
 import asyncio, sys
-from crust import errors
+from crust.core import errors
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service
 

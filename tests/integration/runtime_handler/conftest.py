@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import loop, loop_devices

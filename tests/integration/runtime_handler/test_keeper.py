@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
 from crust.host.block import devices
@@ -95,7 +95,7 @@ def test_claim_outlives_the_daemon_and_ends_with_the_vm(
     daemon = f"""
 import os, signal
 from pathlib import Path
-from crust import volumes
+from crust.core import volumes
 from crust.runtime_handler import claim_volume, keepers
 target = volumes.TargetPath.parse({TARGET.text!r})
 claim = claim_volume({store.root!r}, target, volumes.SandboxId("sandbox-1"), volumes.HandlerName({HANDLER!r}))

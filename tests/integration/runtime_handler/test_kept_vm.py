@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record

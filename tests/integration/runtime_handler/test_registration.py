@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
+from crust.core.operations import KeyedOperations
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.operations import KeyedOperations
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.runtimes.handlers import Feature as ProxysFeature

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api

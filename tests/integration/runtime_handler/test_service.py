@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.proxy.runtimes.handlers import Handler
 from crust.proxy.runtimes.peers import HandlerNotResponding, HandlerPeers
 from crust.rpc import channel

@@ -13,7 +13,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from crust import deferral_keys, volumes
+from crust.core import deferral_keys, volumes
+from crust.core.settings.program import ProgramSettings
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.handoff import store
@@ -25,7 +26,6 @@ from crust.proxy import app as proxy_app
 from crust.proxy import guard
 from crust.rpc import channel
 from crust.runtime_handler import claim_volume
-from crust.settings.program import ProgramSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import cloud, disks
 from tests.support.co import Co, capability, publish_request, stage_request

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from tests.integration.wrap.conftest import DEFERRED, SECRETS, Wrapped
 from tests.support.faults.refusals import refused
 

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import deferral_keys, volumes
+from crust.core import deferral_keys, volumes
+from crust.core.operations import KeyedOperations
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
-from crust.operations import KeyedOperations
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, Wrapped, node_with
 from tests.support.co import MIB

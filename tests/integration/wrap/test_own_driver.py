@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import volumes
 from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
+from crust.core import volumes
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.handoff import store
 from crust.host.block import devices

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.deferral_keys import Defer
+from crust.core.deferral_keys import Defer
 from crust.rpc import outcome
 from crust.rpc.status import PeerStatus
 from tests.integration.wrap.conftest import DEFERRED, NAMED, Volume, Wrapped, node_with

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust.deferral_keys import Defer
+from crust.core.deferral_keys import Defer
 from tests.integration.wrap.conftest import NAMED, Wrapped, node_with
 from tests.support.co import capability
 from tests.support.faults.refusals import refused

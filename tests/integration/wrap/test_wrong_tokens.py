@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import logs
+from crust.core import logs
 from tests.integration.wrap.conftest import Wrapped
 from tests.support.faults.refusals import refused
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import rbd
 
-from crust import volumes
 from crust.ceph import fencing
+from crust.core import volumes
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2

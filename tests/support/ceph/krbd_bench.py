@@ -322,7 +322,7 @@ async def _capacity_known(bench: Bench) -> None:
 
 _OF_A_POOL = """\
 import sys
-from crust import volumes
+from crust.core import volumes
 from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, own_user
@@ -346,7 +346,7 @@ async def in_a_process(bench: Bench, method: str, pool: str, user: str, volume_i
 
 _KILLED = """\
 import os, signal, sys
-from crust import volumes
+from crust.core import volumes
 from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.engines.rbd import Place
 from crust.blockdriver.engines.rbd.node import access, host_devices, own_user

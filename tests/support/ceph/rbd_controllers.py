@@ -3,7 +3,6 @@
 import uuid
 from pathlib import Path
 
-from crust import volumes
 from crust.blockdriver.app import build
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
@@ -14,6 +13,7 @@ from crust.blockdriver.snapshots.content_source import Wanted
 from crust.ceph.connection import Connection
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser, Timeouts
+from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 
 CONTROLLER = Role("controller", is_shared=True)

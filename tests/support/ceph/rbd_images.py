@@ -3,10 +3,10 @@
 import hashlib
 from typing import Any
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.ceph import cluster_image
+from crust.core import volumes
 
 MIB = 1024**2
 OBJECT = 4 * MIB

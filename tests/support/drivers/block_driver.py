@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
 from crust.blockdriver.services.roles import CsiProfile, Role
+from crust.core import volumes
+from crust.core.pool_ids import PoolIds
 from crust.host.cgroups import throttling
-from crust.pool_ids import PoolIds
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request, publish_request, stage_request

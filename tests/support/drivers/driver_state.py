@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from crust import errors, volumes
 from crust.blockdriver import app
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
@@ -15,6 +14,7 @@ from crust.blockdriver.controller.modify_volume import (
 )
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.node import guests
+from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import mount

@@ -17,7 +17,7 @@ sys.path.insert(0, DIRECTORY)
 if ORDER == "driver-first":
     own, own_grpc = importlib.import_module("csi_pb2"), importlib.import_module("csi_pb2_grpc")
 
-from crust import volumes  # noqa: E402
+from crust.core import volumes  # noqa: E402
 from crust.csi_shim import library  # noqa: E402
 from crust.rpc.messages import extensions  # noqa: E402
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust import volumes
+from crust.core import volumes
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 

@@ -6,7 +6,6 @@ Without `has_devices` nothing is a device of this host, as with an engine whose 
 import dataclasses
 from collections.abc import Mapping
 
-from crust import errors, volumes
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.protocol import (
     READ_WRITE,
@@ -21,6 +20,7 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
     StillAttached,
 )
+from crust.core import errors, volumes
 
 POOL_BYTES = 10 * 1024**3
 SPARE_BYTES = POOL_BYTES // 99

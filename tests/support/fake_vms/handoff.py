@@ -5,7 +5,8 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crust import errors, runtime_handler, volumes
+from crust import runtime_handler
+from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.vm import block_nodes, faults, values, vm_directory
 from tests.support.fake_vms.guest import USAGE, FakeConsole, FakeGuest
 from tests.support.fake_vms.world import MIB, RunningVm, World

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from examples.kata.runtime.taken_images import Taken
 from examples.kata.vm import values

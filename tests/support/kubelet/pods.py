@@ -5,7 +5,7 @@ A sandbox claims by the handoff directory as the SDK does (`fake_handler.sandbox
 
 from contextlib import ExitStack
 
-from crust import errors
+from crust.core import errors
 from tests.support.kubelet.disk import Disk
 from tests.support.kubelet.state import Pod
 from tests.support.runtimes import fake_handler

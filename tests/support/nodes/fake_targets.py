@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Writers

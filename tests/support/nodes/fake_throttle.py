@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.cgroups.throttling import CannotThrottle
 
 NONE = volumes.IoLimits()

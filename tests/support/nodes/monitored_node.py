@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from crust import volumes
+from crust.core import volumes
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import Kubelet

@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc.aio
 
-from crust import volumes
+from crust.core import volumes
+from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.csi_shim import process
 from crust.csi_shim.wrap import frontend
 from crust.handoff import store
@@ -19,7 +20,6 @@ from crust.proxy import app
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.target import Stack
 from crust.rpc import channel
-from crust.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver

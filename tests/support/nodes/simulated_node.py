@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import store
 from crust.rpc import channel
 from crust.runtime_handler import registration, service

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from crust.core.operations import KeyedOperations
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.operations import KeyedOperations
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.look import Looks

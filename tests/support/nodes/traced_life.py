@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from crust import volumes
 from crust.blockdriver.node.node_expand import OnlineGrowthRefused
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.nodes.fake_throttle import FakeThrottle

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from crust import errors
+from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo import orphans
 from examples.kata.demo.kubelet import MOUNT, Kubelet

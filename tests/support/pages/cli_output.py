@@ -15,7 +15,7 @@ from crust.cli.gc import run as gc
 from crust.cli.gc.orphans import Orphan
 from crust.cli.gc.proof import Check
 from crust.cli.inspecting import show, views
-from crust.volumes import HandlerFeature
+from crust.core.volumes import HandlerFeature
 
 _AWAY = (
     "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "

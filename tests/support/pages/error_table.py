@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.rpc import status
 
 Kind = type[errors.CrustError]

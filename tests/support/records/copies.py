@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 
-from crust import errors
+from crust.core import errors
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2

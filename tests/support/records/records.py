@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import replace
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 
 TARGET = volumes.TargetPath.parse(

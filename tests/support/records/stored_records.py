@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from crust import volumes
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.records import FileRecords, Reserve
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
@@ -31,10 +30,11 @@ from crust.blockdriver.records.models import (
 )
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.core import volumes
+from crust.core.pool_ids import PoolIds
 from crust.handoff import claims
 from crust.handoff.store import Store
 from crust.host.process import boot
-from crust.pool_ids import PoolIds
 from tests.support.records.records import PUBLISHED_AT, TARGET, a_record
 
 BOOT = "11111111-2222-3333-4444-555555555555"

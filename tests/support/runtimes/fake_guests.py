@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of

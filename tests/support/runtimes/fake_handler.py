@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.runtime_handler import registration, service
 from tests.support.drivers.fake_driver import Gate

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
 

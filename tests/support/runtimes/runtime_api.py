@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust import volumes
+from crust.core import volumes
 from crust.rpc import channel
 from crust.rpc.messages import crust_v1
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from crust import metrics, volumes
 from crust.blockdriver.lost_nodes import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
+from crust.core import metrics, volumes
+from crust.core.supervised import supervised
 from crust.kubernetes_api.api import KubernetesApiUnavailable
 from crust.rpc.serving.health import Health
-from crust.supervised import supervised
 
 VOLUMES = (volumes.VolumeId("one"), volumes.VolumeId("two"))
 

@@ -7,8 +7,8 @@ import pytest
 
 from crust.blockdriver import serve
 from crust.ceph.user import MonitorsInvalid
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
 
 PLACE = {"monitors": "[v2:192.0.2.1:3300,v1:192.0.2.1:6789]", "pool": "kubernetes"}
 USER = {"user": "crust", "key_file": "/etc/crust/ceph.key"}

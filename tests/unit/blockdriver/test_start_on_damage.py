@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import boot
 from tests.support.drivers import driver_state
 

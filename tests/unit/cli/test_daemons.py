@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import operations
 from crust.cli.programs import daemons
+from crust.core import operations
+from crust.core.settings.driver import DriverSettings
 from crust.host.process import workers
-from crust.settings.driver import DriverSettings
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:
@@ -63,7 +63,7 @@ def test_stop_that_hangs_ends_the_process_and_says_what_hung() -> None:
     """A call that the kernel does not let go: the successor must not wait for it."""
     script = """if True:
         import asyncio, os, signal
-        from crust import logs
+        from crust.core import logs
         from crust.cli.programs import daemons
 
         async def serve():

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import crust
-from crust import errors
 from crust.cli import install, main
 from crust.cli.doctor import csi_driver_objects, run
 from crust.cli.doctor.finding import CHECKS, Finding, Level
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import views
+from crust.core import errors
 from crust.host.mounts import mountinfo, propagation
 from tests.support.drivers import fake_driver
 from tests.support.nodes import fake_kubernetes

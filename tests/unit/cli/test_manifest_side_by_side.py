@@ -8,8 +8,8 @@ import kubernetes_validate
 import pytest
 
 from crust.cli.manifest import names
+from crust.core.settings import loading
 from crust.node.settings import NodeSettings
-from crust.settings import loading
 from tests.unit.cli.test_manifest import KUBERNETES, Objects, config, made, rendered, run
 from tests.unit.cli.test_manifest_of_roles import text_of
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
 from crust.cli.programs import monitoring
+from crust.core import errors
 from crust.rpc.serving.daemon import Daemon, starting
 from tests.support.raised import raised
 

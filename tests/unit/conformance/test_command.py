@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from crust import errors
 from crust.cli.main import main
 from crust.conformance import catalogue, options, suite
 from crust.conformance.capabilities import CREATE
 from crust.conformance.options import Options, Parameters
+from crust.core import errors
 from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
 

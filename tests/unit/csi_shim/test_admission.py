@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crust import deferral_keys, errors, mount_options, volumes
+from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.csi_shim.wrap import admission, as_block, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
 from crust.csi_shim.wrap.private_directories import PrivatePaths

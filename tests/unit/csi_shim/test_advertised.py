@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import deferral_keys
+from crust.core import deferral_keys
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.advertised import Advertised
 from crust.csi_shim.wrap.frontend import Wrapping

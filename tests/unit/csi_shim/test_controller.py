@@ -12,12 +12,12 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crust import errors
+from crust.core import errors
+from crust.core.deferral_keys import Defer
+from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller import process as controller_process
 from crust.csi_shim.controller.frontend import Users
-from crust.deferral_keys import Defer
 from crust.rpc import channel
-from crust.settings.shim import DetachAccess, ShimSettings
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import capability, create_request
 from tests.support.faults.refusals import refused

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves, private_directories
 from crust.csi_shim.wrap.inner import InnerNode
 from crust.csi_shim.wrap.leaves import Driver, Kind, Seen, State, Undo

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.csi_shim.wrap import leaves
 from tests.support.raised import raised
 

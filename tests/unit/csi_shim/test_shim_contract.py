@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import deferral_keys
+from crust.core import deferral_keys
 from crust.csi_shim import deferral, process
 from crust.rpc import channel
 from crust.rpc.messages import extensions

@@ -11,9 +11,9 @@ import pytest
 
 from crust.cli import main
 from crust.cli.doctor import finding
+from crust.core.settings import loading
+from crust.core.settings.proxy import ProxySettings
 from crust.node.settings import NodeSettings
-from crust.settings import loading
-from crust.settings.proxy import ProxySettings
 from tests.support.pages import cli_output
 from tests.unit.cli.test_manifest import config, made
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
 from crust.cli import explain
+from crust.core import errors
 from crust.rpc import status
 from tests.support.pages import error_table
 from tests.support.raised import raised

@@ -11,19 +11,19 @@ import pydantic
 import pytest
 from pydantic_core import PydanticUndefined
 
-from crust import deferral_keys, metrics
 from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.node import node_stats
 from crust.blockdriver.records import health
 from crust.cli import main
+from crust.core import deferral_keys, metrics
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.program import ProgramSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 from crust.host.filesystems import supported
 from crust.node.settings import NodeSettings
 from crust.proxy.runtimes import volume_health
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
-from crust.settings.program import ProgramSettings
-from crust.settings.proxy import ProxySettings
-from crust.settings.shim import ShimSettings
 from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]

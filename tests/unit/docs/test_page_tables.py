@@ -102,7 +102,7 @@ def test_all_of_public_module_equals_its_row(module: str) -> None:
     assert [name for name in public.__all__ if not hasattr(public, name)] == []
 
 
-@pytest.mark.parametrize("module", ["crust.errors", "crust.volumes"])
+@pytest.mark.parametrize("module", ["crust.core.errors", "crust.core.volumes"])
 def test_all_of_core_module_has_every_class(module: str) -> None:
     public = importlib.import_module(module)
     defined = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from examples.kata.guest.agent import protocol
 from examples.kata.vm import agent, budget, containers, faults, guest, values
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from examples.kata.runtime import control, messages
 from examples.kata.runtime.client import Client, RuntimeRefused, RuntimeUnreachable
 from examples.kata.runtime.sandboxes import Sandboxes

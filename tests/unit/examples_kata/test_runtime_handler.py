@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from examples.kata.runtime import handler, messages
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.vm import faults

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from examples.kata.runtime import control
 from examples.kata.runtime.client import Client, RuntimeRefused
 from examples.kata.runtime.sandboxes import Sandboxes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, operations, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.claims import State
 from examples.kata.runtime import handler, messages, sandbox
 from examples.kata.runtime.sandboxes import Sandboxes, SandboxNotAdopted

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, runtime_handler, volumes
+from crust import runtime_handler
 from crust.ceph.claims import Host
+from crust.core import errors, volumes
 from crust.handoff import claims, store
 from crust.handoff.claims import State
 from crust.handoff.record import Record

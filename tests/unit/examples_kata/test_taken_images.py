@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from examples.kata.runtime.taken_images import Taken, TakenImages
 from tests.support.records.records import IMAGE, TARGET
 

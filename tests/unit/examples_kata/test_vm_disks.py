@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from examples.kata.vm import descriptors, disks, faults, images, qmp
 
 IMAGE = volumes.NetworkImage("fsid", "pool", "", "vol-1", ("127.0.0.1:3300",), "user")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.handoff import claims, layout
 from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableHandoffRecord

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, reserved
 from crust.handoff.store import Store
 from tests.support.faults import crashes, syncs

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crust import errors, mount_options, volumes
+from crust.core import errors, mount_options, volumes
 from crust.handoff import record as records
 from crust.handoff import reserved
 from crust.handoff.layout import Layout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout, reserved
 from crust.handoff.claims import HeldBySandbox, NotPublished
 from crust.handoff.look import IN_TURN, Looks

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crust.deferral_keys import Defer
+from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver, csi_driver_objects
 from crust.kubernetes_api.api import KubernetesApi

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from crust.deferral_keys import Defer
+from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver_objects, following, objects
 from crust.kubernetes_api.api import KubernetesApi

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from crust import errors
-from crust.deferral_keys import Defer
+from crust.core import errors
+from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import following
 from crust.kubernetes_api.volumes_in_use import VolumesInUse

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from crust.blockdriver import serve
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.program import ProgramSettings
 from crust.node.settings import NodeSettings
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
-from crust.settings.program import ProgramSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
 FOREIGN = """

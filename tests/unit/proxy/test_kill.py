@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import store
 from crust.rpc import channel
 from crust.runtime_handler import registration, service

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.rpc.messages import crust_v1
 from crust.wire.v1 import inspect_pb2, runtime_pb2, types_pb2

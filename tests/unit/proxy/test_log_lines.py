@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import errors, logs
+from crust.core import errors, logs
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused

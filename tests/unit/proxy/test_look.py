@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import errors, supervised, volumes
+from crust.core import errors, supervised, volumes
+from crust.core.operations import KeyedOperations
 from crust.handoff import entry, layout, look
 from crust.handoff.claims import Claim, State
-from crust.operations import KeyedOperations
 from crust.proxy import look as proxy_look
 from crust.proxy.events import Event, Events
 from crust.rpc.serving.health import Health

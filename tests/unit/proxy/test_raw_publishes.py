@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.oserrors import ProcessOutOfResources
 from crust.proxy.publish import raw_targets

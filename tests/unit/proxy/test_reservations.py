@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo

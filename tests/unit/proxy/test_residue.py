@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
 from crust.proxy import backend

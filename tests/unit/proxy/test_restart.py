@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.files import flocks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import look
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.proxy import target as decisions

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.handoff.store import Store

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.rpc.messages import csi, limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.raised import raised

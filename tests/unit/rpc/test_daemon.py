@@ -6,8 +6,8 @@ import os
 import grpc
 import pytest
 
+from crust.core.operations import KeyedOperations
 from crust.host.files import flocks
-from crust.operations import KeyedOperations
 from crust.rpc import channel
 from crust.rpc.serving import daemon, server
 from tests.unit.rpc.test_server import echo_service

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.rpc import outcome, status
 from crust.rpc.outcome import Residue
 from crust.rpc.status import PeerStatus

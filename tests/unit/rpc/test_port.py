@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from crust import errors, logs
+from crust.core import errors, logs
 from crust.rpc.call import Call
 from crust.rpc.messages.call_fields import CallFields
 from crust.rpc.port import Heard, Port, SocketPort, stub

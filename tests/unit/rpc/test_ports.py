@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import errors, logs
+from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.ports import Ports

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from crust import logs
+from crust.core import logs
 from crust.rpc.messages import redaction
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability as capability_of

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import flocks
 from crust.rpc import channel
 from crust.rpc.call import Call

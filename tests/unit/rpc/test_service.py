@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from crust import errors, logs, metrics, traces
+from crust.core import errors, logs, metrics, traces
 from crust.rpc import channel, status
 from crust.rpc.call import Call
 from crust.rpc.serving import server

@@ -4,14 +4,14 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from crust import errors
+from crust.core import errors
 from crust.rpc import status
 from crust.rpc.status import PeerStatus
 from tests.support.pages import error_table
 
 Code = grpc.StatusCode
 BRANCHES = [
-    each for each in errors.CrustError.__subclasses__() if each.__module__ == "crust.errors"
+    each for each in errors.CrustError.__subclasses__() if each.__module__ == "crust.core.errors"
 ]
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from crust import logs, traces
+from crust.core import logs, traces
 from crust.rpc import port, tracing
 from tests.support.raised import raised
 

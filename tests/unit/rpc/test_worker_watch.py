@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from crust import operations
+from crust.core import operations
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc.serving.health import Health

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.store import Store
 from crust.runtime_handler import Claim, Resolved, State, needs, registration, service

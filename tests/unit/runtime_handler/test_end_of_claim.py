@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.handoff.store import Store
 from crust.runtime_handler import Claim, ClaimLost, reclaim_volume

@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust.core.operations import KeyedOperations
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.operations import KeyedOperations
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.runtimes.handlers import Handlers

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.runtime_handler import NotDeferred, Resolved, resolve_source

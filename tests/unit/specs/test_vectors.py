@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.handoff import claims, layout, lock_file
 from crust.handoff.record import parse
 from tests.support.records.records import TARGET

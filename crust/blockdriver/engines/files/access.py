@@ -14,9 +14,9 @@ import hashlib
 import os
 from collections.abc import Mapping
 
-from crust import errors, volumes
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
+from crust.core import errors, volumes
 from crust.host.block import devices, loop, loop_devices
 from crust.host.files import file_copy, sparse
 

@@ -5,8 +5,8 @@ The only place that turns a volume's id into a path: an id that could name anoth
 
 from collections.abc import Callable
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ImageMissing
+from crust.core import errors, volumes
 from crust.host.files import sparse
 from crust.host.files.held_directory import Place
 

@@ -23,11 +23,11 @@ from typing import Annotated
 
 import pydantic
 
-from crust import errors
 from crust.blockdriver.engines.pool_store import PoolAbsent
+from crust.core import errors
+from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable, flocks
 from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
-from crust.pool_ids import POOL_ID, PoolIds
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crust import errors, volumes
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
@@ -19,6 +18,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     StillAttached,
 )
+from crust.core import errors, volumes
 from crust.host.files import durable, sparse
 
 _LEAST_SPARE_BYTES = 64 * 1024**2

@@ -13,8 +13,8 @@ import os
 import threading
 import time
 
-from crust import errors
 from crust.blockdriver.engines.pool_store import RecordChanged
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.held_directory import Place
 from crust.host.process import oserrors

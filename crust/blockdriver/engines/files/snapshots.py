@@ -9,7 +9,6 @@ compared by the positions of their blocks; on other filesystems the positions me
 
 from collections.abc import Mapping
 
-from crust import errors
 from crust.blockdriver.engines.protocol import (
     Image,
     ImageMissing,
@@ -17,6 +16,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
 )
+from crust.core import errors
 from crust.host.block import devices
 from crust.host.files import extents, file_copy, sparse
 from crust.host.files.held_directory import Place

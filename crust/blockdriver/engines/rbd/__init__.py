@@ -29,7 +29,7 @@ from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import provisioning
 from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
 from crust.blockdriver.engines.rbd.records import RbdRecords
-from crust.pool_ids import pool_of
+from crust.core.pool_ids import pool_of
 
 __all__ = ["Place", "engine", "node_engine"]
 

@@ -21,7 +21,6 @@ from typing import Annotated
 
 import pydantic
 
-from crust import errors
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import object_name, present
@@ -29,8 +28,9 @@ from crust.ceph import binding, controller_lock, failures, omap
 from crust.ceph.binding import Ioctx, WriteOp
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephClientBlocklisted
+from crust.core import errors
+from crust.core.pool_ids import POOL_ID, PoolIds
 from crust.host.files import durable
-from crust.pool_ids import POOL_ID, PoolIds
 
 SCHEMA = 1
 OBJECT = "crust.pool"

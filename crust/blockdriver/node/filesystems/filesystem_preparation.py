@@ -23,12 +23,12 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
 from crust.host.block import devices, in_use, signatures
 from crust.host.files import ofdlocks
 from crust.host.files.held_directory import Place

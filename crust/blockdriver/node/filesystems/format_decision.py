@@ -16,8 +16,8 @@ A volume that guests had may have a filesystem of theirs while its record still 
 import enum
 from collections.abc import Callable
 
-from crust import errors
 from crust.blockdriver.records.models import ContentRecord
+from crust.core import errors
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crust import deferral_keys, errors, volumes
 from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
@@ -17,6 +16,7 @@ from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
+from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, in_use
 from crust.host.mounts import device_mounts
 from crust.host.process import workers

@@ -12,7 +12,6 @@ A reader's device takes no writes, so nothing is made or repaired on it.
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Access, NoHostDevice
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.filesystems.filesystem_preparation import (
@@ -23,6 +22,7 @@ from crust.blockdriver.node.filesystems.filesystem_preparation import (
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
+from crust.core import errors, volumes
 from crust.host.process import workers
 
 

@@ -14,7 +14,6 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_state import NodeState, Published
@@ -23,6 +22,7 @@ from crust.blockdriver.node.publish.host_image import HostImage, Preparation
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.filesystems import usage

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust import deferral_keys, errors, mount_options, volumes
 from crust.blockdriver.engines.protocol import Attachment, NoHostDevice
 from crust.blockdriver.node.live_volumes import LiveVolumes, NotStaged
 from crust.blockdriver.node.node_state import NodeState, Published
@@ -25,6 +24,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.host.filesystems import usage
 
 _SIDECARS = "csi.storage.k8s.io/"

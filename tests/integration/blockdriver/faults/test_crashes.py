@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import Bench, block, mount

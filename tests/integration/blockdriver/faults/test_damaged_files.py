@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.process import boot
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loop, loop_devices
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api, mountinfo

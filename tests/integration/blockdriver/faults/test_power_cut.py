@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
+from crust.core import volumes
 from crust.host.block import loop_devices
 from crust.host.filesystems import superblocks
 from crust.host.process import commands

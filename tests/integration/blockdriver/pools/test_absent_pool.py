@@ -14,15 +14,15 @@ import grpc.aio
 import pytest
 from click.testing import CliRunner
 
-from crust import metrics
 from crust.blockdriver import app, serve
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import main
+from crust.core import metrics
+from crust.core.settings.driver import OWN_DRIVER
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.rpc.messages import csi
 from crust.rpc.serving.daemon import Daemon
-from crust.settings.driver import OWN_DRIVER
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers.block_driver import mount
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.protocol import Access
 from crust.blockdriver.records import models
+from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block, caller, mount

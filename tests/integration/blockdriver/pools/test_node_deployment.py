@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.controller import capacity, topology
 from crust.blockdriver.node.live_volumes import NotStaged
 from crust.blockdriver.services.roles import Role
+from crust.core import volumes
 from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.process import capabilities

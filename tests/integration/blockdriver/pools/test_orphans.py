@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver import driver
 from crust.blockdriver.controller import orphans
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.node import node_state
+from crust.core import errors, volumes
 from crust.host.block import loop, loop_devices, loopctl
 from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, block, mount

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, operations, volumes
 from crust.blockdriver.node import node_unpublish
 from crust.blockdriver.node.publish import publish_rules
+from crust.core import errors, operations, volumes
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, Mode, block, is_there, mount

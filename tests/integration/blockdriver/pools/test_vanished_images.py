@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
+from crust.core import errors
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller, mount

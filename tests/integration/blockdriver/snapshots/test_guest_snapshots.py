@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.snapshots import guest_freeze
+from crust.core import volumes
 from crust.host.block import devices
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo

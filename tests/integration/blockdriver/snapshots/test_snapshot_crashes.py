@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.snapshots import host_freeze
+from crust.core import errors
 from crust.host.block import signatures
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, caller

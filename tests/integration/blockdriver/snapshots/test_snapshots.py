@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import operations
 from crust.blockdriver.controller import create_volume
 from crust.blockdriver.node import guests
 from crust.blockdriver.records import models
+from crust.core import operations
 from crust.host.filesystems import growth
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, operations, volumes
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
 from crust.blockdriver.records import models
 from crust.blockdriver.snapshots import group_snapshot
+from crust.core import errors, operations, volumes
 from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.filesystems import fsfreeze

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import Access, StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.own_user import OwnUser
@@ -14,6 +13,7 @@ from crust.ceph import claim_object, claims
 from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
 from crust.ceph.host_claims import HostClaim
+from crust.core import volumes
 from crust.host.process import boot
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, Bench, attached

@@ -19,9 +19,9 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import CephUser
+from crust.core.volumes import VolumeId
 from crust.kubernetes_api.out_of_service import TAINT
 from crust.rpc import channel
-from crust.volumes import VolumeId
 from crust.wire.csi.v1 import csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.test_node import _created, _serving

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.ceph import binding, controller_lock
@@ -17,6 +16,7 @@ from crust.ceph.controller_lock import (
     ControllerStandsBy,
 )
 from crust.ceph.failures import CephNotAnswering
+from crust.core import errors
 from crust.rpc.serving.health import Health
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
@@ -23,6 +22,7 @@ from crust.blockdriver.records.health import Kind
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.ceph.failures import CephMonitorsUnreachable, CephNotAnswering, CephQuotaReached
 from crust.ceph.user import Timeouts
+from crust.core import errors, volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created

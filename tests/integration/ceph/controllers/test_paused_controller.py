@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller.modify_volume import Change
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.place import Place
@@ -18,6 +17,7 @@ from crust.blockdriver.snapshots.take_snapshot import ContentChanged
 from crust.ceph import binding
 from crust.ceph.controller_lock import ControllerReplaced
 from crust.ceph.failures import CephClientBlocklisted
+from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import Controllers, created
 

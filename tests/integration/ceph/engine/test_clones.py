@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import background, copies, images
@@ -17,6 +16,7 @@ from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, p
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
+from crust.core import errors
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
 from tests.support.ceph import rbd_writer as writer

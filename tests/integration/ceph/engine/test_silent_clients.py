@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.engines.rbd.provisioning import background, copies, image_change, image_use
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
@@ -15,6 +14,7 @@ from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
 from crust.ceph import controller_lock, omap
 from crust.ceph.connection import EXPIRY_S
 from crust.ceph.failures import CephImageBusy
+from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph import rbd_writer as writer
 from tests.support.ceph.rbd_images import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from crust.core.pool_ids import PoolIds
 from crust.host.block import loop, loop_devices
-from crust.pool_ids import PoolIds
 from tests.integration.host.conftest import MIB, MakeFile, run
 
 pytestmark = pytest.mark.root

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use
 from crust.host.files import ofdlocks

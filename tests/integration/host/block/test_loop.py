@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import devices, loop, loop_devices, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run

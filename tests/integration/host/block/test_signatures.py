@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import devices, loop, signatures
 from crust.host.filesystems import mkfs, supported
 from tests.integration.host.conftest import MIB, Attach, read, run, write

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from crust.core.volumes import TargetPath
 from crust.host.block import loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api
-from crust.volumes import TargetPath
 from tests.integration.host.conftest import Attach
 from tests.support.raised import raised
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
+from crust.core.volumes import UsageUnit
 from crust.host.block import loop
 from crust.host.filesystems import fsfreeze, growth, mkfs, usage
 from crust.host.mounts import mount_api
 from crust.host.process import capabilities
-from crust.volumes import UsageUnit
 from tests.integration.host.conftest import MIB, Attach
 
 pytestmark = pytest.mark.root

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import devices
 from crust.host.filesystems import fsck, mkfs, superblocks, supported
 from tests.integration.host.conftest import Attach, run

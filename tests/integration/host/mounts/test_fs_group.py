@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.mounts import fs_group, mount_api
 from tests.support.raised import raised
 
@@ -121,7 +121,7 @@ def before_open(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, int], None]
 
 WITH_FEW_DESCRIPTORS = """
 import resource, sys
-from crust import volumes
+from crust.core import volumes
 from crust.host.mounts import fs_group
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 fs_group.apply(sys.argv[1], volumes.GroupChange(int(sys.argv[2]), volumes.GroupPolicy.ALWAYS))

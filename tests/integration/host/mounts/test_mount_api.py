@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import devices, holders, loop, loop_devices
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mount_parameters, mountinfo

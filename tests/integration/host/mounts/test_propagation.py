@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 
 _CHECK = """
 import sys
-from crust import errors
+from crust.core import errors
 from crust.host.mounts import propagation
 try:
     propagation.check([sys.argv[1]])

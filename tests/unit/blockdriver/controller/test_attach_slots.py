@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records.attach_slots import AttachSlots
+from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import mount
 from tests.support.drivers.driver_state import NODE

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller import capacity, create_volume, topology
 from crust.blockdriver.controller.capacity import CapacityQuery
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import PoolSpace
+from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.driver import Driver
@@ -13,6 +12,7 @@ from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.models import Attached, Usage
+from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.drivers.driver_state import NODE

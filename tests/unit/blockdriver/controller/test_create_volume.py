@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from crust import deferral_keys, errors, volumes
 from crust.blockdriver.controller import capacity, class_parameters, create_volume
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
@@ -18,7 +17,8 @@ from crust.blockdriver.records.capability_check import AboveLimit
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.content_source import Wanted
-from crust.pool_ids import PoolIds
+from crust.core import deferral_keys, errors, volumes
+from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
 from tests.support.raised import raised

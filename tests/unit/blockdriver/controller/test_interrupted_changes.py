@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from crust import errors, operations, volumes
 from crust.blockdriver.controller import modify_volume
 from crust.blockdriver.controller.modify_volume import Change, InterruptedChanges, Outcome
+from crust.core import errors, operations, volumes
 
 DRIVER = volumes.DriverName("block.csi.crust.dev")
 VOLUME = volumes.VolumeId("vol-1")

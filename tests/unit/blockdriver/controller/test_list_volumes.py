@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller import list_volumes
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
@@ -13,6 +12,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import models
 from crust.blockdriver.records.health import HealthCheck, Kind
+from crust.core import errors, volumes
 from crust.rpc.messages import limits
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB

@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.controller import modify_volume
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
@@ -18,6 +17,7 @@ from crust.blockdriver.node import guests
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import Limits, VolumeRecord
+from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend

@@ -2,9 +2,9 @@
 
 import pytest
 
-from crust import quantities, volumes
 from crust.blockdriver.controller import class_parameters
-from crust.deferral_keys import DEFER, Defer
+from crust.core import quantities, volumes
+from crust.core.deferral_keys import DEFER, Defer
 from crust.host.filesystems import supported
 from tests.support.raised import raised
 

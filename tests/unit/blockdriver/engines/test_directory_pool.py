@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
+from crust.core import errors
+from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
-from crust.pool_ids import PoolIds
 from tests.support.faults import crashes
 from tests.support.raised import raised
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines.files.access import FileAccess
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.protocol import Image
+from crust.core import volumes
 from tests.support.faults.syncs import recorded
 from tests.support.records import record_store_contract
 from tests.support.records.stored_records import file_records

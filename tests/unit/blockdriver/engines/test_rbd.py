@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.place import Place
@@ -18,6 +17,7 @@ from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering
 from crust.ceph.user import CephUser
+from crust.core import volumes
 from crust.host.block.krbd import KernelRbd
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.node_state import Published
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request
 from tests.support.drivers import memory_backend

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.filesystems.format_decision import Action
 from crust.blockdriver.records.models import ContentRecord, ContentState
+from crust.core import errors
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
 

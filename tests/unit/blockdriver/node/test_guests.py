@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.node import guests
+from crust.core import errors, volumes
 from tests.support.raised import raised
 from tests.support.runtimes import fake_guests
 from tests.support.runtimes.fake_guests import FakeGuests

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node.live_volumes import NotStaged
+from crust.core import volumes
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request, publish_request, stage_request

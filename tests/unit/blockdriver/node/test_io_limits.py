@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.mounts import mountinfo
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.node import node_state
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
-from crust.pool_ids import PoolIds
+from crust.core import errors, volumes
+from crust.core.pool_ids import PoolIds
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 IDS = PoolIds("0123456789abcdef")

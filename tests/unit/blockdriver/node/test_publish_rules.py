@@ -2,10 +2,10 @@
 
 import pytest
 
-from crust import volumes
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.core import volumes
 from tests.support.drivers.block_driver import Mode, block, mount
 from tests.support.raised import raised
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
-from crust.pool_ids import PoolIds
+from crust.core import errors, volumes
+from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults import crashes

@@ -6,14 +6,14 @@ from typing import cast
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
+from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
-from crust.pool_ids import PoolIds
 from tests.support.records.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
 from crust.blockdriver.records.records import Records
+from crust.core import errors
+from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
-from crust.pool_ids import PoolIds
 from tests.support.records.stored_records import file_records
 
 IDS = PoolIds("0123456789abcdef")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, operations, volumes
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import Attachment
+from crust.core import errors, operations, volumes
+from crust.core.operations import SystemCallTimedOut
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.operations import SystemCallTimedOut
 from crust.rpc import status
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from crust import errors
 from crust.blockdriver.services import identity
 from crust.blockdriver.services.identity import Identity
+from crust.core import errors
+from crust.core.operations import KeyedOperations
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
-from crust.operations import KeyedOperations
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2

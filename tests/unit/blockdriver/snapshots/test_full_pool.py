@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records.models import SnapshotRecord
+from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults.crashes import at_call, no_space

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
 from crust.blockdriver.node import guests
 from crust.blockdriver.snapshots import guest_freeze
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer, InGuest
+from crust.core import errors, volumes
 from tests.support.runtimes.fake_guests import FakeGuests
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")

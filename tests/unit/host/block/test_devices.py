@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.block.device_sets import DeviceSet, device_set
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.block import device_nodes, holders, krbd
 from crust.host.block.krbd import ImageName, KernelRbd, Login
 from crust.host.process import kernel_keys, network_namespace

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.host.cgroups import io_max
 from crust.host.cgroups.throttling import NONE, CannotThrottle, Cgroups
 from crust.host.mounts import mountinfo

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import extents, file_copy
 from crust.host.files.extents import Extent, _differences, _merged, _Placed
 from tests.support.faults.syncs import recorded

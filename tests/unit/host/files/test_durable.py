@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import durable
 from tests.support.faults.syncs import recorded
 

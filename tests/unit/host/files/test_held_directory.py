@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.files import sparse
 from tests.support.faults.syncs import recorded
 

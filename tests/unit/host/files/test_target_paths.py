@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors
+from crust.core import errors
+from crust.core.volumes import TargetPath
 from crust.host.files import target_paths
-from crust.volumes import TargetPath
 
 
 def target(path: Path) -> TargetPath:

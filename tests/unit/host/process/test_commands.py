@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import commands
 from tests.support.raised import raised
 

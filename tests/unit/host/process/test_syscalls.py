@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import errors
+from crust.core import errors
 from crust.host.process import boot, capabilities, oserrors, syscalls
 from crust.rpc import status
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import crust
-from crust import errors, operations
+from crust.core import errors, operations
 from crust.host.process import workers
 from crust.host.process.workers import NoWorkerFree, Workers
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from crust import volumes
 from crust.cli.inspecting import show
+from crust.core import volumes
 from crust.handoff import watch
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers

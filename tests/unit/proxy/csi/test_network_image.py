@@ -6,9 +6,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
+from crust.core.volumes import DeferredMount, HandlerFeature
 from crust.rpc.messages import csi
-from crust.volumes import DeferredMount, HandlerFeature
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.fake_driver import MIB, Gate
 from tests.support.faults.refusals import refused

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from crust import deferral_keys, errors, volumes
-from crust.deferral_keys import Defer
+from crust.core import deferral_keys, errors, volumes
+from crust.core.deferral_keys import Defer
 from crust.kubernetes_api.pod_name import PodName
 from crust.proxy.policy import Decision, Policy
 from tests.support.raised import raised

@@ -6,7 +6,7 @@ import os
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.proxy.runtimes.handlers import Feature
 from crust.runtime_handler import registration
 from crust.wire.v1 import inspect_pb2

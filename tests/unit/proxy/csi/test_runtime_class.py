@@ -8,7 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from crust.settings.proxy import KubernetesSettings
+from crust.core.settings.proxy import KubernetesSettings
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes

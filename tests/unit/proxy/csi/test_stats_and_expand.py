@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 from crust.proxy.runtimes import peers
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.proxy.target import Seen
 from crust.wire.csi.v1 import csi_pb2

@@ -8,11 +8,11 @@ import pytest_asyncio
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.services.roles import Role
+from crust.core.settings.proxy import ServedDriver
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
 from crust.proxy.drivers import csi_driver_check
 from crust.rpc.port import SocketPort
-from crust.settings.proxy import ServedDriver
 from tests.support.drivers import fake_driver, memory_backend
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.drivers.memory_backend import MemoryBackend

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import volumes
+from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.rpc import channel
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, inspect_pb2, runtime_pb2, types_pb2

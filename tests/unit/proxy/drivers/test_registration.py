@@ -4,9 +4,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from crust.core.settings.proxy import ProxySettings
 from crust.proxy import app
 from crust.rpc import channel
-from crust.settings.proxy import ProxySettings
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.support.drivers import fake_driver

@@ -5,8 +5,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from crust import volumes
-from crust.volumes import HandlerFeature
+from crust.core import volumes
+from crust.core.volumes import HandlerFeature
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node
 from tests.support.runtimes.fake_handler import ALL_FEATURES

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust import credentials, errors, volumes
+from crust.core import credentials, errors, volumes
 from crust.proxy.runtimes.handlers import Handler
 from crust.proxy.runtimes.peers import HandlerPeers
 from crust.rpc import status

@@ -19,7 +19,6 @@ from typing import Protocol
 
 import pydantic
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import (
     READ_WRITE,
     Access,
@@ -35,6 +34,7 @@ from crust.ceph import claim_object, claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
 from crust.ceph.host_claims import HostClaim
+from crust.core import errors, volumes
 from crust.host.block import devices, krbd
 from crust.host.block.krbd import ImageName, KernelRbd
 from crust.host.files import durable

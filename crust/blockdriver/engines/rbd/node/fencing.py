@@ -8,11 +8,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from crust import errors, metrics, volumes
 from crust.ceph import claim_object, fencing
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
+from crust.core import errors, metrics, volumes
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Access, Attachment, NoHostDevice, StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.host_claims import HostClaim
+from crust.core import errors, volumes
 from crust.host.block import krbd
 from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
 

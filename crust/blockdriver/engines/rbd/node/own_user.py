@@ -7,8 +7,8 @@ looked at: they are the guest's.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crust import volumes
 from crust.blockdriver.engines.rbd.place import Place
+from crust.core import volumes
 
 
 @dataclass(frozen=True, slots=True)

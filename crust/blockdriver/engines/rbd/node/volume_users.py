@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
-from crust import deferral_keys, errors, volumes
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding
@@ -27,7 +26,8 @@ from crust.ceph.binding import Ioctx, Rados
 from crust.ceph.connection import Connection
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser
-from crust.pool_ids import PoolIds
+from crust.core import deferral_keys, errors, volumes
+from crust.core.pool_ids import PoolIds
 
 MOST_OPEN = 16
 """Connections at once, of 16 threads and 50 MiB each; others are opened again when their volumes are used."""

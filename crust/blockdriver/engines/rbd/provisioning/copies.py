@@ -15,7 +15,6 @@ import errno
 import secrets
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
@@ -24,6 +23,7 @@ from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, feat
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
+from crust.core import errors, volumes
 
 WORK = "crust.work"
 _CLONE, FLATTEN = "clone.", "flatten."

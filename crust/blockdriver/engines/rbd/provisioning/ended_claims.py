@@ -9,10 +9,10 @@ import logging
 import threading
 import time
 
-from crust import errors
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claim_object, fencing
 from crust.ceph.failures import CephConnectionClosed
+from crust.core import errors
 
 PAUSE_S = 1.0
 _PAUSE_FACTOR = 10

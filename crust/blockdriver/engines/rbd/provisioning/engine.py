@@ -6,7 +6,6 @@ takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failure
 
 from dataclasses import dataclass
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import Image, PoolSpace, Region
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT
@@ -16,6 +15,7 @@ from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
 from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
+from crust.core import volumes
 
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""

@@ -8,9 +8,9 @@ import errno
 import struct
 from dataclasses import dataclass
 
-from crust import errors
 from crust.blockdriver.engines.rbd.place import ignoring
 from crust.ceph.binding import Ioctx
+from crust.core import errors
 
 _NO_SNAPSHOT = struct.pack("<Q", 2**64 - 2)
 _SIZE = struct.Struct("<BQ")

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from crust import errors
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_use
 from crust.blockdriver.engines.rbd.provisioning.image_use import ClientsSeen
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
+from crust.core import errors
 
 ASK_EVERY_S = 3.0
 _AGAIN_S = 0.5

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from crust import errors
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding, claim_object, claims, controller_lock, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import lockers, watchers
+from crust.core import errors
 
 _ANSWERS_WITHIN_MS = 3000
 

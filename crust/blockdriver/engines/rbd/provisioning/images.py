@@ -17,12 +17,12 @@ renamed to `deleted.<id>.<image id>`, the volume's id is free, and the image goe
 import errno
 from dataclasses import dataclass
 
-from crust import errors, volumes
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
+from crust.core import errors, volumes
 
 MARK = "crust.volume"
 DELETED = "deleted."

@@ -6,11 +6,11 @@ librbd limits per client, and an image has one writer. A limit of 0 is none: the
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust import volumes
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_change
 from crust.ceph import binding
+from crust.core import volumes
 
 _KEYS = {
     "rbd_qos_read_iops_limit": "read_iops",

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from crust import errors
 from crust.blockdriver.engines.protocol import PoolSpace
 from crust.blockdriver.engines.rbd.place import Place
+from crust.core import errors
 
 _FRESH_S = 2.0
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from crust import operations
-from tests.unit.test_operations import Work
+from crust.core import operations
+from tests.unit.core.test_operations import Work
 
 
 async def test_caller_is_answered_before_its_own_deadline_and_the_operation_goes_on() -> None:

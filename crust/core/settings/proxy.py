@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.settings.fields import AbsolutePath, CsiName, SocketPath
-from crust.settings.program import KubernetesAccess, ProgramSettings, Table
+from crust.core.settings.fields import AbsolutePath, CsiName, SocketPath
+from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
 
 
 class ServedDriver(Table):

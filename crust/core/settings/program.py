@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from crust.settings.fields import AbsolutePath, MetricsAddress
+from crust.core.settings.fields import AbsolutePath, MetricsAddress
 
 
 class Table(BaseModel):

@@ -14,7 +14,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 
 POOL_ID = r"[0-9a-f]{16}"
 _ID = re.compile(rf"({POOL_ID})-(snap-|group-|)([0-9a-f]{{40}})")

@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-from crust import errors
+from crust.core import errors
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
-from crust.settings.program import KubernetesAccess, ProgramSettings, Table
+from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
+from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
 
 OWN_DRIVER = "block.csi.crust.dev"
 DEFAULT_MAX_VOLUMES = 128

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from crust import errors
+from crust.core import errors
 
 if TYPE_CHECKING:
     from opentelemetry import context, trace

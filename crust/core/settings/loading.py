@@ -13,9 +13,9 @@ from typing import Any, TypeVar, get_args
 import pydantic
 from pydantic import BaseModel
 
-from crust import errors
-from crust.settings.fields import MEANT
-from crust.settings.program import ProgramSettings
+from crust.core import errors
+from crust.core.settings.fields import MEANT
+from crust.core.settings.program import ProgramSettings
 
 ENVIRONMENT_PREFIX = "CRUST_"
 _SERVICE_LINK = re.compile(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crust import errors, logs
+from crust.core import errors, logs
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_a_log_that_is_not_read_does_not_block_and_missing_lines_are_counted(
 
 def test_exit_waits_for_the_last_line(tmp_path: Path) -> None:
     program = (
-        "import logging, sys; from crust import logs; logs.configure(fmt='json');"
+        "import logging, sys; from crust.core import logs; logs.configure(fmt='json');"
         "logging.info('first'); logging.error('cannot serve'); sys.exit(1)"
     )
     with open(tmp_path / "log", "wb") as log:
@@ -171,7 +171,7 @@ def test_exit_waits_for_the_last_line(tmp_path: Path) -> None:
 def test_lines_to_the_journal_begin_with_their_priority(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     script = (
-        "import logging, os; from crust import logs\n"
+        "import logging, os; from crust.core import logs\n"
         "found = os.fstat(2); os.environ['JOURNAL_STREAM'] = f'{found.st_dev}:{found.st_ino}'\n"
         "logs.configure(level='debug')\n"
         "for level in (10, 20, 30, 40, 50): logging.getLogger('x').log(level, 'said')\n"

@@ -8,7 +8,7 @@ import enum
 import re
 from collections.abc import Mapping
 
-from crust import errors, volumes
+from crust.core import errors, volumes
 
 PREFIX = "crust.dev/"
 """No other driver's key begins with it: a shim removes these keys from what a wrapped driver is sent."""

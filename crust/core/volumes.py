@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NewType, Self
 
-from crust import errors
+from crust.core import errors
 
 __all__ = [
     "AccessMode",
@@ -291,7 +291,7 @@ class DeferredMount:
     `capacity_bytes` is the device's or image's size. `content_generation` changes when the driver replaced the
     volume's content (created, formatted, restored it); writes by users do not change it. `format` is None for one
     that must not be formatted. `secrets` open what `encryption` names, and are the key of an image's user
-    (`crust.deferral_keys`); they are in no record and no text of this object.
+    (`crust.core.deferral_keys`); they are in no record and no text of this object.
     """
 
     source: BlockSource | NetworkImage

@@ -2,8 +2,8 @@
 
 import pytest
 
-from crust import deferral_keys, errors, volumes
-from crust.deferral_keys import Defer
+from crust.core import deferral_keys, errors, volumes
+from crust.core.deferral_keys import Defer
 from tests.support.raised import raised
 
 

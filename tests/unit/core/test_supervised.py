@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import crust
-from crust import errors, metrics, supervised
+from crust.core import errors, metrics, supervised
 from crust.rpc.serving.health import Health
 
 TASKS_THAT_ARE_AWAITED = {
@@ -17,12 +17,12 @@ TASKS_THAT_ARE_AWAITED = {
     "cli/programs/daemons.py",
     "csi_shim/deferral.py",  # the undo of a call, shielded
     "host/process/commands.py",
-    "operations.py",
+    "core/operations.py",
     "proxy/events.py",
     "rpc/driver_facts.py",  # one question
     "rpc/port.py",  # a connection's state
     "conformance/runtimes/subject.py",  # a command, which waits for the first of two
-    "supervised.py",
+    "core/supervised.py",
 }
 """Files with tasks that are no loop: their makers wait for them, and get their errors."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crust import credentials, logs
+from crust.core import credentials, logs
 from crust.proxy.events import Event, Events
 
 SECRET = "s3same-0pen"

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from crust import operations
+from crust.core import operations
 
 
 class Work:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from crust import errors
+from crust.core import errors
 
 _READONLY = {"ro": True, "rw": False}
 _HOST_ONLY = frozenset({

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
-from crust.settings.program import KubernetesAccess, ProgramSettings
+from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
+from crust.core.settings.program import KubernetesAccess, ProgramSettings
 
 
 class DetachAccess(KubernetesAccess):

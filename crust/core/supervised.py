@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from crust import errors, metrics
+from crust.core import errors, metrics
 
 ATTEMPTS = 10
 """Failures in a row after which a process ends: 50 s of them."""

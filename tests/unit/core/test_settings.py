@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from crust.settings import driver as driver_settings
-from crust.settings import loading
-from crust.settings.driver import DriverSettings
-from crust.settings.proxy import ProxySettings
-from crust.settings.shim import ShimSettings
+from crust.core.settings import driver as driver_settings
+from crust.core.settings import loading
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 
 DRIVER = {"name": "d.example.com", "socket": "/run/d.sock", "backend": "/run/s.sock"}
 TOML = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crust import mount_options
+from crust.core import mount_options
 from tests.support.raised import raised
 
 

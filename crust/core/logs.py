@@ -3,7 +3,7 @@
 Messages are constant; variable data goes into `extra`. The formatters add the fields of `context`, e.g. the request
 id of the call that is being served. An error of crust in `extra` becomes two fields: its sentence in `error` and its
 name in `error_name`; `code` is gRPC's. `crust.rpc.messages.redaction` decides what a log line may show of a protobuf
-message, and `crust.credentials` hides what looks like a credential in any text.
+message, and `crust.core.credentials` hides what looks like a credential in any text.
 
 Where standard error is the journal, each line begins with its priority.
 
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO
 
-from crust import credentials, errors
+from crust.core import credentials, errors
 
 Format = Literal["json", "console"]
 

@@ -1,6 +1,6 @@
 """Errors say what failed, why, and what to do."""
 
-from crust import errors
+from crust.core import errors
 
 
 def test_message_has_what_why_and_hint() -> None:
@@ -17,5 +17,5 @@ def test_parts_of_an_error_are_attributes() -> None:
 
 def test_every_branch_says_who_retries_and_what_to_do() -> None:
     for branch in errors.CrustError.__subclasses__():
-        if branch.__module__ == "crust.errors":
+        if branch.__module__ == "crust.core.errors":
             assert {"retried_by", "advice"} <= vars(branch).keys()
