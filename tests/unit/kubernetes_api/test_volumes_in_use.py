@@ -382,7 +382,8 @@ async def test_api_that_is_away_decides_nothing(
     monkeypatch.setattr(following, "_WAIT_S", 0.2)
     without_lists = VolumesInUse(controller.client, Defer.NEVER)
     async with without_lists.following(Health()):
-        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match=r"vol-1.*not now"):
+        said = r"vol-1.*(not now|no answer yet)"  # the answer to the first list may be on its way
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match=said):
             await controller.ask(without_lists)
 
 
