@@ -135,7 +135,7 @@ class Driver:
             self.stores.node_state.open(boot.boot_id())
             return
         self.stores.volume_records.open()
-        self.stores.content_records.open()
+        self.stores.content_records.prepare()
         self.stores.provisioning.open()  # for RBD it begins work in the background
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(each for each in images if is_id(each))

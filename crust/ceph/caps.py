@@ -2,8 +2,7 @@
 
 Objects are named by prefixes, which Ceph compares: those of an image have its id, the claim has its name. A clone
 reads what it shares with the images that it was made from, so these are there to be read, until it is flattened. The
-records of the namespace are in one object per kind: they can be read, and the one that nodes write (`content`) be
-written.
+records of the namespace can be read. The content record, which nodes write, is in an object of the volume.
 """
 
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from crust.ceph.binding import Ioctx, load
 from crust.ceph.claim_object import PREFIX
 from crust.ceph.controller_lock import OBJECT
 
+CONTENT = "crust.content."
+"""The object with the content record of a volume, before its id."""
 MONITORS = "allow r"
 _MOST_ANCESTORS = 100
 
@@ -19,7 +20,7 @@ _MOST_ANCESTORS = 100
 def of_volume(ioctx: Ioctx, pool: str, namespace: str, image: str) -> str:
     """What `osd` has in the capabilities of the user. Raises the binding's own errors."""
     own, *ancestors = _ids(ioctx, image)
-    written = [*_objects(own), f"{PREFIX}{image}", "crust.records.content"]
+    written = [*_objects(own), f"{PREFIX}{image}", f"{CONTENT}{image}"]
     read = [f"rbd_id.{image}", "rbd_directory", "crust.pool", "crust.records.", OBJECT]
     for each in ancestors:
         read += _objects(each)

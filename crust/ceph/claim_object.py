@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from crust.ceph import failures
+from crust.ceph import failures, omap
 from crust.ceph.binding import Ioctx, load
 from crust.core import errors
 
@@ -158,18 +158,12 @@ class _Claims(pydantic.BaseModel):
 
 def read(ioctx: Ioctx, image: str) -> Read:
     """The claims on an image. Raises `UnreadableImageClaim`, and the binding's own errors."""
-    binding = load()
-    op = ioctx.create_read_op()
     try:
-        values, _ = ioctx.get_omap_vals_by_keys(op, (_COOKIE, _CLAIMS))
-        ioctx.operate_read_op(op, PREFIX + image)
-        found = dict(values)
-    except binding.failures as err:
+        found = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
+    except load().failures as err:
         if failures.errno_of(err) == errno.ENOENT:
             return Read("", Claims())
         raise
-    finally:
-        ioctx.release_read_op(op)
     if set(found) != {_COOKIE, _CLAIMS}:
         raise UnreadableImageClaim(image, f"it has the keys {sorted(found)}")
     return Read(found[_COOKIE].decode("ascii"), _parse(found[_CLAIMS], image))
@@ -177,25 +171,18 @@ def read(ioctx: Ioctx, image: str) -> Read:
 
 def swap(ioctx: Ioctx, image: str, before: Read, claims: Claims | None) -> Read | None:
     """Replace what was read, or remove it (None); returns what is there now, None if another writer was first."""
-    binding = load()
-    cookie = secrets.token_hex(16)
-    op = ioctx.create_write_op()
+    cookie, name = secrets.token_hex(16), PREFIX + image
+    expected = {_COOKIE: before.cookie} if before.cookie else {}
     try:
-        if before.cookie:
-            op.omap_cmp(_COOKIE, before.cookie)
-        else:
-            op.new(binding.rados.LIBRADOS_CREATE_EXCLUSIVE)
         if claims is None:
-            op.remove()
+            omap.remove(ioctx, name, expected=expected)
         else:
-            ioctx.set_omap(op, (_COOKIE, _CLAIMS), (cookie.encode(), _bytes_of(claims)))
-        ioctx.operate_write_op(op, PREFIX + image)
-    except binding.failures as err:
+            values = {_COOKIE: cookie.encode(), _CLAIMS: _bytes_of(claims)}
+            omap.put(ioctx, name, values, expected=expected, new=not expected)
+    except load().failures as err:
         if failures.errno_of(err) in _LOST:
             return None
         raise
-    finally:
-        ioctx.release_write_op(op)
     return Read("", Claims()) if claims is None else Read(cookie, claims)
 
 

@@ -60,10 +60,16 @@ def put(
     values: Mapping[str, bytes],
     *,
     expected: Mapping[str, str] | None = None,
+    new: bool = False,
 ) -> None:
-    """Set keys, if those in `expected` have that value now, "" for absent; else ECANCELED. ENOENT without object."""
+    """Set keys, if those in `expected` have that value now, "" for absent; else ECANCELED. ENOENT without object.
+
+    With `new` the object is made, and must not be there: EEXIST.
+    """
 
     def change(op: WriteOp) -> None:
+        if new:
+            op.new(binding.load().rados.LIBRADOS_CREATE_EXCLUSIVE)
         _compare(op, expected)
         ioctx.set_omap(op, tuple(values), tuple(values.values()))
 
@@ -78,6 +84,19 @@ def drop(
     def change(op: WriteOp) -> None:
         _compare(op, expected)
         ioctx.remove_omap_keys(op, keys)
+
+    _operate(ioctx, name, change)
+
+
+def remove(ioctx: Ioctx, name: str, *, expected: Mapping[str, str] | None = None) -> None:
+    """Remove the object with its keys, also in a full pool, if those in `expected` have that value now.
+
+    Else ECANCELED; ENOENT without object.
+    """
+
+    def change(op: WriteOp) -> None:
+        _compare(op, expected)
+        op.remove()
 
     _operate(ioctx, name, change)
 

@@ -155,9 +155,13 @@ class Records(Generic[M]):
         self.is_id = is_id
         self.index = Index()
 
+    def prepare(self) -> None:
+        """Open the store alone: for records that are asked for by id, and neither listed nor summed."""
+        self._store.open()
+
     def open(self) -> None:
         """Read every record once. One that cannot be read does not affect the others."""
-        self._store.open()
+        self.prepare()
         self.index.clear()
         for key in sorted(self._store.ids()):
             if self.is_id(key):

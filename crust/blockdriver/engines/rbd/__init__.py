@@ -18,7 +18,8 @@ The pool is the only truth, and one controller serves it at a time (`crust.ceph.
 cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
 """
 
-from crust.blockdriver.engines.pool_store import RecordKind
+import functools
+
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
@@ -28,7 +29,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import provisioning
 from crust.blockdriver.engines.rbd.provisioning.limits import RbdLimits
-from crust.blockdriver.engines.rbd.records import RbdRecords
+from crust.blockdriver.engines.rbd.records import store
 from crust.core.pool_ids import pool_of
 
 __all__ = ["Place", "engine", "node_engine"]
@@ -42,15 +43,12 @@ def engine(
     """
     made = provisioning(place, trash_keep_s)
 
-    def records(kind: RecordKind) -> RbdRecords:
-        return RbdRecords(place, kind)
-
     return Engine(
         "rbd",
         RbdPool(place, run_dir=run_dir, create=create, on_close=made.stop),
         made,
         RbdAccess(OwnUser(place), run_dir, node),
-        records,
+        functools.partial(store, place),
         limits=RbdLimits(place),
         fencing=RbdFencing(place.connection.who, place.pool, place.namespace),
     )
@@ -64,14 +62,11 @@ def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node:
 
     users = VolumeUsers(monitors, pool, namespace, pool_noted)
 
-    def records(kind: RecordKind) -> RbdRecords:
-        return RbdRecords(users.shared, kind)
-
     return Engine(
         "rbd",
         users,
         provisioning(users.shared),
         RbdAccess(users, run_dir, node),
-        records,
+        functools.partial(store, users.shared),
         limits=RbdLimits(users.shared),
     )

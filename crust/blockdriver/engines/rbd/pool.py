@@ -196,8 +196,8 @@ class RbdPool:
         })  # fmt: skip
         data = identity.model_dump_json(by_alias=True).encode()
         with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
-            for kind in RecordKind:  # first: whoever finds the identity finds them too
-                omap.make(ioctx, object_name(kind))
+            for kind in set(RecordKind) - {RecordKind.CONTENT}:
+                omap.make(ioctx, object_name(kind))  # first: whoever finds the identity finds them
             # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
             omap.make(ioctx, "rbd_trash")
             if not _create(ioctx, data):

@@ -9,7 +9,7 @@ import pytest
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolNotEmpty, RbdPoolUnreadable
-from crust.blockdriver.engines.rbd.records import RbdRecords, object_name
+from crust.blockdriver.engines.rbd.records import RbdRecords, object_name, store
 from crust.ceph import omap
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephNamespaceMissing
@@ -41,9 +41,11 @@ def pool(place: Place) -> RbdPool:
     return made
 
 
+@pytest.mark.parametrize("kind", [RecordKind.VOLUMES, RecordKind.CONTENT])
 @pytest.mark.parametrize("check", record_store_contract.CHECKS, ids=lambda each: each.__name__)
 def test_records_keep_to_the_contract_of_stores(
     check: Callable[[record_store_contract.Maker], None],
+    kind: RecordKind,
     pool: RbdPool,
     connection: Connection,
     other: Connection,
@@ -51,7 +53,7 @@ def test_records_keep_to_the_contract_of_stores(
 ) -> None:
     """Each store is another controller's."""
     both = iter([connection, other] * 8)
-    check(lambda: RbdRecords(Place(next(both), POOL, namespace), RecordKind.VOLUMES))
+    check(lambda: store(Place(next(both), POOL, namespace), kind))
 
 
 def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -> None:
