@@ -1,4 +1,5 @@
-"""A bad link between a process and the daemons of a Ceph cluster: every segment that arrives is dropped.
+"""A bad link between a process and the daemons of a Ceph cluster: every segment that arrives is dropped, at both ends
+or at the process alone. What the process sends arrives then, and it never learns so.
 
 The process's sockets outlive it here. Else its kernel might send the end of the connection with the last data, and an
 OSD that sees both at once may drop the data (osd_discard_disconnected_ops), or not.
@@ -67,11 +68,12 @@ class _Connection:
 
 
 @contextlib.contextmanager
-def cut(pid: int) -> Iterator[LossyPath]:
-    """Cut the process off from whatever it is connected to by TCP, in both directions."""
+def cut(pid: int, *, answers_alone: bool = False) -> Iterator[LossyPath]:
+    """Cut the process off from whatever it is connected to by TCP, in both directions or only towards it."""
     own = _sockets(pid)
     ports = frozenset(each.getsockname()[1] for each in own)
-    path = LossyPath(own, [far for port in ports for far in _far_ends(port)], ports)
+    far_ends = [] if answers_alone else [far for port in ports for far in _far_ends(port)]
+    path = LossyPath(own, far_ends, ports)
     try:
         for each in (*path.far_ends, *own):
             _drop_all(each)

@@ -52,14 +52,15 @@ def running(bench: Bench, runtime: Client, vm: str) -> Iterator[Writer]:
 
 @pytest.mark.spec("H-53")
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("answers_alone", [False, True], ids=["both ways", "answers alone"])
 def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
-    bench: Bench, ended: EndedClaims
+    bench: Bench, ended: EndedClaims, *, answers_alone: bool
 ) -> None:
     """The path to the OSD loses packets while the hypervisor writes; it is killed, and the path recovers later."""
     runtime, second = bench.node(), bench.node()
     with (
         running(bench, runtime, "vm-1") as hypervisor,
-        lossy_path.cut(hypervisor.process.pid) as path,
+        lossy_path.cut(hypervisor.process.pid, answers_alone=answers_alone) as path,
     ):
         hypervisor.send(b"STALE" * 4096)
         path.wait_until_sent(5 * 4096)
