@@ -41,9 +41,9 @@ def module(name: str) -> Any:
 
 def under_test() -> Any:
     """The module, with what it imports."""
-    package = types.ModuleType("crust")
-    package.volumes = types.SimpleNamespace(IoLimits=IoLimits, DeviceIdentity=Device)  # type: ignore[attr-defined]
-    sys.modules["crust"] = package
+    core = types.ModuleType("crust.core")
+    core.volumes = types.SimpleNamespace(IoLimits=IoLimits, DeviceIdentity=Device)  # type: ignore[attr-defined]
+    sys.modules.update({"crust": types.ModuleType("crust"), core.__name__: core})
     return module("io_max")
 
 
