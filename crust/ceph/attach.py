@@ -34,20 +34,18 @@ __all__ = [
     "ImageProcessFailed",
     "Key",
     "Mode",
-    "WrongCephCluster",
     "asking",
 ]
 
 
-class WrongCephCluster(errors.NotReady):
+def _wrong_ceph_cluster(wanted: str, found: str) -> errors.NotReady:
     """The monitors are those of another cluster than the volume is in."""
-
-    def __init__(self, wanted: str, found: str) -> None:
-        super().__init__(
-            "the Ceph cluster is another one than the volume's",
-            why=f"its id is {found}, and the volume is in {wanted}",
-            hint="correct the monitors in the driver's settings",
-        )
+    return errors.NotReady.named(
+        "WrongCephCluster",
+        "the Ceph cluster is another one than the volume's",
+        why=f"its id is {found}, and the volume is in {wanted}",
+        hint="correct the monitors in the driver's settings",
+    )
 
 
 class ImageProcessFailed(errors.PeerUnavailable):
@@ -175,7 +173,7 @@ class _Answers:
         self._connection = Connection(who, Timeouts(**timeouts))
         found = self._connection.fsid()
         if found != self._image.cluster:
-            raise WrongCephCluster(self._image.cluster, found)
+            raise _wrong_ceph_cluster(self._image.cluster, found)
         return {}
 
     def _size(self) -> dict[str, object]:

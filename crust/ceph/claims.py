@@ -52,29 +52,25 @@ class ImageClaimed(errors.NotReady):
         self.holder = holder
 
 
-class ImageBeingOpened(errors.NotReady):
+def _image_being_opened(image: str, holder: Holder) -> errors.NotReady:
     """A writer that the image is shared with is about to open it."""
-
-    def __init__(self, image: str, holder: Holder) -> None:
-        super().__init__(
-            f"the image {image} cannot be shared yet",
-            why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
-            "it: of two that open it at once nobody could tell which client is whose",
-            hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
-        )
-        self.holder = holder
+    return errors.NotReady.named(
+        "ImageBeingOpened",
+        f"the image {image} cannot be shared yet",
+        why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
+        "it: of two that open it at once nobody could tell which client is whose",
+        hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
+    )
 
 
-class ImageWatched(errors.NotReady):
+def _image_watched(image: str, addresses: tuple[str, ...]) -> errors.NotReady:
     """A client that no claim knows has the image open."""
-
-    def __init__(self, image: str, addresses: tuple[str, ...]) -> None:
-        super().__init__(
-            f"the image {image} cannot be used",
-            why=f"a client that crust does not know has it open: {', '.join(addresses)}",
-            hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
-        )
-        self.addresses = addresses
+    return errors.NotReady.named(
+        "ImageWatched",
+        f"the image {image} cannot be used",
+        why=f"a client that crust does not know has it open: {', '.join(addresses)}",
+        hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
+    )
 
 
 class ImageClaimLost(errors.NotReady):
@@ -88,28 +84,26 @@ class ImageClaimLost(errors.NotReady):
         )
 
 
-class ImageNotOpened(errors.RuntimeFailed):
+def _image_not_opened(image: str, found: int) -> errors.RuntimeFailed:
     """The client that opened the image cannot be told from the others, or did not open it."""
+    return errors.RuntimeFailed.named(
+        "ImageNotOpened",
+        f"the client that has opened the image {image} is not known",
+        why=f"{found} new clients watch it, and it must be one",
+        hint="close the image and take it again",
+    )
 
-    def __init__(self, image: str, found: int) -> None:
-        super().__init__(
-            f"the client that has opened the image {image} is not known",
-            why=f"{found} new clients watch it, and it must be one",
-            hint="close the image and take it again",
-        )
 
-
-class HostNotIdentified(errors.NotReady):
+def _host_not_identified(node: str) -> errors.NotReady:
     """This host has no machine id, so that it cannot be told from another host with its node name."""
-
-    def __init__(self, node: str) -> None:
-        super().__init__(
-            f"network images cannot be used on {node}",
-            why=f"{MACHINE_ID} is absent, empty or not 32 hexadecimal digits here: two hosts of one node name would "
-            "be taken for one, and both would write",
-            hint=f"in a container, mount the host's {MACHINE_ID} read-only at the same path; on a host, run "
-            "`systemd-machine-id-setup`",
-        )
+    return errors.NotReady.named(
+        "HostNotIdentified",
+        f"network images cannot be used on {node}",
+        why=f"{MACHINE_ID} is absent, empty or not 32 hexadecimal digits here: two hosts of one node name would "
+        "be taken for one, and both would write",
+        hint=f"in a container, mount the host's {MACHINE_ID} read-only at the same path; on a host, run "
+        "`systemd-machine-id-setup`",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +127,16 @@ class Host:
         return cls(node or socket.gethostname(), machine)
 
     def check_identified(self) -> None:
-        """Raise `HostNotIdentified` for a host without a known machine id."""
+        """Raise HostNotIdentified for a host without a known machine id."""
         if not self.machine:
-            raise HostNotIdentified(self.node)
+            raise _host_not_identified(self.node)
 
 
 def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
     """Take an image for a sandbox, whose claim on the volume this host holds; the same again is the same claim.
 
     `holder_id` is unique to the virtual machine: another one of the same sandbox has another. Raises
-    `HostNotIdentified`, `ImageClaimed`, `ImageBeingOpened`, `ImageWatched`, what `fencing.cut_off` raises, and the
+    HostNotIdentified, `ImageClaimed`, ImageBeingOpened, ImageWatched, what `fencing.cut_off` raises, and the
     binding's own errors.
     """
     host.check_identified()
@@ -165,14 +159,14 @@ def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: s
 def record(image: ClusterImage, holder_id: str) -> str:
     """Record the client that has opened the image for the holder; returns its address.
 
-    Raises `ImageClaimLost`: then the image must be closed again. Raises `ImageNotOpened`.
+    Raises `ImageClaimLost`: then the image must be closed again. Raises ImageNotOpened.
     """
     claims = claim_object.read(image.ioctx, image.name).claims
     of(claims, holder_id, image.name)
     others = (*claims.ended, *(each for each in claims.holders if each.id != holder_id))
     new = _unknown(image, {each.address for each in others})
     if len(new) != 1:
-        raise ImageNotOpened(image.name, len(new))
+        raise _image_not_opened(image.name, len(new))
     [address] = new
 
     record_address(image.ioctx, image.name, holder_id, address)
@@ -253,7 +247,7 @@ def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
         if not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
         if not each.address and mode is not Mode.READERS:
-            raise ImageBeingOpened(image, each)
+            raise _image_being_opened(image, each)
 
 
 def share(one: Mode, other: Mode) -> bool:
@@ -274,13 +268,13 @@ def _held(claims: Claims, holder_id: str) -> Holder | None:
 
 
 def check_watchers(image: ClusterImage) -> None:
-    """Raise `ImageWatched` for a client that no claim knows."""
+    """Raise ImageWatched for a client that no claim knows."""
     claims = claim_object.read(image.ioctx, image.name).claims
     if claims.mode is Mode.READERS and len(claims.holders) > 1:
         return  # the addresses of readers are not recorded: they can do no harm
     unknown = _unknown(image, {each.address for each in claims.holders})
     if unknown:
-        raise ImageWatched(image.name, tuple(sorted(unknown)))
+        raise _image_watched(image.name, tuple(sorted(unknown)))
 
 
 def _unknown(image: ClusterImage, known: set[str]) -> frozenset[str]:

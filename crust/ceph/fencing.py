@@ -43,16 +43,14 @@ WATCH_GONE_S = 40.0
 _LOOK_EVERY_S = 0.1
 
 
-class HolderConnected(errors.NotReady):
+def _holder_connected(image: str, holder: Holder) -> errors.NotReady:
     """A holder of the image is connected to the cluster, so its virtual machine runs."""
-
-    def __init__(self, image: str, holder: Holder) -> None:
-        super().__init__(
-            f"node {holder.node} is not cut off from the image {image}",
-            why=f"its client {holder.address} is connected: {holder.shown} uses the image",
-            hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
-        )
-        self.holder = holder
+    return errors.NotReady.named(
+        "HolderConnected",
+        f"node {holder.node} is not cut off from the image {image}",
+        why=f"its client {holder.address} is connected: {holder.shown} uses the image",
+        hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
+    )
 
 
 class ImageNotCutOff(errors.NotReady):
@@ -70,21 +68,20 @@ class ImageNotCutOff(errors.NotReady):
         )
 
 
-class StillWatched(errors.NotReady):
+def _still_watched(image: str, addresses: frozenset[str]) -> errors.NotReady:
     """A blocklisted client is still listed as one that has the image open."""
-
-    def __init__(self, image: str, addresses: frozenset[str]) -> None:
-        super().__init__(
-            f"the holders of the image {image} are not cut off yet",
-            why=f"{', '.join(sorted(addresses))} is still listed",
-            hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
-        )
+    return errors.NotReady.named(
+        "StillWatched",
+        f"the holders of the image {image} are not cut off yet",
+        why=f"{', '.join(sorted(addresses))} is still listed",
+        hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
+    )
 
 
 def cut_off(image: ClusterImage) -> tuple[str, ...]:
     """Cut off the clients of the ended holders, and free what they held; returns the blocklisted addresses.
 
-    Raises `ImageNotCutOff` without the right to blocklist, `StillWatched`, `claim_object.UnreadableImageClaim`, what
+    Raises `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, what
     the connection raises, and the binding's own errors; then the image is nobody's as before.
     """
     ended, addresses = _to_cut_off(image)
@@ -103,7 +100,7 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
 def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) -> tuple[str, ...]:
     """Cut off the holders on `node` and free the image; returns the blocklisted addresses.
 
-    The caller has declared that the node is gone. A node that has no claim is a success. Raises `HolderConnected`,
+    The caller has declared that the node is gone. A node that has no claim is a success. Raises HolderConnected,
     and what `cut_off` raises.
     """
     while True:
@@ -114,7 +111,7 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
         present = image.watchers()
         connected = next((each for each in victims if each.address in present), None)
         if connected is not None and not even_if_connected:
-            raise HolderConnected(image.name, connected)
+            raise _holder_connected(image.name, connected)
         # on exactly what was looked at: a claim of another node that came in between is not touched
         if claim_object.swap(image.ioctx, image.name, before, with_ended(before.claims, victims)):
             break
@@ -171,4 +168,4 @@ def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
         if not watching:
             return
         pause.wait(_LOOK_EVERY_S)
-    raise StillWatched(image.name, watching)
+    raise _still_watched(image.name, watching)

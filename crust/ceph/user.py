@@ -1,7 +1,7 @@
 """Who connects to which Ceph cluster, and how long each call may take: the options of librados.
 
 - Without protocol prefixes in `mon_host` a wrong key is retried by the other protocol until the timeout, and looks as
-  if the monitors were away. So they are required (`MonitorsInvalid`).
+  if the monitors were away. So they are required (MonitorsInvalid).
 - The key is passed in memory. Ceph's own configuration files, keyrings, log files and admin sockets are switched off.
 """
 
@@ -15,15 +15,14 @@ _VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
 _MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
 
 
-class MonitorsInvalid(errors.InvalidRequest):
+def _monitors_invalid(monitors: str) -> errors.InvalidRequest:
     """The addresses of Ceph's monitors do not have the required form."""
-
-    def __init__(self, monitors: str) -> None:
-        super().__init__(
-            f"the monitors {monitors[:256]!r} cannot be used",
-            why="each needs its protocol: without it a wrong key looks like monitors that are away",
-            hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
-        )
+    return errors.InvalidRequest.named(
+        "MonitorsInvalid",
+        f"the monitors {monitors[:256]!r} cannot be used",
+        why="each needs its protocol: without it a wrong key looks like monitors that are away",
+        hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class CephUser:
 
     def __post_init__(self) -> None:
         if not _MONITORS.fullmatch(self.monitors):
-            raise MonitorsInvalid(self.monitors)
+            raise _monitors_invalid(self.monitors)
 
     def options(self, timeouts: Timeouts) -> dict[str, str]:
         """The options of librados."""

@@ -24,6 +24,7 @@ from tests.support.ceph import krbd_bench
 from tests.support.ceph.krbd_bench import BUS, LOG, SIZE, Bench, Volume, in_a_process, killed_before
 from tests.support.faults.refusals import refused
 from tests.support.nodes import kernel_node
+from tests.support.raised import raised
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
 
@@ -133,7 +134,7 @@ async def test_node_that_was_cut_off_writes_nothing_more_and_its_mapping_is_not_
     await volume.write("of A")
     [address] = await volume.mapped()
     with bench.claimed(volume.id) as there:
-        with pytest.raises(fencing.HolderConnected, match="the kernel of node node-a"):
+        with raised("HolderConnected", match="the kernel of node node-a"):
             fencing.fence(there, "node-a")
         cut = fencing.fence(there, "node-a", even_if_connected=True)
         assert cut == (address,)
@@ -316,7 +317,7 @@ def _check_nobody_else_gets(volume: Volume) -> None:
             claims.check_claimable(there.ioctx, volume.id, Mode.WRITER, other)
         with pytest.raises(claims.ImageClaimed):
             claims.take(there, Mode.WRITER, other, "sandbox", "vm")
-        with pytest.raises(fencing.HolderConnected, match="the kernel of node node-a"):
+        with raised("HolderConnected", match="the kernel of node node-a"):
             fencing.fence(there, "node-a")
 
 

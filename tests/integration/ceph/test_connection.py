@@ -21,10 +21,11 @@ from crust.ceph.failures import (
     CephNotPermitted,
     CephPoolMissing,
 )
-from crust.ceph.user import CephUser, MonitorsInvalid, Timeouts
+from crust.ceph.user import CephUser, Timeouts
 from crust.core import errors
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
+from tests.support.raised import raised
 
 
 def _write(connection: Connection, namespace: str, data: bytes = b"x") -> None:
@@ -74,7 +75,7 @@ def test_key_is_not_shown(controller: CephUser) -> None:
 
 @pytest.mark.parametrize("monitors", ["127.0.0.1:6789", "", "v3:127.0.0.1:1", "[v2:h:1", "v2:h"])
 def test_monitors_without_protocol_are_refused(monitors: str) -> None:
-    with pytest.raises(MonitorsInvalid):
+    with raised("MonitorsInvalid"):
         CephUser(monitors, "user", "key")
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from crust.blockdriver import serve
-from crust.ceph.user import MonitorsInvalid
 from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
+from tests.support.raised import raised
 
 PLACE = {"monitors": "[v2:192.0.2.1:3300,v1:192.0.2.1:6789]", "pool": "kubernetes"}
 USER = {"user": "crust", "key_file": "/etc/crust/ceph.key"}
@@ -49,5 +49,5 @@ def test_node_without_a_user_has_an_engine_that_only_calls_open(tmp_path: Path) 
     assert serve.driver_of(its).stores.provisioning.place.connection.is_lent  # type: ignore[attr-defined]
     assert its.rbd is not None
     table = its.rbd.model_copy(update={"monitors": "192.0.2.1"})
-    with pytest.raises(MonitorsInvalid):
+    with raised("MonitorsInvalid"):
         serve.driver_of(its.model_copy(update={"rbd": table}))

@@ -39,15 +39,14 @@ _NONCE = "controller"
 """In the run directory."""
 
 
-class RbdPoolNotEmpty(errors.Corrupt):
+def _rbd_pool_not_empty(shown: str, image: str) -> errors.Corrupt:
     """A namespace of Ceph has images but no identity of a pool."""
-
-    def __init__(self, shown: str, image: str) -> None:
-        super().__init__(
-            f"{shown} is no pool of crust, and is not made one",
-            why=f"it has the image {image} and no object {OBJECT}",
-            hint="name an empty namespace; if it was a pool of crust, restore the object",
-        )
+    return errors.Corrupt.named(
+        "RbdPoolNotEmpty",
+        f"{shown} is no pool of crust, and is not made one",
+        why=f"it has the image {image} and no object {OBJECT}",
+        hint="name an empty namespace; if it was a pool of crust, restore the object",
+    )
 
 
 class RbdPoolUnreadable(errors.Corrupt):
@@ -102,7 +101,7 @@ class RbdPool:
         return self._place.shown
 
     def find(self) -> None:
-        """Connect, and look for the identity. Raises what `Connection` does, `RbdPoolNotEmpty`, and
+        """Connect, and look for the identity. Raises what `Connection` does, RbdPoolNotEmpty, and
         `RbdPoolUnreadable`.
 
         A cluster that does not answer is asked by a new connection the next time: a client that connects while OSD
@@ -182,7 +181,7 @@ class RbdPool:
         with self._place.ioctx(f"cannot list {self.shown}") as ioctx:
             found = next(iter(self._place.names(ioctx)), "")
         if found:
-            raise RbdPoolNotEmpty(self.shown, found)
+            raise _rbd_pool_not_empty(self.shown, found)
         if not self._create:
             raise self._absent(f"it has no object {OBJECT}")
 

@@ -17,6 +17,7 @@ from crust.core import volumes
 from crust.host.process import boot
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, Bench, attached
+from tests.support.raised import raised
 
 VOLUME = volumes.VolumeId(IMAGE)
 Made = Callable[[str], RbdAccess]
@@ -142,7 +143,7 @@ def test_driver_that_cannot_read_its_machine_id_attaches_nothing(
 ) -> None:
     monkeypatch.setattr(Host, "this", lambda node: Host(node, ""))
     here = access("node-a")
-    with pytest.raises(claims.HostNotIdentified, match="mount the host's /etc/machine-id"):
+    with raised("HostNotIdentified", match="mount the host's /etc/machine-id"):
         here.attach(VOLUME)
     assert here.attached_here() == ()
 

@@ -22,6 +22,7 @@ from tests.support.ceph.image_claims import (
     check_cut_off,
     take,
 )
+from tests.support.raised import raised
 
 
 @pytest.mark.spec("H-51")
@@ -60,7 +61,7 @@ def test_of_two_takers_one_gets_the_image(bench: Bench) -> None:
 def test_image_that_an_unknown_client_has_open_is_refused_and_not_claimed(bench: Bench) -> None:
     stranger, client = bench.node(), bench.node()
     stranger.open()
-    with pytest.raises(claims.ImageWatched, match=stranger.address):
+    with raised("ImageWatched", match=stranger.address):
         take(client, A, "sandbox")
     assert claim_object.read(client.ioctx, IMAGE).cookie == ""
 
@@ -77,7 +78,7 @@ def test_address_of_the_client_that_opened_the_image_is_recorded(bench: Bench) -
 def test_nothing_is_recorded_if_nobody_has_opened_the_image(bench: Bench) -> None:
     client = bench.node()
     holder = take(client, A, "sandbox")
-    with pytest.raises(claims.ImageNotOpened, match="0 new clients"):
+    with raised("ImageNotOpened", match="0 new clients"):
         claims.record(client.image, holder.id)
 
 
@@ -129,7 +130,7 @@ def test_another_host_of_the_same_name_does_not_take_over(bench: Bench) -> None:
 def test_host_without_a_machine_id_takes_nothing_and_is_no_other_host(bench: Bench) -> None:
     """Two clusters of Kubernetes with one node name, whose runtimes are containers with an empty /etc/machine-id."""
     unknown = Host("node-a", "")
-    with pytest.raises(claims.HostNotIdentified, match="mount the host's /etc/machine-id"):
+    with raised("HostNotIdentified", match="mount the host's /etc/machine-id"):
         take(bench.node(), unknown)
     assert claim_object.read(bench.node().ioctx, IMAGE).cookie == ""
     holder = claim_object.Holder("vm-1", "node-a", "", "sandbox-1", "")
@@ -197,7 +198,7 @@ def test_blocklist_does_not_end_while_a_process_may_live_also_after_its_lock_was
 def test_connected_holder_is_not_fenced(bench: Bench) -> None:
     first, controller = bench.node(), bench.controller()
     image, _ = attached(first, A)
-    with pytest.raises(fencing.HolderConnected, match="node-a"):
+    with raised("HolderConnected", match="node-a"):
         fencing.fence(controller.image, A.node)
     image.write(b"still mine", 0)
     image.flush()
@@ -407,7 +408,7 @@ def test_image_is_not_free_while_a_blocklisted_client_is_listed_as_a_watcher(
     attached(first, A)
     monkeypatch.setattr(fencing, "WATCH_GONE_S", 0.3)
     client = DoesNotBlocklist(controller.connection, str)
-    with pytest.raises(fencing.StillWatched, match=first.address):
+    with raised("StillWatched", match=first.address):
         fencing.fence(replace(controller.image, client=client), A.node, even_if_connected=True)
     with pytest.raises(fencing.ImageNotCutOff):
         take(second, B)

@@ -11,7 +11,6 @@ import pytest
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import background, copies, images
-from crust.blockdriver.engines.rbd.provisioning.copies import CloneDepthReached, SourceTruncated
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.ceph.connection import Connection
@@ -33,6 +32,7 @@ from tests.support.ceph.rbd_images import (
     volume,
     write,
 )
+from tests.support.raised import raised
 
 
 def test_clone_takes_the_name_of_an_image_that_was_being_removed(
@@ -94,7 +94,7 @@ def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
 
 def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisioning) -> None:
     engine.create(A, SIZE)
-    with pytest.raises(SourceTruncated):
+    with raised("SourceTruncated"):
         engine.clone(B, A, source_bytes=2 * SIZE, size_bytes=2 * SIZE)
     with pytest.raises(ImageMissing):
         engine.clone(B, C, source_bytes=SIZE, size_bytes=SIZE)
@@ -109,7 +109,7 @@ def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
     made = chain[:-1]
     for source, target in itertools.pairwise(made):
         engine.clone(target, source, source_bytes=SIZE, size_bytes=SIZE)
-    with pytest.raises(CloneDepthReached):
+    with raised("CloneDepthReached"):
         engine.clone(chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:

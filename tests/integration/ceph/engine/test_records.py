@@ -8,7 +8,7 @@ import pytest
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolNotEmpty, RbdPoolUnreadable
+from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdRecords, object_name, store
 from crust.ceph import omap
 from crust.ceph.connection import Connection
@@ -16,6 +16,7 @@ from crust.ceph.failures import CephNamespaceMissing
 from crust.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
+from tests.support.raised import raised
 from tests.support.records import record_store_contract
 
 
@@ -129,7 +130,7 @@ def test_namespace_with_images_is_not_treated_as_empty(
 
     with ceph.ioctx(POOL, namespace) as ioctx:
         rbd.RBD().create(ioctx, "somebodys", 1 << 20)
-    with pytest.raises(RbdPoolNotEmpty, match="somebodys"):
+    with raised("RbdPoolNotEmpty", match="somebodys"):
         RbdPool(place, create=True).open()
 
 

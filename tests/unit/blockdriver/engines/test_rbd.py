@@ -20,6 +20,7 @@ from crust.ceph.user import CephUser
 from crust.core import volumes
 from crust.host.block.krbd import KernelRbd
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
+from tests.support.raised import raised
 
 ID = b"\x02\x00\x00\x00ab"
 SIZE = b"\x16" + (1 << 20).to_bytes(8, "little")
@@ -55,7 +56,7 @@ def test_header_is_that_of_the_id_of_the_name() -> None:
     "answer", [b"", b"\xff", b"\x09\x00\x00\x00ab", b"\x02\x00\x00\x00\xff\xff"]
 )
 def test_another_form_is_refused_by_name(method: str, answer: bytes) -> None:
-    with pytest.raises(header.HeaderUnreadable, match="v-1"):
+    with raised("HeaderUnreadable", match="v-1"):
         read(**{method: answer})
 
 

@@ -23,15 +23,14 @@ from crust.host.block import krbd
 from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
 
 
-class KernelLacksFeatures(errors.NotReady):
+def _kernel_lacks_features(image: str, missing: tuple[str, ...]) -> errors.NotReady:
     """An image has features that this host's kernel does not know."""
-
-    def __init__(self, image: str, missing: tuple[str, ...]) -> None:
-        super().__init__(
-            f"the image {image} cannot be used on this host",
-            why=f"its kernel does not know these features of it: {', '.join(missing)}",
-            hint="`rbd feature disable` them, or publish the volume with deferral",
-        )
+    return errors.NotReady.named(
+        "KernelLacksFeatures",
+        f"the image {image} cannot be used on this host",
+        why=f"its kernel does not know these features of it: {', '.join(missing)}",
+        hint="`rbd feature disable` them, or publish the volume with deferral",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class HostDevices:
     def attach(
         self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
     ) -> Attachment:
-        """Raises `NoHostDevice`, `KernelLacksFeatures`, `krbd.KernelRefusesImage`, and what a claim raises."""
+        """Raises `NoHostDevice`, KernelLacksFeatures, `krbd.KernelRefusesImage`, and what a claim raises."""
         if why := self.kernel.obstacle():
             raise NoHostDevice(why)
         image = image_name(place, volume_id)
@@ -52,7 +51,7 @@ class HostDevices:
             with place.image(ioctx, volume_id) as there:
                 missing = self.kernel.unsupported(there.features())
             if missing:
-                raise KernelLacksFeatures(volume_id, missing)
+                raise _kernel_lacks_features(volume_id, missing)
             claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
             mapping = self._usable(image, claim, readonly=access.readonly)
             claim.take(mode, mapping.address if mapping else "")

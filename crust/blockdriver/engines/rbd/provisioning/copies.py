@@ -31,26 +31,24 @@ SOFT_DEPTH = 4
 HARD_DEPTH = 12
 
 
-class CloneDepthReached(errors.OperationPending):
+def _clone_depth_reached(volume_id: str, depth: int) -> errors.OperationPending:
     """An image is a clone of a clone, too many times over, and is not flattened yet."""
+    return errors.OperationPending.named(
+        "CloneDepthReached",
+        f"{volume_id} cannot be made yet",
+        why=f"its source is a clone of {depth} others in a row, which are being flattened",
+        hint="retry; flattening copies all data of a volume once",
+    )
 
-    def __init__(self, volume_id: str, depth: int) -> None:
-        super().__init__(
-            f"{volume_id} cannot be made yet",
-            why=f"its source is a clone of {depth} others in a row, which are being flattened",
-            hint="retry; flattening copies all data of a volume once",
-        )
 
-
-class SourceTruncated(errors.Corrupt):
+def _source_truncated(volume_id: str, found_bytes: int, recorded_bytes: int) -> errors.Corrupt:
     """The image of a content source is smaller than its record says."""
-
-    def __init__(self, volume_id: str, found_bytes: int, recorded_bytes: int) -> None:
-        super().__init__(
-            f"the image of {volume_id} is damaged",
-            why=f"it has {found_bytes} bytes and should have {recorded_bytes}",
-            hint="find out who shrank it; nothing was copied",
-        )
+    return errors.Corrupt.named(
+        "SourceTruncated",
+        f"the image of {volume_id} is damaged",
+        why=f"it has {found_bytes} bytes and should have {recorded_bytes}",
+        hint="find out who shrank it; nothing was copied",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class RbdCopies:
     snapshots: RbdSnapshots
 
     def restore(self, volume_id: volumes.VolumeId, snapshot: Snapshot, size_bytes: int) -> None:
-        """A clone of the snapshot. Raises `SnapshotMissing`, `CloneDepthReached`, `ForeignImage`."""
+        """A clone of the snapshot. Raises `SnapshotMissing`, CloneDepthReached, `ForeignImage`."""
         with self.place.ioctx(f"cannot make {volume_id} from {snapshot.snapshot_id}") as ioctx:
             source = self.snapshots.image_of(ioctx, snapshot)
             if not source:
@@ -72,7 +70,7 @@ class RbdCopies:
     def clone(
         self, volume_id: volumes.VolumeId, source: str, *, source_bytes: int, size_bytes: int
     ) -> None:
-        """A clone of a snapshot that is taken for it. Raises `ImageMissing`, `SourceTruncated`."""
+        """A clone of a snapshot that is taken for it. Raises `ImageMissing`, SourceTruncated."""
         name = f"clone-{volume_id}"
         with self.place.ioctx(f"cannot make {volume_id} from {source}") as ioctx:
             try:
@@ -112,7 +110,7 @@ class RbdCopies:
     def _snapshot(self, ioctx: Ioctx, source: str, name: str, source_bytes: int) -> None:
         with image_change.changing(self.place, ioctx, source) as image:
             if image.size() < source_bytes:
-                raise SourceTruncated(source, image.size(), source_bytes)
+                raise _source_truncated(source, image.size(), source_bytes)
             if name in user_snapshots(image):  # of a try that was killed
                 image.remove_snap(name)
             image.create_snap(name)
@@ -125,7 +123,7 @@ class RbdCopies:
         depth = self.depth(ioctx, source) + 1
         if depth > HARD_DEPTH:
             self._put_flatten(ioctx, source)
-            raise CloneDepthReached(volume_id, depth - 1)
+            raise _clone_depth_reached(volume_id, depth - 1)
         if self.place.has_image(ioctx, volume_id):
             self.images.clear_begun(ioctx, volume_id)
         directory.forget_removed(ioctx, volume_id)

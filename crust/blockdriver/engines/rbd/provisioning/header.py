@@ -26,21 +26,20 @@ class Header:
     value: str
 
 
-class HeaderUnreadable(errors.Corrupt):
+def _header_unreadable(name: str) -> errors.Corrupt:
     """The image's header is answered in a form that RBD does not have."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the header of the image {name} cannot be read",
-            why="the cluster answered it in an unknown form",
-            hint="look at the image: rbd info; crust knows images of format 2",
-        )
+    return errors.Corrupt.named(
+        "HeaderUnreadable",
+        f"the header of the image {name} cannot be read",
+        why="the cluster answered it in an unknown form",
+        hint="look at the image: rbd info; crust knows images of format 2",
+    )
 
 
 def read(ioctx: Ioctx, name: str, key: str) -> Header | None:
     """The header of the image of that name, with the metadata of that key; None if there is no image.
 
-    Raises `HeaderUnreadable`, and the binding's own errors.
+    Raises HeaderUnreadable, and the binding's own errors.
     """
     with ignoring(errno.ENOENT):
         try:
@@ -48,7 +47,7 @@ def read(ioctx: Ioctx, name: str, key: str) -> Header | None:
             _, size_bytes = _SIZE.unpack(_call(ioctx, image, "get_size", _NO_SNAPSHOT))
             return Header(size_bytes, _metadata(ioctx, image, key))
         except (struct.error, UnicodeDecodeError) as err:
-            raise HeaderUnreadable(name) from err
+            raise _header_unreadable(name) from err
     return None
 
 
