@@ -57,17 +57,6 @@ class TrialRequest:
     wait_s: float
 
 
-class EventsEnded(errors.PeerUnavailable):
-    """The proxy ended the stream of events."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "what sandboxes do with the volume is not known",
-            why="the proxy ended its events: it stops, or is replaced by another process",
-            hint="try again when the proxy serves",
-        )
-
-
 class SandboxEvents:
     """The events of the volume at `target`. `show` gets a sentence for each.
 
@@ -88,7 +77,7 @@ class SandboxEvents:
         self._show = show
 
     async def claimed(self) -> None:
-        """Return when a sandbox has claimed the volume. Raises `EventsEnded`."""
+        """Return when a sandbox has claimed the volume. Raises EventsEnded."""
         while True:
             kind = await self._next()
             if kind == "claimed":
@@ -97,7 +86,7 @@ class SandboxEvents:
                 return
 
     async def released(self) -> None:
-        """Return when no sandbox has the volume any more. Raises `EventsEnded`."""
+        """Return when no sandbox has the volume any more. Raises EventsEnded."""
         while True:
             kind = await self._next()
             if kind == "released":
@@ -108,7 +97,12 @@ class SandboxEvents:
     async def _next(self) -> str:
         event = await anext(self._events, None)
         if event is None:
-            raise EventsEnded
+            raise errors.PeerUnavailable.named(
+                "EventsEnded",
+                "what sandboxes do with the volume is not known",
+                why="the proxy ended its events: it stops, or is replaced by another process",
+                hint="try again when the proxy serves",
+            )
         if event.target_path == self._target and event.kind in _SENTENCES:
             self._show(_SENTENCES[event.kind].format(event.message))
         return event.kind if event.target_path in ("", self._target) else ""

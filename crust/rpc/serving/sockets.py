@@ -23,34 +23,27 @@ from crust.host.process import oserrors
 _PROBE_S = 2.0
 
 
-class SocketInUse(errors.NotReady):
+def _socket_in_use(path: str, pid: int) -> errors.NotReady:
     """Another process listens on the socket."""
-
-    def __init__(self, path: str, pid: int) -> None:
-        who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
-        super().__init__(
-            f"the socket {path} cannot be served",
-            why=f"{who} already listens on it",
-            hint="stop that process, or give this one another socket",
-        )
-        self.path = path
-        self.pid = pid
+    who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
+    return errors.NotReady.named(
+        "SocketInUse",
+        f"the socket {path} cannot be served",
+        why=f"{who} already listens on it",
+        hint="stop that process, or give this one another socket",
+    )
 
 
-class SocketLost(errors.NotReady):
+def _socket_lost(path: str, *, replaced: bool) -> errors.NotReady:
     """The socket that this process serves is not at its path any more."""
-
-    def __init__(self, path: str, *, replaced: bool) -> None:
-        super().__init__(
-            f"callers cannot reach this process on {path}",
-            why="another process put its own socket there"
-            if replaced
-            else "the socket was removed",
-            hint="give that process another socket, then restart this one"
-            if replaced
-            else "restart this process",
-        )
-        self.path = path
+    return errors.NotReady.named(
+        "SocketLost",
+        f"callers cannot reach this process on {path}",
+        why="another process put its own socket there" if replaced else "the socket was removed",
+        hint="give that process another socket, then restart this one"
+        if replaced
+        else "restart this process",
+    )
 
 
 Identity = tuple[int, int]
@@ -80,10 +73,10 @@ class OwnSocket:
                 raise
         return cls(path, (status.st_dev, status.st_ino), descriptor)
 
-    def problem(self) -> SocketLost | None:
+    def problem(self) -> errors.CrustError | None:
         """The error if the path is not this socket any more. Blocks."""
         there = identity_at(self.path)
-        return None if there == self.identity else SocketLost(self.path, replaced=bool(there))
+        return None if there == self.identity else _socket_lost(self.path, replaced=bool(there))
 
     def remove(self) -> None:
         """Remove the path if it is still this socket, and close the file. Blocks."""
@@ -117,7 +110,7 @@ def identity_at(path: str) -> Identity | None:
 
 
 def check_free(path: str) -> None:
-    """Raise `SocketInUse` or `NotASocket`, unless the path is absent or the stale socket of a dead process.
+    """Raise SocketInUse or `NotASocket`, unless the path is absent or the stale socket of a dead process.
 
     Blocks.
     """
@@ -135,7 +128,7 @@ def check_free(path: str) -> None:
         )
     pid = _listener(path)
     if pid is not None:
-        raise SocketInUse(path, pid)
+        raise _socket_in_use(path, pid)
 
 
 def _listener(path: str) -> int | None:

@@ -83,7 +83,7 @@ async def test_socket_of_another_program_is_refused_with_its_process(short: str)
         stranger.bind(path)
         stranger.listen()
         before = os.stat(path).st_ino
-        with pytest.raises(sockets.SocketInUse, match=f"process {os.getpid()} already listens"):
+        with raised("SocketInUse", match=f"process {os.getpid()} already listens"):
             async with server.serving(path, Service("t")):
                 raise AssertionError("two servers")
         assert os.stat(path).st_ino == before
@@ -102,7 +102,7 @@ async def test_server_whose_socket_path_was_replaced_is_unhealthy(
             vendor.listen()
             inode = os.stat(path).st_ino
             await health.unhealthy()
-            with pytest.raises(sockets.SocketLost, match="another process put its own socket"):
+            with raised("SocketLost", match="another process put its own socket"):
                 health.check()
     assert os.stat(path).st_ino == inode  # our stop left the other's socket alone
 

@@ -19,16 +19,14 @@ from crust.core import errors
 _FRESH_S = 2.0
 
 
-class CephStatisticsMissing(errors.PeerUnavailable):
+def _ceph_statistics_missing(pool: str) -> errors.PeerUnavailable:
     """The Ceph cluster has no statistics of the pool."""
-
-    def __init__(self, pool: str) -> None:
-        super().__init__(
-            f"the capacity of the Ceph pool {pool!r} is unknown",
-            why="no manager (ceph-mgr) has reported it",
-            hint="start a manager; it takes a few seconds after that",
-        )
-        self.pool = pool
+    return errors.PeerUnavailable.named(
+        "CephStatisticsMissing",
+        f"the capacity of the Ceph pool {pool!r} is unknown",
+        why="no manager (ceph-mgr) has reported it",
+        hint="start a manager; it takes a few seconds after that",
+    )
 
 
 @dataclass(slots=True)
@@ -40,7 +38,7 @@ class CephSpace:
     _at_s: float = field(default=0.0)
 
     def space(self) -> PoolSpace:
-        """The space. Raises `CephStatisticsMissing`, `CephMonitorsUnreachable`."""
+        """The space. Raises CephStatisticsMissing, `CephMonitorsUnreachable`."""
         known = self._known
         if known is not None and time.monotonic() - self._at_s < _FRESH_S:
             return known
@@ -53,7 +51,7 @@ class CephSpace:
         for each in answer["pools"]:
             if each["name"] == self.place.pool:
                 return _space(each["stats"])
-        raise CephStatisticsMissing(self.place.pool)
+        raise _ceph_statistics_missing(self.place.pool)
 
 
 def _space(stats: dict[str, Any]) -> PoolSpace:
