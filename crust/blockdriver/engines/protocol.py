@@ -90,6 +90,8 @@ class Attachment:
 
     source: Source
     size_bytes: int
+    is_new: bool = field(default=False, compare=False)
+    """Whether the call that returned it has made the device: then no process has opened that before."""
 
     @property
     def device(self) -> volumes.BlockSource | None:

@@ -13,6 +13,7 @@ programs have attached may hang. An image that was renamed by hand while it was 
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from crust.blockdriver.engines.files.images import Images
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
@@ -63,7 +64,8 @@ class FileAccess:
         size_bytes = self._images.size_bytes(volume_id)
         path = self._images.path(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
-        attach = loop.attach_once if sparse.has_writers(path) else loop.attach
+        is_new = not sparse.has_writers(path)
+        attach = loop.attach if is_new else loop.attach_once
         device = attach(
             path,
             direct_io=self._direct_io,
@@ -71,7 +73,8 @@ class FileAccess:
             tag=self._tag_of(volume_id),
         )
         self._known[volume_id] = device
-        return _attachment(device, loop_devices.size_bytes(device) or size_bytes)
+        made = _attachment(device, loop_devices.size_bytes(device) or size_bytes)
+        return replace(made, is_new=is_new)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         """The volumes whose file has a loop device, attached before the start or after it."""

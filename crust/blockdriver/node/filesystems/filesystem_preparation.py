@@ -230,7 +230,8 @@ class FilesystemPreparation:
             filled_bytes=attachment.size_bytes,
         )
         clear = action is format_decision.Action.CLEAR_AND_MAKE
-        await workers.run(in_use.check_unwritten, attachment.host_device)
+        if not attachment.is_new:
+            await workers.run(in_use.check_unwritten, attachment.host_device)
         intended = await workers.run(self._begin, intended, device, clear=clear)
         options = mkfs.arguments(fs_type, parameters)
         await mkfs.make(
