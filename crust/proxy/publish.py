@@ -261,10 +261,18 @@ class Publish:
         assert run.began is not None
         if run.began.entry is not None:  # its sandbox may have the device
             return await run.backend.publish(request, run.caller)
-        response, run.writers = await asyncio.gather(
-            run.backend.publish(request, run.caller), workers.run(self._targets.writers)
+        answer, looked = await asyncio.gather(
+            run.backend.publish(request, run.caller),
+            workers.run(self._targets.writers),
+            return_exceptions=True,
         )
-        return response
+        if isinstance(answer, BaseException):
+            raise answer
+        run.asked = Asked.ANSWERED
+        if isinstance(looked, BaseException):
+            raise looked
+        run.writers = looked
+        return answer
 
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
         """The record, checked with the driver's answer."""

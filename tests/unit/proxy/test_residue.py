@@ -313,7 +313,14 @@ async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(k
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space"), ValueError("a bug")])
 @pytest.mark.parametrize(
     "where",
-    ["Targets.mount_guard", "Entries.write", "Entries.devices", "Publish._record", "policy"],
+    [
+        "Targets.mount_guard",
+        "Targets.writers",
+        "Entries.write",
+        "Entries.devices",
+        "Publish._record",
+        "policy",
+    ],
 )
 async def test_no_exception_ends_in_a_final_code_while_something_stands(
     kata: Node, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
@@ -331,6 +338,8 @@ async def test_no_exception_ends_in_a_final_code_while_something_stands(
             case "Targets.mount_guard":
                 guard = kata.targets.mount_guard
                 patched.setattr(kata.targets, "mount_guard", lambda path: (guard(path), fail()))
+            case "Targets.writers":
+                patched.setattr(kata.targets, "writers", fail)
             case "Entries.devices":
                 patched.setattr(kata.devices, "identify", fail)
             case "Entries.write":
