@@ -6,7 +6,6 @@
     keyfile, caps   the key of a user, and what a volume's user may do
     omap            sorted keys on an object, changed by compare-and-swap
     controller_lock one controller changes a pool at a time; its client is the one client of crust
-    probe           checks a connection in a process of its own, which can be killed when it hangs
     cluster_image   who has an image open, and whose lock is on it
     claim_object    the claims on an image, read and replaced atomically; `claims`: take, record, give back
     host_claims     the same for what a node's own kernel maps

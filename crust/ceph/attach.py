@@ -24,7 +24,7 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
-from crust.ceph.probe import CephImageMissing
+from crust.ceph.failures import CephImageMissing
 from crust.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
 

@@ -74,6 +74,21 @@ class CephPoolMissing(errors.NotReady):
         self.pool = pool
 
 
+class CephImageMissing(errors.NotFound):
+    """The Ceph pool has no image of that name."""
+
+    answered_as = errors.NotReady
+
+    def __init__(self, pool: str, namespace: str, image: str) -> None:
+        where = f"{pool}/{namespace}" if namespace else pool
+        super().__init__(
+            f"there is no image {image} in {where}",
+            why="it was removed, or made elsewhere",
+            hint="compare with `rbd ls`",
+        )
+        self.image = image
+
+
 class CephNamespaceMissing(errors.NotReady):
     """The pool has no namespace of that name."""
 

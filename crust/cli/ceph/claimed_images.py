@@ -11,7 +11,7 @@ from crust.ceph import caps, claim_object, failures, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.connection import Connection
-from crust.ceph.probe import CephImageMissing
+from crust.ceph.failures import CephImageMissing
 from crust.ceph.user import CephUser
 from crust.core import errors
 

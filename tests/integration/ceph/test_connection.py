@@ -1,6 +1,5 @@
 """Connections to a real cluster: what fails, how it is named, and that it never takes the process with it."""
 
-import asyncio
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from crust.ceph import binding, probe
+from crust.ceph import binding
 from crust.ceph import connection as connection_module
 from crust.ceph.connection import Connection
 from crust.ceph.failures import (
@@ -21,7 +20,7 @@ from crust.ceph.failures import (
     CephNotPermitted,
     CephPoolMissing,
 )
-from crust.ceph.user import CephUser, Timeouts
+from crust.ceph.user import CephUser
 from crust.core import errors
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
@@ -281,60 +280,6 @@ def test_forked_child_does_not_use_the_parents_connection(
             _write(connection, namespace)
     finally:
         connection._pid -= 1
-
-
-async def _probed(who: CephUser, wanted: probe.ProbeTarget) -> None:
-    await probe.check(who, wanted, timeouts=QUICK, timeout_s=30)
-
-
-async def test_probe_finds_pool_and_image(
-    ceph: CephCluster, controller: CephUser, namespace: str
-) -> None:
-    await _probed(controller, probe.ProbeTarget(POOL, namespace))
-    with pytest.raises(probe.CephImageMissing):
-        await _probed(controller, probe.ProbeTarget(POOL, namespace, "absent"))
-    import rbd
-
-    with ceph.ioctx(POOL, namespace) as ioctx:
-        rbd.RBD().create(ioctx, "present", 1 << 20)
-    await _probed(controller, probe.ProbeTarget(POOL, namespace, "present"))
-
-
-async def test_probe_names_what_is_wrong(
-    ceph: CephCluster, controller: CephUser, namespace: str
-) -> None:
-    wanted = probe.ProbeTarget(POOL, namespace)
-    wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
-    with pytest.raises(CephKeyRefused):
-        await _probed(wrong, wanted)
-    with pytest.raises(CephPoolMissing):
-        await _probed(controller, probe.ProbeTarget("no-such-pool"))
-    with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
-        await _probed(controller, wanted)
-
-
-async def test_probe_that_hangs_is_killed(
-    ceph: CephCluster, controller: CephUser, namespace: str
-) -> None:
-    timeouts = Timeouts(connect_s=600)
-    with ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
-        await probe.check(controller, probe.ProbeTarget(POOL), timeouts=timeouts, timeout_s=1)
-
-
-async def test_probe_has_no_secret_on_its_command_line(
-    controller: CephUser, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    original = asyncio.create_subprocess_exec
-
-    async def spied(*argv: str, **rest: object) -> asyncio.subprocess.Process:
-        seen.extend([*argv, str(rest.get("env"))])
-        return await original(*argv, **rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", spied)
-    await _probed(controller, probe.ProbeTarget(POOL, namespace))
-    assert seen
-    assert not any(controller.key in each for each in seen)
 
 
 def test_every_failure_says_what_to_do() -> None:
