@@ -1,8 +1,8 @@
 """A pool as an engine keeps it: its identity (`PoolHome`), and the records of what is in it (`RecordStore`).
 
-The records lie with the images: whoever has the pool has both, on a disk that is moved or in a cluster. A record is
-bytes under an id; what it says is above this (`crust.blockdriver.records`). Whoever writes one names what it has
-read, so no write undoes another's, in whatever process that was.
+The records lie with the images: a disk that is moved takes both along, and a cluster has both. A record is bytes
+under an id; what it says is above this (`crust.blockdriver.records`). A writer names what it has read, so no write
+undoes another's, in whatever process that was.
 """
 
 import enum

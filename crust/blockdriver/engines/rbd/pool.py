@@ -196,7 +196,7 @@ class RbdPool:
         data = identity.model_dump_json(by_alias=True).encode()
         with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
             for kind in set(RecordKind) - {RecordKind.CONTENT}:
-                omap.make(ioctx, object_name(kind))  # first: whoever finds the identity finds them
+                omap.make(ioctx, object_name(kind))  # before the identity, which shows them
             # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
             omap.make(ioctx, "rbd_trash")
             if not _create(ioctx, data):
