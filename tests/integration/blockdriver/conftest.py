@@ -3,15 +3,14 @@
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices
-from crust.host.mounts import mount_api, mountinfo
 from tests.support import leaks
+from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import Bench
 from tests.support.drivers.pools import bench_on
 
@@ -19,33 +18,35 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A driver on a directory of its own; what a failed test left attached or mounted is removed."""
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A driver on a directory of its own; a volume that a test leaves staged or published is ended by the driver."""
     made = Bench(tmp_path)
-    yield made
-    for mount in sorted(mountinfo.below(str(tmp_path)), key=lambda each: -len(each.target)):
-        mount_api.unmount(mount.target)
-    for device in loop_devices.list_all():
-        if device.backing.startswith(f"{tmp_path}/"):
-            loop.detach(device)
+    try:
+        yield made
+        await made.take_down()
+    finally:
+        remnants.remove(str(tmp_path))
 
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])
-def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+async def pool(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     with bench_on(request.param, tmp_path) as bench:
         yield bench
+        await bench.take_down()
 
 
 @pytest.fixture(params=["xfs", "btrfs"])
-def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+async def cloning(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     with bench_on(request.param, tmp_path) as bench:
         yield bench
+        await bench.take_down()
 
 
 @pytest.fixture
-def copying(tmp_path: Path) -> Iterator[Bench]:
+async def copying(tmp_path: Path) -> AsyncIterator[Bench]:
     with bench_on("ext4", tmp_path) as bench:
         yield bench
+        await bench.take_down()
 
 
 @pytest.fixture

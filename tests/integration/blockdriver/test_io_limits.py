@@ -131,25 +131,20 @@ async def test_publish_on_a_node_without_io_limits_is_refused(
 ) -> None:
     bench.io_cgroup = "/crust-test-there-is-none"
     bench.restart()
-    made = await bench.create(mutable=SENT)
-    target = bench.target("pod-a")
-    await bench.stage(made.volume_id)
+    made, target = await bench.staged(mutable=SENT), bench.target("pod-a")
     with pytest.raises(throttling.CannotThrottle, match="io_cgroup"):
-        await bench.publish(made.volume_id, target)
+        await bench.publish(made, target)
     assert not os.path.lexists(target)
-    published = await bench.publish(
-        made.volume_id, target, deferred=True
-    )  # its hypervisor limits it
+    published = await bench.publish(made, target, deferred=True)  # its hypervisor limits it
     assert published.deferred_mount.io_limits.read_iops == 3000
-    await bench.unpublish(made.volume_id, target)
-    await bench.modify(made.volume_id, **dict.fromkeys(SENT, "0"))
-    await bench.publish(made.volume_id, target)
+    await bench.unpublish(made, target)
+    await bench.modify(made, **dict.fromkeys(SENT, "0"))
+    await bench.publish(made, target)
     with pytest.raises(throttling.CannotThrottle):
-        await bench.modify(made.volume_id, **SENT)
-    await bench.modify(made.volume_id, readIOPS="0")
-    await bench.unpublish(made.volume_id, target)
-    await bench.modify(made.volume_id, **SENT)  # it is unused: its next node may be able to
-    await bench.unstage(made.volume_id)
+        await bench.modify(made, **SENT)
+    await bench.modify(made, readIOPS="0")
+    await bench.unpublish(made, target)
+    await bench.modify(made, **SENT)  # it is unused: its next node may be able to
 
 
 async def test_unstage_that_is_refused_keeps_the_limits_of_whoever_has_the_device(

@@ -72,8 +72,6 @@ async def test_publish_repeated_with_fresh_tokens_succeeds(bench: Bench) -> None
     written = b"".join(path.read_bytes() for path in bench.root.glob("run/*/*/*.json"))
     assert b"first" not in written
     assert b"third" not in written
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 async def test_unpublish_leaves_only_the_kubelets_file_in_the_pod_directory(bench: Bench) -> None:
@@ -89,7 +87,6 @@ async def test_unpublish_leaves_only_the_kubelets_file_in_the_pod_directory(benc
         await bench.unpublish(volume_id, str(target))
         assert os.listdir(target.parent) == ["vol_data.json"]
     assert os.listdir(bench.staging(volume_id)) == []
-    await bench.unstage(volume_id)
 
 
 async def test_unpublish_after_a_reboot_succeeds_without_node_state(

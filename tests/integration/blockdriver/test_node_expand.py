@@ -54,64 +54,46 @@ async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
 async def test_publish_after_offline_expand_has_the_full_size(
     bench: Bench, fs_type: str, size: int
 ) -> None:
-    volume = await bench.create(capability=mount(fs_type), size=size)
+    volume_id = await bench.staged(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.unstage(volume.volume_id)
-    grown = await bench.grow(volume.volume_id, 2 * size)
+    await bench.unstage(volume_id)
+    grown = await bench.grow(volume_id, 2 * size)
     assert grown.capacity_bytes == 2 * size
     assert grown.node_expansion_required
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.publish(volume.volume_id, target, mount(fs_type))
-    stats = await bench.stats(volume.volume_id, target)
+    await bench.stage(volume_id, mount(fs_type))
+    await bench.publish(volume_id, target, mount(fs_type))
+    stats = await bench.stats(volume_id, target)
     assert stats.usage[0].total > 1.5 * size
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
 async def test_node_expand_of_a_mounted_filesystem_grows_it(bench: Bench, fs_type: str) -> None:
-    volume = await bench.create(capability=mount(fs_type), size=320 * MIB)
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.publish(volume.volume_id, target, mount(fs_type))
+    volume_id, target = await bench.published(capability=mount(fs_type), size=320 * MIB)
     with raised("DeviceSmallerThanRequested"):
-        await bench.expand(volume.volume_id, target, 640 * MIB)
-    await bench.grow(volume.volume_id, 640 * MIB)
-    assert await bench.expand(volume.volume_id, target, 640 * MIB) == 640 * MIB
-    stats = await bench.stats(volume.volume_id, target)
+        await bench.expand(volume_id, target, 640 * MIB)
+    await bench.grow(volume_id, 640 * MIB)
+    assert await bench.expand(volume_id, target, 640 * MIB) == 640 * MIB
+    stats = await bench.stats(volume_id, target)
     assert stats.usage[0].total > 500 * MIB
     with pytest.raises(capability_check.AboveLimit):
-        await bench.expand(volume.volume_id, target, limit=320 * MIB)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+        await bench.expand(volume_id, target, limit=320 * MIB)
 
 
 async def test_node_expand_of_a_raw_volume_grows_with_its_image(bench: Bench) -> None:
-    volume = await bench.create(capability=block())
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, block())
-    await bench.publish(volume.volume_id, target, block())
-    grown = await bench.grow(volume.volume_id, 128 * MIB)
+    volume_id, target = await bench.published(capability=block())
+    grown = await bench.grow(volume_id, 128 * MIB)
     assert not grown.node_expansion_required
     assert devices.size_bytes(target) == 128 * MIB
-    assert await bench.expand(volume.volume_id, target) == 128 * MIB
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    assert await bench.expand(volume_id, target) == 128 * MIB
 
 
 async def test_node_expand_of_a_deferred_volume_grows_the_device_only(bench: Bench) -> None:
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target, deferred=True)
-    await bench.grow(volume.volume_id, 128 * MIB)
-    assert await bench.expand(volume.volume_id, target, deferred=True) == 128 * MIB
-    assert await bench.expand(volume.volume_id, bench.staging(volume.volume_id)) == 128 * MIB
-    again = await bench.publish(volume.volume_id, target, deferred=True)
+    volume_id, target = await bench.published(deferred=True)
+    await bench.grow(volume_id, 128 * MIB)
+    assert await bench.expand(volume_id, target, deferred=True) == 128 * MIB
+    assert await bench.expand(volume_id, bench.staging(volume_id)) == 128 * MIB
+    again = await bench.publish(volume_id, target, deferred=True)
     assert again.deferred_mount.capacity_bytes == 128 * MIB
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 @pytest.mark.parametrize("staged_before", [True, False])
@@ -131,34 +113,28 @@ async def test_publish_and_node_expand_of_ext4_ask_the_kernel_to_grow_it(
     await bench.expand(volume.volume_id, target, 256 * MIB)
     assert may_resize[-1] == 256 * MIB // 4096
     assert await conditions(bench, volume.volume_id, target) == set()
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_until_it_grows(
     bench: Bench, may_not_resize: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.grow(volume.volume_id, 128 * MIB)
-    for path in (bench.staging(volume.volume_id), target):
+    volume_id, target = await bench.staged(), bench.target("pod-a")
+    await bench.grow(volume_id, 128 * MIB)
+    for path in (bench.staging(volume_id), target):
         with pytest.raises(node_expand.OnlineGrowthRefused, match="CAP_SYS_RESOURCE"):
-            await bench.expand(volume.volume_id, path, 128 * MIB)
-        await bench.publish(volume.volume_id, target)
-    assert (await bench.stats(volume.volume_id, target)).usage[0].total < 64 * MIB
+            await bench.expand(volume_id, path, 128 * MIB)
+        await bench.publish(volume_id, target)
+    assert (await bench.stats(volume_id, target)).usage[0].total < 64 * MIB
     bench.restart()
-    found = await conditions(bench, volume.volume_id, target)
+    found = await conditions(bench, volume_id, target)
     assert found
     for message in found:
         assert "CAP_SYS_RESOURCE" in message
-    await bench.unpublish(volume.volume_id, target)
+    await bench.unpublish(volume_id, target)
 
     monkeypatch.setattr(growth, "_resize_ext4", lambda *_: None)
-    await bench.publish(volume.volume_id, target)
-    assert await conditions(bench, volume.volume_id, target) == set()
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    await bench.publish(volume_id, target)
+    assert await conditions(bench, volume_id, target) == set()
 
 
 async def test_deferred_publish_of_ext4_that_cannot_grow_here_leaves_it_to_the_guest(
@@ -176,26 +152,19 @@ async def test_deferred_publish_of_ext4_that_cannot_grow_here_leaves_it_to_the_g
     get = csi_pb2.ControllerGetVolumeRequest(volume_id=volume.volume_id)
     got = await bench.driver.controller.ControllerGetVolume(get, caller())
     assert not got.status.volume_condition.abnormal
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_node_expand_of_a_read_only_mount_is_refused(bench: Bench) -> None:
     fs_type, size = "xfs", 320 * MIB
-    volume = await bench.create(capability=mount(fs_type), size=size)
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.publish(volume.volume_id, target, mount(fs_type), readonly=True)
-    await bench.expand(volume.volume_id, target, size)
-    await bench.grow(volume.volume_id, 2 * size)
-    for path in (target, bench.staging(volume.volume_id)):
+    volume_id, target = await bench.published(capability=mount(fs_type), size=size, readonly=True)
+    await bench.expand(volume_id, target, size)
+    await bench.grow(volume_id, 2 * size)
+    for path in (target, bench.staging(volume_id)):
         with pytest.raises(node_expand.OnlineGrowthRefused, match="read-only"):
-            await bench.expand(volume.volume_id, path, 2 * size)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.publish(volume.volume_id, target, mount(fs_type))
-    assert (await bench.stats(volume.volume_id, target)).usage[0].total > 1.5 * size
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+            await bench.expand(volume_id, path, 2 * size)
+    await bench.unpublish(volume_id, target)
+    await bench.publish(volume_id, target, mount(fs_type))
+    assert (await bench.stats(volume_id, target)).usage[0].total > 1.5 * size
 
 
 class Killed(BaseException):
@@ -206,12 +175,11 @@ class Killed(BaseException):
 async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, fs_type: str
 ) -> None:
-    volume = await bench.create(capability=mount(fs_type), size=320 * MIB)
+    volume_id = await bench.staged(capability=mount(fs_type), size=320 * MIB)
     target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.unstage(volume.volume_id)
-    await bench.grow(volume.volume_id, 640 * MIB)
-    await bench.stage(volume.volume_id, mount(fs_type))
+    await bench.unstage(volume_id)
+    await bench.grow(volume_id, 640 * MIB)
+    await bench.stage(volume_id, mount(fs_type))
 
     async def die(*_: object) -> None:
         raise Killed
@@ -219,14 +187,12 @@ async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     with monkeypatch.context() as patched:
         patched.setattr(growth, "grow_mounted", die)
         with pytest.raises(Killed):
-            await bench.publish(volume.volume_id, target, mount(fs_type))
+            await bench.publish(volume_id, target, mount(fs_type))
     assert mountinfo.at(target) is not None
     bench.restart()
-    await bench.publish(volume.volume_id, target, mount(fs_type))
-    assert (await bench.stats(volume.volume_id, target)).usage[0].total > 500 * MIB
+    await bench.publish(volume_id, target, mount(fs_type))
+    assert (await bench.stats(volume_id, target)).usage[0].total > 500 * MIB
     assert len(mountinfo.below(str(bench.root))) == 1
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_publish_repeated_under_a_running_pod_changes_nothing(
@@ -235,18 +201,13 @@ async def test_publish_repeated_under_a_running_pod_changes_nothing(
     """An ext4 that this process may not grow while it is mounted: the node state is lost, and the pod must not
     notice.
     """
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target)
+    volume_id, target = await bench.published()
     before = mountinfo.at(target)
-    await bench.grow(volume.volume_id, 128 * MIB)
-    await bench.publish(volume.volume_id, target)
+    await bench.grow(volume_id, 128 * MIB)
+    await bench.publish(volume_id, target)
     for path in bench.root.glob("run/*/published/*"):
         path.unlink()
     bench.restart()
     for _ in range(2):
-        await bench.publish(volume.volume_id, target)
+        await bench.publish(volume_id, target)
     assert mountinfo.at(target) == before
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)

@@ -83,6 +83,9 @@ class Bench:
     overcommit: float = 1.0
     role: Role = Role()  # noqa: RUF009 - frozen
     driver: Driver = field(init=False)
+    _staged: dict[tuple[str, str], None] = field(default_factory=dict, init=False)
+    _published: dict[str, str] = field(default_factory=dict, init=False)
+    """What `take_down` ends: volume and staging path of each stage, the volume of each target."""
 
     def __post_init__(self) -> None:
         for name in ("state", "run", "staging", "pods"):
@@ -152,6 +155,35 @@ class Bench:
         )
         return (await self.driver.controller.CreateVolume(request, caller())).volume
 
+    async def staged(
+        self, name: str = "pvc-1", capability: volumes.VolumeCapability | None = None, **of: Any
+    ) -> str:
+        """The id of a new volume, staged; `of` has what else `create` takes."""
+        volume_id = (await self.create(name, capability, **of)).volume_id
+        await self.stage(volume_id, capability)
+        return volume_id
+
+    async def published(
+        self,
+        name: str = "pvc-1",
+        capability: volumes.VolumeCapability | None = None,
+        *,
+        readonly: bool = False,
+        deferred: bool = False,
+        **of: Any,
+    ) -> tuple[str, str]:
+        """The id of a new volume, staged and published, and its target."""
+        volume_id, target = await self.staged(name, capability, **of), self.target("pod-a")
+        await self.publish(volume_id, target, capability, readonly=readonly, deferred=deferred)
+        return volume_id, target
+
+    async def take_down(self) -> None:
+        """End as a CO what the test has staged and published, and has not ended itself."""
+        for target, volume_id in list(self._published.items()):
+            await self.unpublish(volume_id, target)
+        for volume_id, path in list(self._staged):
+            await self.unstage(volume_id, path=path)
+
     async def delete(self, volume_id: str) -> None:
         """DeleteVolume."""
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
@@ -184,14 +216,15 @@ class Bench:
         wire = csi.capability_to_wire(capability or mount())
         staging = path or self.staging(volume_id)
         request = stage_request(volume_id, staging, wire, secrets=secrets or {})
+        self._staged[volume_id, staging] = None
         await self.driver.node.NodeStageVolume(request, caller())
 
     async def unstage(self, volume_id: str, *, path: str = "") -> None:
         """NodeUnstageVolume."""
-        request = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume_id, staging_target_path=path or self.staging(volume_id)
-        )
+        staging = path or self.staging(volume_id)
+        request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=staging)
         await self.driver.node.NodeUnstageVolume(request, caller())
+        self._staged.pop((volume_id, staging), None)
 
     async def publish(
         self,
@@ -216,12 +249,15 @@ class Bench:
             readonly=readonly,
             volume_context=context or {},
         )
-        return await self.driver.node.NodePublishVolume(request, caller())
+        answer = await self.driver.node.NodePublishVolume(request, caller())
+        self._published[target] = volume_id
+        return answer
 
     async def unpublish(self, volume_id: str, target: str) -> None:
         """NodeUnpublishVolume."""
         request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target)
         await self.driver.node.NodeUnpublishVolume(request, caller())
+        self._published.pop(target, None)
 
     async def attach(self, volume_id: str, *, readonly: bool = False) -> None:
         """ControllerPublishVolume to this node."""

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crust.blockdriver.node import guests
-from crust.host.block import loop, loop_devices
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.block import loop
+from crust.host.mounts import mount_api
+from tests.support.drivers import remnants
 from tests.support.drivers.block_driver import MIB, Bench
 
 _MKFS = {
@@ -49,8 +50,4 @@ def bench_on(
             yield bench
         finally:
             bench.let_go()
-            for mount in sorted(mountinfo.below(str(home)), key=lambda each: -len(each.target)):
-                mount_api.unmount(mount.target)
-            for each in loop_devices.list_all():
-                if each.backing.startswith(f"{home}/"):
-                    loop.detach(each)
+            remnants.remove(str(home))

@@ -64,8 +64,6 @@ async def test_shut_down_filesystem_is_unhealthy_and_can_be_republished(
     condition = (await bench.stats(volume_id, target)).condition
     assert condition is not None
     assert not condition.abnormal
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)
@@ -80,8 +78,6 @@ async def test_shut_down_filesystem_in_csi_1_13_is_inaccessible(
     answer = await bench.driver.node.NodeGetVolumeHealth(request, caller())
     reported = answer.volume_health.health_statuses
     assert [each.status for each in reported] == [csi_pb2.INACCESSIBLE]
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(
@@ -101,5 +97,3 @@ async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(
     condition = (await bench.stats(volume_id, target)).condition
     assert condition is not None
     assert not condition.abnormal
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)

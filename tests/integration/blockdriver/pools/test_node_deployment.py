@@ -37,18 +37,13 @@ def sizes(bench: Bench, volume_id: str) -> tuple[int, int]:
 async def test_node_expand_grows_image_and_filesystem_of_a_mounted_volume(
     bench: Bench, fs_type: str, size: int
 ) -> None:
-    volume = await bench.create(capability=mount(fs_type), size=size)
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id, mount(fs_type))
-    await bench.publish(volume.volume_id, target, mount(fs_type))
+    volume_id, target = await bench.published(capability=mount(fs_type), size=size)
     for _ in range(2):  # a retry finds it done
-        assert await bench.expand(volume.volume_id, target, 2 * size) == 2 * size
-    assert sizes(bench, volume.volume_id) == (2 * size, 2 * size)
-    assert (await bench.stats(volume.volume_id, target)).usage[0].total > 1.5 * size
+        assert await bench.expand(volume_id, target, 2 * size) == 2 * size
+    assert sizes(bench, volume_id) == (2 * size, 2 * size)
+    assert (await bench.stats(volume_id, target)).usage[0].total > 1.5 * size
     bench.restart()
-    assert sizes(bench, volume.volume_id)[0] == 2 * size
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    assert sizes(bench, volume_id)[0] == 2 * size
 
 
 async def test_node_expand_grows_a_raw_volume_and_the_device_of_a_deferred_one(
