@@ -16,6 +16,7 @@ from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.kubelet import MOUNT
 from examples.kata.demo.node import NodePaths
+from tests.support.records import pool_layout
 
 NAME = "large-pool"
 FEW, MANY = 20, 2000
@@ -122,8 +123,8 @@ async def _fill(pool: _Pool) -> None:
 
 
 def _write_into_images(paths: NodePaths) -> None:
-    for image in (paths.base / "pool" / "images").iterdir():
-        with image.open("r+b") as file:
+    for volume_id in pool_layout.images(paths.base / "pool"):
+        with pool_layout.image(paths.base / "pool", volume_id).open("r+b") as file:
             file.write(WRITTEN)
 
 

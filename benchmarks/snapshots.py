@@ -18,6 +18,7 @@ from crust.host.mounts import mount_api
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.kata.demo.node import NodePaths
+from tests.support.records import pool_layout
 
 NAME = "snapshots"
 ROUNDS = 60
@@ -120,7 +121,7 @@ async def _pool(paths: NodePaths, fs_type: str) -> AsyncIterator[_Pool]:
         for data_bytes in (LITTLE, MUCH):
             made = await controller.CreateVolume(_volume(f"of-{data_bytes}"), timeout=TIMEOUT_S)
             sources[data_bytes] = made.volume.volume_id
-            _fill(paths.base / "pool" / "images" / f"{made.volume.volume_id}.img", data_bytes)
+            _fill(pool_layout.image(paths.base / "pool", made.volume.volume_id), data_bytes)
         yield _Pool(fs_type, controller, sources)
 
 

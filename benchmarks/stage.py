@@ -18,6 +18,7 @@ from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import MOUNT, Kubelet
+from tests.support.records import pool_layout
 
 NAME = "stage"
 ROUNDS = 300
@@ -145,7 +146,7 @@ class InProcess:
     @property
     def image(self) -> Path:
         """The file of the volume's bytes."""
-        return self.root / "pool" / "images" / f"{self.volume_id}.img"
+        return pool_layout.image(self.root / "pool", self.volume_id)
 
     async def up(self) -> None:
         """Stage and publish."""

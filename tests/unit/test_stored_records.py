@@ -13,7 +13,7 @@ from crust.handoff.entry import Entry
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.raised import raised
-from tests.support.records import stored_records
+from tests.support.records import pool_layout, stored_records
 from tests.support.records.records import TARGET, a_record
 from tests.support.records.stored_records import (
     GROUP,
@@ -226,8 +226,8 @@ async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_ot
 ) -> None:
     bench = Bench(tmp_path)
     ids = [(await bench.create(name)).volume_id for name in ("newer", "content", "good")]
-    _make_newer(tmp_path / "state" / "records" / f"{ids[0]}.json")
-    _make_newer(tmp_path / "state" / "content" / f"{ids[1]}.json")
+    _make_newer(pool_layout.volume_record(tmp_path / "state", ids[0]))
+    _make_newer(pool_layout.content_record(tmp_path / "state", ids[1]))
     bench.restart()
 
     listed = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
@@ -242,4 +242,4 @@ async def test_driver_with_a_volume_and_a_content_of_newer_schemas_serves_all_ot
     await bench.grow(ids[2], 128 * MIB)
     await bench.create("another")
     await bench.delete(ids[2])
-    assert (tmp_path / "state" / "images" / f"{ids[0]}.img").exists()
+    assert (pool_layout.image(tmp_path / "state", ids[0])).exists()

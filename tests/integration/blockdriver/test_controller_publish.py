@@ -12,6 +12,7 @@ from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -91,7 +92,7 @@ async def test_list_names_the_node_and_unpublish_of_a_staged_volume_is_refused(
 async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     volume_id = (await bench.create(capability=mount())).volume_id
-    image = tmp_path / "state" / "images" / f"{volume_id}.img"
+    image = pool_layout.image(tmp_path / "state", volume_id)
     image.rename(tmp_path / "away")
     entry = (await entries(bench))[volume_id]
     assert entry.status.volume_condition.abnormal

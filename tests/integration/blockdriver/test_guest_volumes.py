@@ -8,6 +8,7 @@ from crust.core import deferral_keys
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 GUEST = {"crust.dev/format-in": "guest", "crust.dev/ext4-reserved-percent": "3"}
@@ -16,7 +17,7 @@ SECRET = {"passphrase": "correct horse battery staple"}
 
 
 def image(bench: Bench, volume: csi_pb2.Volume) -> Path:
-    return bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    return pool_layout.image(bench.root / "state", volume.volume_id)
 
 
 async def test_volume_context_says_who_formats_and_what_is_encrypted(bench: Bench) -> None:

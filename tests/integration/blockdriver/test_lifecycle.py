@@ -16,6 +16,7 @@ from crust.rpc.messages import csi
 from tests.support.co import publish_request
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount, write_raw
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -44,9 +45,7 @@ async def test_filesystem_volume_lifecycle_succeeds(bench: Bench, fs_type: str, 
     await bench.unpublish(volume.volume_id, target)
     await bench.unstage(volume.volume_id)
     await bench.delete(volume.volume_id)
-    assert os.listdir(bench.root / "state" / "images") == []
-    assert os.listdir(bench.root / "state" / "records") == []
-    assert os.listdir(bench.root / "state" / "content") == []
+    assert pool_layout.files(bench.root / "state") == set()
 
 
 async def test_lifecycle_with_every_step_repeated_succeeds(bench: Bench) -> None:
@@ -149,7 +148,7 @@ async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> Non
     first, second = (bench.staging(volume.volume_id, name) for name in ("one", "two"))
     await bench.stage(volume.volume_id, path=first)
     await bench.stage(volume.volume_id, path=second)
-    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     assert len(loop_devices.find(image)) == 1
     await bench.unstage(volume.volume_id, path=first)
     await bench.publish(volume.volume_id, bench.target("pod-a"), path=second)
@@ -187,7 +186,7 @@ async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, target)
-    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume.volume_id)
     os.rename(image, image.with_suffix(".moved"))
     stats = await bench.stats(volume.volume_id, target)
     assert stats.condition is not None
@@ -268,7 +267,7 @@ async def test_publish_checks_a_filesystem_not_unmounted_cleanly(
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)
     await bench.unstage(volume.volume_id)
-    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume.volume_id)
     leave_errors(image)
     await bench.stage(volume.volume_id)
     assert superblocks.read_ext4(str(image)).clean

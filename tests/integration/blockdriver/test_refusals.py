@@ -14,6 +14,7 @@ from crust.host.files import target_paths
 from crust.host.mounts import fs_group, mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -71,7 +72,7 @@ async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) 
 
 async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     volume = await bench.create()
-    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume.volume_id)
     with image.open("r+b") as file:
         file.seek(32 * MIB)
         file.write(b"a foreign backup superblock")
@@ -118,7 +119,7 @@ async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Be
     volume = await bench.create()
     await bench.stage(volume.volume_id)
     await bench.unstage(volume.volume_id)
-    image = bench.root / "state" / "images" / f"{volume.volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume.volume_id)
     os.truncate(image, 0)
     os.truncate(image, 64 * MIB)
     with pytest.raises(format_decision.ContentInDoubt, match="ext4 was made"):

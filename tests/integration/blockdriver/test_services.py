@@ -22,6 +22,7 @@ from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers.block_driver import caller, mount
 from tests.support.faults.refusals import refused
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
 
@@ -275,17 +276,17 @@ async def test_probe_reports_a_missing_folder_and_recovers_without_a_restart(
     served: grpc.aio.Channel, tmp_path: Path
 ) -> None:
     identity = csi_pb2_grpc.IdentityStub(served)
-    images = tmp_path / "state" / "images"
+    folder = tmp_path / "state" / pool_layout.FOLDERS[0]
 
     async def until(*, ready: bool) -> None:
         async with asyncio.timeout(60):
             while (await identity.Probe(csi_pb2.ProbeRequest())).ready.value != ready:  # noqa: ASYNC110 - a Probe is all that tells
                 await asyncio.sleep(0.05)
 
-    images.rename(tmp_path / "away")
+    folder.rename(tmp_path / "away")
     await until(ready=False)
-    assert not images.exists()
-    (tmp_path / "away").rename(images)
+    assert not folder.exists()
+    (tmp_path / "away").rename(folder)
     await until(ready=True)
 
 

@@ -1,7 +1,6 @@
 """`crust try` against a real node: a volume of its own, deferred, and nothing left whatever happens."""
 
 import asyncio
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -22,7 +22,7 @@ def trial_request(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> 
 
 def assert_nothing_left(chain: Chain) -> None:
     assert chain.places.entries() == []
-    assert os.listdir(f"{chain.places.root}/state/records") == []
+    assert pool_layout.volume_records(Path(chain.places.root, "state")) == set()
     assert [path for path in Path(chain.places.kubelet).rglob("*") if not path.is_dir()] == []
     assert not list(Path(chain.places.kubelet).rglob("crust-try*"))
 

@@ -19,6 +19,7 @@ from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.nodes.fake_throttle import FakeThrottle
+from tests.support.records import pool_layout
 
 MARK = "/answered"
 SIZES = {"ext4": 32 * MIB, "xfs": 304 * MIB, "btrfs": 272 * MIB, "raw": 32 * MIB}
@@ -160,7 +161,7 @@ class Life:
         await self._down(volume_id)
 
     def _image(self, volume_id: str) -> str:
-        return str(self._bench.root / "state" / "images" / f"{volume_id}.img")
+        return str(pool_layout.image(self._bench.root / "state", volume_id))
 
     def _write(self, volume_id: str, data: bytes) -> None:
         target = self._bench.target(volume_id)

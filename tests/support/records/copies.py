@@ -9,6 +9,7 @@ from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.records import pool_layout
 
 KIB = 1024
 
@@ -63,8 +64,8 @@ async def raw_pair(bench: Bench) -> tuple[list[str], list[str]]:
 
 
 def records(bench: Bench) -> set[str]:
-    """The volumes that are on record, whatever their phase."""
-    return {path.stem for path in (bench.root / "state" / "records").iterdir()}
+    """The volumes that are on record."""
+    return pool_layout.volume_records(bench.root / "state")
 
 
 def pool_type(bench: Bench) -> str:
@@ -129,7 +130,7 @@ async def blocks(
 
 
 def read_image(bench: Bench, snapshot_id: str) -> bytes:
-    return (bench.root / "state" / "images" / f"{snapshot_id}.snap").read_bytes()
+    return (pool_layout.snapshot_image(bench.root / "state", snapshot_id)).read_bytes()
 
 
 def differing_blocks(old: bytes, new: bytes) -> set[int]:

@@ -8,9 +8,10 @@ import pytest
 from crust.core import errors
 from crust.host.process import boot
 from tests.support.drivers import driver_state
+from tests.support.records import pool_layout
 
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
-DIRECTORIES = ("state/records", "state/content", "state/snapshots", "state/groups", "run/freezes")
+DIRECTORIES = (*(f"state/{each}" for each in pool_layout.FOLDERS), "run/freezes")
 
 
 async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from crust.host.block import loop_devices
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import Bench, block, mount
 from tests.support.faults.crashes import crash_points, failure_points
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
 def image_of(bench: Bench, volume_id: str) -> str:
-    return str(bench.root / "state" / "images" / f"{volume_id}.img")
+    return str(pool_layout.image(bench.root / "state", volume_id))
 
 
 async def bring_up(bench: Bench, name: str, *, deferred: bool = False) -> str:

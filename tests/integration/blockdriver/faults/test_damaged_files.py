@@ -19,6 +19,7 @@ from crust.core import volumes
 from crust.host.process import boot
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.records import pool_layout
 from tests.support.records.copies import group, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -121,12 +122,12 @@ def path_of(bench: Bench, what: str, of: Owned) -> Path:
     state, run = bench.root / "state", bench.root / "run" / boot.boot_id()
     published = volumes.TargetPath(of.target).digest
     return {
-        "volume record": state / "records" / f"{of.volume_id}.json",
-        "content record": state / "content" / f"{of.volume_id}.json",
+        "volume record": pool_layout.volume_record(state, of.volume_id),
+        "content record": pool_layout.content_record(state, of.volume_id),
         "snapshot record": state / "snapshots" / f"{of.snapshot_id}.json",
         "group record": state / "groups" / f"{of.group_id}.json",
-        "image": state / "images" / f"{of.volume_id}.img",
-        "image of a snapshot": state / "images" / f"{of.snapshot_id}.snap",
+        "image": pool_layout.image(state, of.volume_id),
+        "image of a snapshot": pool_layout.snapshot_image(state, of.snapshot_id),
         "stage": run / "staged" / f"{of.volume_id}.json",
         "publish": run / "published" / f"{published}.json",
     }[what]

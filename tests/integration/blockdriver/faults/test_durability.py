@@ -14,6 +14,7 @@ from tests.support.drivers.block_driver import MIB, Bench
 from tests.support.faults import sync_trace
 from tests.support.faults.sync_trace import Event
 from tests.support.nodes.traced_life import KEPT, SIZES
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -116,7 +117,7 @@ def test_an_image_that_a_killed_driver_grew_is_synced_before_the_retry_is_answer
 ) -> None:
     traced(home, "ext4", tmp_path / "first")
     bench = Bench(home)
-    image = home / "state" / "images" / f"{bench.ids.volume_id(KEPT)}.img"
+    image = pool_layout.image(home / "state", bench.ids.volume_id(KEPT))
     del bench
     os.truncate(image, SIZES["ext4"] + 16 * MIB)
     happened = traced(home, "ext4", tmp_path / "second")

@@ -13,6 +13,7 @@ from crust.host.mounts import mountinfo
 from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     down,
     is_frozen,
@@ -102,7 +103,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
         await snapshot(copying, source.volume_id)
     assert not is_frozen(target)
     assert list(copying.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
-    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    assert not pool_layout.snapshot_images(copying.root / "state")
     await down(copying, source.volume_id)
 
 
@@ -117,6 +118,6 @@ async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) ->
     assert (
         copying.driver.snapshots.volume_snapshots.snapshot_records.find(taken.snapshot_id) is None
     )
-    assert not list((copying.root / "state" / "images").glob("*.snap"))
+    assert not pool_layout.snapshot_images(copying.root / "state")
     assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
     assert mountinfo.below(str(copying.root / "pods")) == ()

@@ -17,6 +17,7 @@ from tests.support.co import Co, capability
 from tests.support.drivers.killed_driver import KilledDriver
 from tests.support.faults.hung_files import HungFile
 from tests.support.faults.refusals import refused_in_time
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -71,7 +72,7 @@ async def test_stage_of_a_volume_that_hangs_harms_nobody_and_a_stop_waits_for_it
     async with channel.connect(driver.socket) as connected:
         co = Co(connected, LONG_S, waits=True)
         dead, well = [(await co.create(name, CAPABILITY)).volume_id for name in ("dead", "well")]
-        image = root / "pool" / "state" / "images" / f"{dead}.img"
+        image = pool_layout.image(root / "pool" / "state", dead)
         with HungFile(image) as hung:
             for _ in range(2):
                 await refused_in_time(

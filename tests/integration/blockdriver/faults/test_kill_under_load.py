@@ -23,6 +23,7 @@ from tests.support.drivers import pools
 from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.killed_driver import Co, KilledDriver
 from tests.support.lives import Life, Volume
+from tests.support.records import pool_layout
 
 SEED = int(os.environ.get("TESTS_STRESS_SEED", "1"))
 ROUNDS = int(os.environ.get("TESTS_STRESS_ROUNDS", "1"))
@@ -109,10 +110,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     state = root / "pool" / "state"
     assert [each.target for each in mountinfo.below(str(root))] == [str(root / "pool")]
     assert _devices(root) == []
-    assert {each.name for each in (state / "images").iterdir()} == {f"{each}.img" for each in ids}
-    assert {each.name for each in (state / "records").iterdir()} == {f"{each}.json" for each in ids}
-    assert {each.name for each in (state / "content").iterdir()} == {f"{each}.json" for each in ids}
-    assert list((state / "snapshots").iterdir()) == []
+    assert pool_layout.files(state) == pool_layout.files_of(state, ids)
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 
 
@@ -137,7 +135,7 @@ async def test_driver_killed_under_load_leaks_nothing_and_loses_no_byte(
         _check_nothing_left(root, survivors)
         for volume in survivors:
             if volume.fs_type == "ext4":
-                image = root / "pool" / "state" / "images" / f"{volume.volume_id}.img"
+                image = pool_layout.image(root / "pool" / "state", volume.volume_id)
                 subprocess.run(["e2fsck", "-fn", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
         provisioned = sum(volume.size_bytes for volume in survivors)
         assert (

@@ -27,6 +27,7 @@ from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults import killed_groups
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240), pytest.mark.usefixtures("reap")]
 
@@ -140,7 +141,7 @@ def test_volume_whose_mkfs_was_killed_with_its_group_is_busy_until_the_last_copy
     capability = mount(fs_type)
     asyncio.run(_know_mkfs(bench, fs_type))
     volume_id = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type])).volume_id
-    image = str(bench.root / "state" / "images" / f"{volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume_id))
     stops.stop(f"mkfs.{fs_type}", after_writes=8)
 
     def life() -> None:
@@ -166,7 +167,7 @@ def test_volume_whose_e2fsck_was_killed_with_its_group_is_busy_until_the_last_co
 ) -> None:
     volume_id = asyncio.run(bench.create("v")).volume_id
     asyncio.run(_use(bench, volume_id, "ext4", "before"))
-    image = str(bench.root / "state" / "images" / f"{volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume_id))
     made = superblocks.read(image, "ext4").uuid
     unclean = ["debugfs", "-w", "-R", "set_super_value state 0", image]
     subprocess.run(unclean, check=True, capture_output=True)
@@ -208,7 +209,7 @@ def _killed(driver: int, kill: Callable[[], None], stops: Stops, program: str) -
 
 def _refused_until_closed(bench: Bench, volume_id: str, copies: Copies, fs_type: str) -> None:
     commands._ENVIRONMENT["PATH"] = commands._ENVIRONMENT["PATH"].partition(":")[2]
-    image = str(bench.root / "state" / "images" / f"{volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume_id))
     bench.restart()
     while True:
         for wanted in (mount(fs_type), block()):

@@ -26,6 +26,7 @@ from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -100,7 +101,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     capability = mount(fs_type)
     _know_mkfs(bench, fs_type)
     volume = asyncio.run(bench.create("v", capability, size=_SIZES[fs_type]))
-    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     stopping(f"mkfs.{fs_type}")
     mkfs = _driver_killed_in(lambda: asyncio.run(bench.stage(volume.volume_id, capability)))
     bench.restart()
@@ -168,7 +169,7 @@ def test_stage_with_the_record_of_an_interrupted_mkfs_never_clears_a_used_volume
     old = next(each for each in backups if each.state == "formatting")
     if planned == "another":
         old = old.but(planned_uuid="11111111-0000-4000-8000-000000000000")
-    path = bench.root / "state" / "content" / f"{old.volume_id}.json"
+    path = pool_layout.content_record(bench.root / "state", old.volume_id)
     path.write_bytes(old.encode())
 
     if planned == "another":
@@ -188,9 +189,9 @@ def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_files
     bench: Bench,
 ) -> None:
     volume = asyncio.run(bench.create("v"))
-    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    path = pool_layout.content_record(bench.root / "state", volume.volume_id)
     uuid = "11111111-0000-4000-8000-000000000000"
-    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
     known = ContentRecord.parse(path.read_bytes(), str(path))
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
@@ -204,7 +205,7 @@ def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_rec
     bench: Bench,
 ) -> None:
     volume = asyncio.run(bench.create("v"))
-    path = bench.root / "state" / "content" / f"{volume.volume_id}.json"
+    path = pool_layout.content_record(bench.root / "state", volume.volume_id)
     uuid = "11111111-0000-4000-8000-000000000000"
     known = ContentRecord.parse(path.read_bytes(), str(path))
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)

@@ -25,6 +25,7 @@ from crust.rpc.messages import csi
 from crust.rpc.serving.daemon import Daemon
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers.block_driver import mount
+from tests.support.records import pool_layout
 
 POOL = f"pool of {OWN_DRIVER}"
 
@@ -147,7 +148,7 @@ async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
         assert POOL not in node.daemon.health.problems
         assert metrics.pool_open.labels(OWN_DRIVER)._value.get() == 1
         created = await csi_pb2_grpc.ControllerStub(node.connected).CreateVolume(CREATE)
-    assert (disks / "ours" / "images" / f"{created.volume.volume_id}.img").exists()
+    assert pool_layout.image(disks / "ours", created.volume.volume_id).exists()
 
 
 async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: Path) -> None:
@@ -168,7 +169,7 @@ async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: 
         await node.until(ready=False)
         assert "is not in" in await node.refused()
         assert not any((disks / "other").iterdir())
-        assert not late_id or (disks / "ours" / "records" / f"{late_id}.json").exists()
+        assert not late_id or pool_layout.volume_record(disks / "ours", late_id).exists()
         mount_api.unmount_one(str(node.state))
         await node.until(ready=True)
         assert (await controller.CreateVolume(CREATE)).volume == first.volume
@@ -179,7 +180,7 @@ async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: 
         }
 
 
-@pytest.mark.parametrize("folder", ["records", "images"])
+@pytest.mark.parametrize("folder", pool_layout.FOLDERS[:2])
 async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_write(
     disks: Path, folder: str
 ) -> None:
@@ -198,7 +199,7 @@ async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_w
             grpc.aio.AioRpcError
         ):  # before the driver has looked it goes to the right disk
             late_id = (await controller.CreateVolume(late)).volume.volume_id
-            assert (disks / "ours" / "images" / f"{late_id}.img").exists()
+            assert pool_layout.image(disks / "ours", late_id).exists()
             await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=late_id))
         await node.until(ready=False)
         assert str(node.state / folder) in await node.refused()
@@ -209,7 +210,7 @@ async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_w
         assert (await controller.CreateVolume(CREATE)).volume == first.volume
 
 
-@pytest.mark.parametrize("folder", ["content", "snapshots", "groups"])
+@pytest.mark.parametrize("folder", pool_layout.FOLDERS)
 async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
     disks: Path, folder: str
 ) -> None:

@@ -12,17 +12,18 @@ from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, block, caller, mount
+from tests.support.records import pool_layout
 from tests.support.records.copies import made_of, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
 def content_path(bench: Bench, volume_id: str) -> Path:
-    return bench.root / "state" / "content" / f"{volume_id}.json"
+    return pool_layout.content_record(bench.root / "state", volume_id)
 
 
 def image_path(bench: Bench, volume_id: str) -> Path:
-    return bench.root / "state" / "images" / f"{volume_id}.img"
+    return pool_layout.image(bench.root / "state", volume_id)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["never used", "used"])

@@ -11,6 +11,7 @@ from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
+from tests.support.records import pool_layout
 from tests.support.records.copies import down, drop, group, snapshot, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -57,8 +58,7 @@ async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
         await drop(small, taken.snapshot_id)
         for volume in (source, other):
             await small.delete(volume.volume_id)
-    folders = ("images", "records", "content", "snapshots", "groups")
-    assert [path for each in folders for path in (small.root / "state" / each).iterdir()] == []
+    assert pool_layout.files(small.root / "state") == set()
 
 
 async def test_overcommitted_volumes_exceed_the_pool(small: Bench) -> None:
@@ -141,4 +141,4 @@ async def test_unpublish_and_delete_on_a_full_disk_succeed(
         await reserving.release(volume_id)
         await reserving.delete(volume_id)
     (reserving.root / "fill").unlink()
-    assert list((reserving.root / "state" / "records").iterdir()) == []
+    assert pool_layout.files(reserving.root / "state") == set()

@@ -14,6 +14,7 @@ from crust.core import errors, volumes
 from crust.host.block import loop, loop_devices, loopctl
 from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -39,7 +40,7 @@ async def test_gc_removes_an_interrupted_create_after_the_grace_period(
     assert await collect(bench, grace_s=orphans.GRACE_S) == ()
     assert await collect(bench) == (volume_id,)
     assert bench.driver.stores.volume_records.ids() == (kept,)
-    assert [each.name for each in (bench.root / "state" / "images").iterdir()] == [f"{kept}.img"]
+    assert pool_layout.images(bench.root / "state") == {kept}
     assert (await bench.create()).volume_id == volume_id
 
 
@@ -58,7 +59,7 @@ async def test_gc_keeps_a_volume_that_was_used_although_its_record_is_of_its_cre
     bench.restart()
     assert await collect(bench) == ()
     assert "an unfinished volume stays" in caplog.text
-    assert (bench.root / "state" / "images" / f"{volume_id}.img").exists()
+    assert (pool_layout.image(bench.root / "state", volume_id)).exists()
     left = bench.driver.stores.volume_records.find(volume_id)
     assert left is not None
     bench.driver.stores.volume_records.save(left.but(phase=created.phase))
@@ -80,7 +81,7 @@ async def test_gc_does_not_delete_what_was_made_again_since_it_looked(bench: Ben
     with pytest.raises(RecordChanged):
         collector._provisioner.remove(judged)
     assert bench.driver.stores.volume_records.load(volume_id).phase == "ready"
-    assert (bench.root / "state" / "images" / f"{volume_id}.img").exists()
+    assert (pool_layout.image(bench.root / "state", volume_id)).exists()
 
 
 async def test_gc_finishes_an_interrupted_delete_at_once(bench: Bench) -> None:
@@ -128,9 +129,9 @@ async def test_gc_keeps_images_without_record_and_records_without_image(
     bench: Bench,
 ) -> None:
     lost = (await bench.create("lost", mount())).volume_id
-    images = bench.root / "state" / "images"
-    (images / f"{lost}.img").unlink()
-    orphan = images / f"{bench.ids.volume_id('orphan')}.img"
+    pool = bench.root / "state"
+    pool_layout.image(pool, lost).unlink()
+    orphan = pool_layout.image(pool, bench.ids.volume_id("orphan"))
     orphan.write_bytes(b"unknown")
     bench.restart()
     assert await collect(bench) == ()
@@ -143,7 +144,7 @@ async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(
 ) -> None:
     volume_id = (await bench.create()).volume_id
     await bench.stage(volume_id)
-    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume_id)
     [device] = devices(bench)
     image.unlink()
     image.write_bytes(bytes(64 * MIB))  # another file of that name is another image
@@ -159,7 +160,7 @@ async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> No
     volume_id, target = (await bench.create("a", block())).volume_id, bench.target("a")
     await bench.stage(volume_id, block())
     await bench.publish(volume_id, target, block())
-    (bench.root / "state" / "images" / f"{volume_id}.img").unlink()
+    (pool_layout.image(bench.root / "state", volume_id)).unlink()
     bench.restart()
     await collect(bench)
     assert len(devices(bench)) == 1
@@ -170,7 +171,7 @@ async def test_gc_keeps_an_orphan_device_whose_node_is_bound(bench: Bench) -> No
 
 async def test_gc_never_touches_a_device_attached_by_others(bench: Bench, tmp_path: Path) -> None:
     volume_id = (await bench.create()).volume_id
-    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume_id)
     stranger = tmp_path / "stranger"
     stranger.write_bytes(bytes(MIB))
     other_pool = f"crust:{'0' * 12}:{volume_id}"

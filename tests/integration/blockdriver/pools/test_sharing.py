@@ -14,6 +14,7 @@ from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, Mode, block, is_there, mount
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 pytestmark = pytest.mark.root
 
@@ -28,7 +29,7 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     deferred = answer.deferred_mount
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
-    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
     assert deferred.block_device.path == device.path
     assert deferred.block_device.identity.disk_sequence == device.identity.disk_sequence
     assert (deferred.fs_type, deferred.capacity_bytes) == ("ext4", 64 * MIB)
@@ -68,7 +69,7 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
 
     raw_id = (await bench.create("raw", block())).volume_id
     await bench.stage(raw_id, block())
-    image = bench.root / "state" / "images" / f"{raw_id}.img"
+    image = pool_layout.image(bench.root / "state", raw_id)
     [device] = loop_devices.find(str(image))
     await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
     await bench.unstage(raw_id)
@@ -101,7 +102,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     foreign = bench.root / "foreign"
     foreign.mkdir()
     await bench.stage(volume.volume_id)
-    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
     mount_api.mount_device(device.path, str(foreign), "ext4")
     with raised("DeviceMountedOnHost", match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
@@ -114,7 +115,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
 async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
     volume = await bench.create()
     await bench.stage(volume.volume_id)
-    [device] = loop_devices.find(str(bench.root / "state" / "images" / f"{volume.volume_id}.img"))
+    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
     hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
@@ -169,7 +170,7 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
         await bench.delete(volume.volume_id)
 
     await asyncio.gather(*(lifecycle(number) for number in range(24)))
-    assert os.listdir(bench.root / "state" / "images") == []
+    assert pool_layout.files(bench.root / "state") == set()
     assert [each for each in loop_devices.list_all() if str(bench.root) in each.backing] == []
 
 
@@ -181,7 +182,7 @@ async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench)
     with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
         await bench.unstage(volume.volume_id)
     await asyncio.gather(*calls)
-    image = str(bench.root / "state" / "images" / f"{volume.volume_id}.img")
+    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     assert len(loop_devices.find(image)) == 1
     await bench.unstage(volume.volume_id)
 

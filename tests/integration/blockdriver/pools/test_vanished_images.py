@@ -1,7 +1,6 @@
 """Files that were removed behind the driver's back: no call answers OK for them, and none recreates them."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,9 @@ from crust.core import errors
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller, mount
-from tests.support.records import copies
+from tests.support.records import copies, pool_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
-
-
-def images(bench: Bench) -> Path:
-    return bench.root / "state" / "images"
 
 
 def validate(bench: Bench, volume_id: str) -> Any:
@@ -32,7 +27,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
 ) -> None:
     volume_id = (await bench.create()).volume_id
     await bench.attach(volume_id)
-    (images(bench) / f"{volume_id}.img").unlink()
+    pool_layout.image(bench.root / "state", volume_id).unlink()
     calls: list[Callable[[], Any]] = [
         bench.create,
         lambda: validate(bench, volume_id),
@@ -47,7 +42,7 @@ async def test_volume_without_its_file_is_lost_to_every_call_and_can_be_deleted(
     for call in calls:
         with pytest.raises(ImageMissing, match="delete the volume"):
             await call()
-    assert list(images(bench).iterdir()) == []
+    assert pool_layout.images(bench.root / "state") == set()
     await bench.release(volume_id)
     for _ in range(2):
         await bench.delete(volume_id)
@@ -59,7 +54,7 @@ async def test_pod_of_a_volume_whose_file_was_removed_can_end(bench: Bench) -> N
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
     await bench.stage(volume_id)
     await bench.publish(volume_id, target)
-    (images(bench) / f"{volume_id}.img").unlink()
+    pool_layout.image(bench.root / "state", volume_id).unlink()
     with pytest.raises(ImageMissing):
         await bench.create()
     await bench.unpublish(volume_id, target)
@@ -72,8 +67,8 @@ async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Be
     volume_id = (await bench.create()).volume_id
     taken = await copies.snapshot(bench, volume_id)
     group = await copies.group(bench, volume_id)
-    for each in images(bench).glob("*.snap"):
-        each.unlink()
+    for each in pool_layout.snapshot_images(bench.root / "state"):
+        pool_layout.snapshot_image(bench.root / "state", each).unlink()
     calls: list[Callable[[], Any]] = [
         lambda: copies.snapshot(bench, volume_id),
         lambda: copies.group(bench, volume_id),
@@ -83,7 +78,8 @@ async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Be
         with pytest.raises(SnapshotMissing, match="delete the snapshot") as caught:
             await call()
         assert isinstance(caught.value, errors.Corrupt)
-    assert [each.name for each in images(bench).iterdir()] == [f"{volume_id}.img"]
+    assert pool_layout.images(bench.root / "state") == {volume_id}
+    assert pool_layout.snapshot_images(bench.root / "state") == set()
     await copies.drop(bench, taken.snapshot_id)
     await bench.driver.group_controller.DeleteVolumeGroupSnapshot(
         csi_pb2.DeleteVolumeGroupSnapshotRequest(

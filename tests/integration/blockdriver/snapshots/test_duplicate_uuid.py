@@ -13,6 +13,7 @@ from tests.integration.blockdriver.snapshots.test_guest_snapshots import Scene
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import made_of, snapshot, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
@@ -29,7 +30,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def uuid_of(bench: Bench, volume_id: str) -> str:
-    image = bench.root / "state" / "images" / f"{volume_id}.img"
+    image = pool_layout.image(bench.root / "state", volume_id)
     found = signatures.probe(str(image))
     assert isinstance(found, signatures.Filesystem)
     return found.uuid

@@ -13,6 +13,7 @@ from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     digest,
     down,
@@ -102,7 +103,7 @@ async def test_group_snapshot_is_deleted_as_one_and_errors_follow_csi(cloning: B
     with raised("GroupNotFound"):
         await get(*members)
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
-    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+    assert not pool_layout.snapshot_images(cloning.root / "state")
 
 
 async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
@@ -167,7 +168,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
         with raised("GroupNeverIdle"):
             await group(cloning, *ids)
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
-    assert not list((cloning.root / "state" / "images").glob("*.snap"))
+    assert not pool_layout.snapshot_images(cloning.root / "state")
     await group(cloning, *ids)
     for volume_id in ids:
         await down(cloning, volume_id)

@@ -18,6 +18,7 @@ from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     digest,
     down,
@@ -75,7 +76,7 @@ class Scene:
         """What a failed copy must not leave."""
         folders = ("state/snapshots", "state/groups", "run/freezes")
         found = [path.name for each in folders for path in (self.bench.root / each).iterdir()]
-        return found + [path.name for path in (self.bench.root / "state/images").glob("*.snap")]
+        return [*found, *pool_layout.snapshot_images(self.bench.root / "state")]
 
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])
@@ -122,7 +123,7 @@ async def test_copy_of_a_guests_ext4_needs_no_journal_replay(scene: Scene) -> No
     inside = await scene.up(source.volume_id)
     write(inside, "kept", b"kept" * 1000)
     taken = await snapshot(scene.bench, source.volume_id)
-    image = scene.bench.root / "state" / "images" / f"{taken.snapshot_id}.snap"
+    image = pool_layout.snapshot_image(scene.bench.root / "state", taken.snapshot_id)
     assert "needs_recovery" not in said("dumpe2fs", "-h", str(image))
     said("e2fsck", "-fn", str(image))
     await scene.down(source.volume_id)

@@ -12,6 +12,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import down, group, snapshot, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -147,8 +148,8 @@ async def test_unreadable_snapshot_record_is_reported_and_kept(tmp_path: Path) -
         with pytest.raises(models.RecordUnreadable):
             await call
     assert [path.read_bytes() for path in damaged] == [b"{}"] * 2
-    images = {path.name for path in (state / "images").glob("*.snap")}
-    assert images == {f"{each.snapshot_id}.snap" for each in (taken, *made.snapshots)}
+    kept = {each.snapshot_id for each in (taken, *made.snapshots)}
+    assert pool_layout.snapshot_images(state) == kept
 
 
 async def test_snapshot_without_image_and_image_without_snapshot_are_reported_and_kept(
@@ -161,9 +162,9 @@ async def test_snapshot_without_image_and_image_without_snapshot_are_reported_an
         await snapshot(bench, source.volume_id, "b"),
     )
     await group(bench, source.volume_id)
-    images = tmp_path / "state" / "images"
-    orphan = images / f"{bench.ids.snapshot_id('nobody')}.snap"
-    (images / f"{lost.snapshot_id}.snap").rename(orphan)
+    pool = tmp_path / "state"
+    orphan = pool_layout.snapshot_image(pool, bench.ids.snapshot_id("nobody"))
+    pool_layout.snapshot_image(pool, lost.snapshot_id).rename(orphan)
     bench.restart()
     health = await bench.driver.node.NodeGetStorageHealth(
         csi_pb2.NodeGetStorageHealthRequest(), caller()

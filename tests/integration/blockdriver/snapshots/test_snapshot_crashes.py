@@ -20,6 +20,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, caller
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     down,
     drop,
@@ -129,19 +130,14 @@ class Scene:
 
     async def look_into(self, volume_id: str) -> None:
         """By its superblock: mounting at every point would take minutes."""
-        image = self.bench.root / "state" / "images" / f"{volume_id}.img"
+        image = pool_layout.image(self.bench.root / "state", volume_id)
         assert isinstance(signatures.probe(str(image)), signatures.Filesystem)
 
     def check(self) -> None:
         """Nothing is left frozen, temporary or incomplete."""
         assert not any(is_frozen(target) for target in self.targets)
-        left = {
-            path.name
-            for folder in ("images", "records", "content", "snapshots", "groups")
-            for path in (self.bench.root / "state" / folder).iterdir()
-        }
-        ours = {f"{each}{suffix}" for each in self.volumes for suffix in (".img", ".json")}
-        assert left == ours
+        pool = self.bench.root / "state"
+        assert pool_layout.files(pool) == pool_layout.files_of(pool, self.volumes)
         assert list((self.bench.root / "run" / "freezes").iterdir()) == []
 
 

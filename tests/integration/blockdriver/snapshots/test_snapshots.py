@@ -16,6 +16,7 @@ from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     digest,
     down,
@@ -146,8 +147,7 @@ async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     source = await copying.create("source", size=1024 * MIB)
     await up(copying, source.volume_id)
     taken = await snapshot(copying, source.volume_id)
-    images = copying.root / "state" / "images"
-    copy = images / f"{taken.snapshot_id}.snap"
+    copy = pool_layout.snapshot_image(copying.root / "state", taken.snapshot_id)
     assert copy.stat().st_size == 1024 * MIB
     assert copy.stat().st_blocks * 512 < 128 * MIB
     assert copy.stat().st_mode & 0o777 == 0o400

@@ -22,6 +22,7 @@ from crust.host.process import boot
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 from tests.support.records.copies import (
     down,
     drop,
@@ -50,7 +51,7 @@ def on_btrfs(tmp_path: Path) -> Iterator[Bench]:
 
 
 def image(bench: Bench, volume_id: str) -> Path:
-    return bench.root / "state" / "images" / f"{volume_id}.img"
+    return pool_layout.image(bench.root / "state", volume_id)
 
 
 def device(bench: Bench, name: str) -> str:
@@ -204,8 +205,8 @@ async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
         await snapshot(on_btrfs, source.volume_id)
     with raised("FileNotCloneable"):
         await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
-    images = on_btrfs.root / "state" / "images"
-    assert [path.name for path in images.iterdir()] == [f"{source.volume_id}.img"]
+    pool = on_btrfs.root / "state"
+    assert pool_layout.files(pool) == pool_layout.files_of(pool, [source.volume_id])
     await down(on_btrfs, source.volume_id)
 
 

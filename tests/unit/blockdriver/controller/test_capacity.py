@@ -16,6 +16,7 @@ from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
 from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 GIB = 1024 * MIB
 HERE = topology.segments({topology.KEY: driver_state.NODE})
@@ -72,7 +73,7 @@ async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     made = await provisioner.create(sized("a", 8 * GIB))
-    record = tmp_path / "state" / "records" / f"{made.volume_id}.json"
+    record = pool_layout.volume_record(tmp_path / "state", made.volume_id)
     if damage is None:
         record.unlink()
     else:

@@ -1,6 +1,5 @@
 """Lists that survive changes, and the health that they report."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from crust.rpc.messages import limits
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.records import pool_layout
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_list_reports_lost_and_damaged_volumes(
     assert isinstance(backend, MemoryBackend)
     del backend.images[lost]
     backend.images[short] = MIB
-    Path(f"{tmp_path}/state/records/{unreadable}.json").write_text("{")
+    pool_layout.volume_record(tmp_path / "state", unreadable).write_text("{")
     orphan = state.stores.pool.ids.volume_id("unrecorded")
     backend.images[orphan] = MIB
     found = {each.volume_id: each for each in lister.health_page(0, "")[0]}
@@ -138,8 +138,9 @@ async def test_list_after_a_restart_with_an_unreadable_record_is_complete(
     state: Driver, provisioner: Provisioner, tmp_path: Path
 ) -> None:
     made = await volumes_made(provisioner, 3)
-    Path(f"{tmp_path}/state/records/{made[1]}.json").write_text("{")
-    os.chmod(f"{tmp_path}/state/records/{made[1]}.json", 0o600)
+    damaged = pool_layout.volume_record(tmp_path / "state", made[1])
+    damaged.write_text("{")
+    damaged.chmod(0o600)
     again = driver_state.opened(tmp_path)
     assert list(again.stores.volume_records.ids()) == made
     assert again.stores.volume_records.index.reserved_bytes() == 32 * MIB

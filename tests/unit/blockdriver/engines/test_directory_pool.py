@@ -14,6 +14,7 @@ from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
 from tests.support.faults import crashes
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 IDS = PoolIds("0123456789abcdef")
 OTHERS = PoolIds("fedcba9876543210")
@@ -63,7 +64,7 @@ def test_member_id_is_that_of_no_single_snapshot() -> None:
 def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
     first = opened(tmp_path)
     written = (tmp_path / "pool.json").read_bytes()
-    (tmp_path / "records" / f"{first.volume_id('a')}.json").touch()
+    pool_layout.volume_record(tmp_path, first.volume_id("a")).touch()
     assert opened(tmp_path) == first
     assert (tmp_path / "pool.json").read_bytes() == written
     (tmp_path / "other").mkdir()
@@ -196,21 +197,21 @@ def served(tmp_path: Path) -> Pool:
 
 
 def test_folder_that_was_moved_away_is_not_made_again(served: Pool, tmp_path: Path) -> None:
-    images = tmp_path / "pool" / "images"
-    images.rename(tmp_path / "moved")
-    with pytest.raises(DirectoryReplaced, match=str(images)):
+    folder = tmp_path / "pool" / pool_layout.FOLDERS[0]
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(DirectoryReplaced, match=str(folder)):
         served.open()
-    assert not images.exists()
-    (tmp_path / "moved").rename(images)
+    assert not folder.exists()
+    (tmp_path / "moved").rename(folder)
     served.open()
     served.check_in_place()
 
 
 def test_folder_in_the_place_of_a_served_one_is_not_served(served: Pool, tmp_path: Path) -> None:
-    records = tmp_path / "pool" / "records"
-    records.rename(tmp_path / "moved")
-    records.mkdir(0o700)
-    with pytest.raises(DirectoryReplaced, match=str(records)):
+    folder = tmp_path / "pool" / pool_layout.FOLDERS[1]
+    folder.rename(tmp_path / "moved")
+    folder.mkdir(0o700)
+    with pytest.raises(DirectoryReplaced, match=str(folder)):
         served.open()
 
 
