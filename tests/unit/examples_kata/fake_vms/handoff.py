@@ -12,7 +12,7 @@ from crust.handoff.claims import State
 from crust.handoff.record import Record
 from examples.kata.runtime import ports
 from examples.kata.runtime.taken_images import Taken
-from tests.support.fake_vms.world import World
+from tests.unit.examples_kata.fake_vms.world import World
 
 
 @dataclass
