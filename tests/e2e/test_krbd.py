@@ -334,9 +334,8 @@ async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_r
             assert watchers(image) == frozenset()
         with pytest.raises(claims.ImageClaimed):
             claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-        deletion = csi_pb2.DeleteVolumeRequest(volume_id=volume.id)
         await refused(
-            bench.controller.DeleteVolume(deletion, timeout=60),
+            bench.controller.delete(volume.id),
             grpc.StatusCode.FAILED_PRECONDITION,
             "StillAttached",
         )

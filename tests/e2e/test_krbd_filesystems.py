@@ -186,7 +186,7 @@ async def test_unpublish_below_a_cluster_that_stops_ends_when_it_is_back(bench: 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await volume.unpublish(timeout_s=5)
             assert caught.value.code() in PENDING, caught.value.details()
-        await bench.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=20)
+        await bench.node.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=20)
     async with asyncio.timeout(120):
         while True:
             try:

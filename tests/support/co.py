@@ -124,6 +124,60 @@ class Co:
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
         await self._call(self.controller.DeleteVolume, request)
 
+    async def attach(
+        self,
+        volume_id: str,
+        node_id: str,
+        given: csi_pb2.VolumeCapability | None = None,
+        **fields: Any,
+    ) -> None:
+        """ControllerPublishVolume."""
+        request = csi_pb2.ControllerPublishVolumeRequest(
+            volume_id=volume_id,
+            node_id=node_id,
+            volume_capability=given or capability(),
+            **fields,
+        )
+        await self._call(self.controller.ControllerPublishVolume, request)
+
+    async def detach(self, volume_id: str, node_id: str) -> None:
+        """ControllerUnpublishVolume."""
+        request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id=node_id)
+        await self._call(self.controller.ControllerUnpublishVolume, request)
+
+    async def grow(
+        self, volume_id: str, required: int, limit: int = 0, **fields: Any
+    ) -> csi_pb2.ControllerExpandVolumeResponse:
+        """ControllerExpandVolume."""
+        request = csi_pb2.ControllerExpandVolumeRequest(
+            volume_id=volume_id,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+            **fields,
+        )
+        return await self._call(self.controller.ControllerExpandVolume, request)
+
+    async def modify(self, volume_id: str, **mutable: str) -> None:
+        """ControllerModifyVolume."""
+        request = csi_pb2.ControllerModifyVolumeRequest(
+            volume_id=volume_id, mutable_parameters=mutable
+        )
+        await self._call(self.controller.ControllerModifyVolume, request)
+
+    async def capacity(self, **fields: Any) -> int:
+        """GetCapacity; the available bytes."""
+        request = csi_pb2.GetCapacityRequest(**fields)
+        return (await self._call(self.controller.GetCapacity, request)).available_capacity
+
+    async def snapshot(self, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
+        """CreateSnapshot."""
+        request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)
+        return (await self._call(self.controller.CreateSnapshot, request)).snapshot
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """DeleteSnapshot."""
+        request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
+        await self._call(self.controller.DeleteSnapshot, request)
+
     async def stage(
         self,
         volume_id: str,
@@ -164,19 +218,24 @@ class Co:
         )
         return await self._call(self.node.NodeUnpublishVolume, request, timeout_s)
 
-    async def stats(self, volume_id: str, target: str) -> csi_pb2.NodeGetVolumeStatsResponse:
+    async def stats(
+        self, volume_id: str, target: str, **fields: Any
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """NodeGetVolumeStats."""
-        request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume_id, volume_path=target)
+        request = csi_pb2.NodeGetVolumeStatsRequest(
+            volume_id=volume_id, volume_path=target, **fields
+        )
         return await self._call(self.node.NodeGetVolumeStats, request)
 
     async def expand(
-        self, volume_id: str, path: str, required: int, limit: int = 0
+        self, volume_id: str, path: str, required: int, limit: int = 0, **fields: Any
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """NodeExpandVolume."""
         request = csi_pb2.NodeExpandVolumeRequest(
             volume_id=volume_id,
             volume_path=path,
             capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
+            **fields,
         )
         return await self._call(self.node.NodeExpandVolume, request)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import create_request, publish_request, stage_request
 from tests.support.drivers.block_driver import MIB, block, mount
-from tests.support.drivers.killed_driver import Co
+from tests.support.drivers.killed_driver import RetryingCo
 
 NODE = "node-1"
 _SIZES = {"ext4": 32 * MIB, "xfs": 304 * MIB, "": 32 * MIB}
@@ -41,7 +40,7 @@ class Volume:
 class Life:
     """One caller's volume, from creation to its end. `number` makes its name and, with the seed, its choices."""
 
-    def __init__(self, co: Co, root: Path, seed: int, number: int) -> None:
+    def __init__(self, co: RetryingCo, root: Path, seed: int, number: int) -> None:
         self._co = co
         self._root = root
         self._chance = random.Random(f"{seed}:{number}")
@@ -79,86 +78,49 @@ class Life:
         await self._take_down(volume)
 
     async def _create(self, volume: Volume, snapshot_id: str = "") -> None:
-        request = create_request(
+        made = await self._co.create(
             volume.name, volume.wire, size=volume.size_bytes, snapshot=snapshot_id
         )
-        made = (await self._co.call(self._co.controller.CreateVolume, request)).volume
         assert made.capacity_bytes >= volume.size_bytes
         volume.volume_id = made.volume_id
 
     async def delete(self, volume: Volume) -> None:
         """DeleteVolume."""
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
-        await self._co.call(self._co.controller.DeleteVolume, request)
+        await self._co.delete(volume.volume_id)
 
-    async def _bring_up(self, volume: Volume) -> None:
-        await self._attach(volume)
-        await self._stage(volume)
-        await self._co.call(self._co.node.NodePublishVolume, self._publish(volume))
+    async def _bring_up(self, volume: Volume, *, defer: bool = False) -> csi_pb2.DeferredMount:
+        volume_id, staging = volume.volume_id, self._staging(volume)
+        await self._co.attach(volume_id, NODE, volume.wire)
+        await self._co.stage(volume_id, staging, volume.wire)
+        answer = await self._co.publish(
+            volume_id, self._target(volume), volume.wire, defer=defer, staging=staging
+        )
+        return answer.deferred_mount
 
     async def _take_down(self, volume: Volume) -> None:
-        await self._unpublish(volume)
-        await self._release(volume)
-
-    async def _release(self, volume: Volume) -> None:
-        staging = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume.volume_id, staging_target_path=self._staging(volume)
-        )
-        await self._co.call(self._co.node.NodeUnstageVolume, staging)
-        given = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id, node_id=NODE)
-        await self._co.call(self._co.controller.ControllerUnpublishVolume, given)
-
-    async def _attach(self, volume: Volume) -> None:
-        request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume.volume_id,
-            node_id=NODE,
-            volume_capability=volume.wire,
-        )
-        await self._co.call(self._co.controller.ControllerPublishVolume, request)
-
-    async def _stage(self, volume: Volume) -> None:
-        request = stage_request(volume.volume_id, self._staging(volume), volume.wire)
-        await self._co.call(self._co.node.NodeStageVolume, request)
-
-    def _publish(self, volume: Volume, *, defer: bool = False) -> csi_pb2.NodePublishVolumeRequest:
-        target, staging = self._target(volume), self._staging(volume)
-        return publish_request(volume.volume_id, target, volume.wire, defer=defer, staging=staging)
-
-    async def _unpublish(self, volume: Volume) -> None:
-        request = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=volume.volume_id, target_path=self._target(volume)
-        )
-        await self._co.call(self._co.node.NodeUnpublishVolume, request)
+        await self._co.unpublish(volume.volume_id, self._target(volume))
         assert not os.path.lexists(self._target(volume))
+        await self._co.unstage(volume.volume_id, self._staging(volume))
+        await self._co.detach(volume.volume_id, NODE)
 
     async def _expand(self, volume: Volume) -> None:
         volume.size_bytes += _MORE
-        request = csi_pb2.ControllerExpandVolumeRequest(
-            volume_id=volume.volume_id,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=volume.size_bytes),
-        )
-        await self._co.call(self._co.controller.ControllerExpandVolume, request)
+        await self._co.grow(volume.volume_id, volume.size_bytes)
 
     async def _defer(self, volume: Volume) -> None:
         """Published to a guest that never starts."""
-        await self._attach(volume)
-        await self._stage(volume)
-        request = self._publish(volume, defer=True)
-        granted = (await self._co.call(self._co.node.NodePublishVolume, request)).deferred_mount
+        granted = await self._bring_up(volume, defer=True)
         assert granted.capacity_bytes == volume.size_bytes
         await self._take_down(volume)
 
     async def _restore(self, volume: Volume) -> None:
         """A snapshot of the volume in use holds what was synced before it."""
-        request = csi_pb2.CreateSnapshotRequest(
-            source_volume_id=volume.volume_id, name=f"of-{volume.name}-{len(volume.content)}"
-        )
-        snapshot = (await self._co.call(self._co.controller.CreateSnapshot, request)).snapshot
+        name = f"of-{volume.name}-{len(volume.content)}"
+        snapshot = await self._co.snapshot(volume.volume_id, name)
         name = f"from-{snapshot.snapshot_id}"
         copy = Volume(name, volume.fs_type, volume.size_bytes, content=list(volume.content))
         await self._create(copy, snapshot.snapshot_id)
-        gone = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot.snapshot_id)
-        await self._co.call(self._co.controller.DeleteSnapshot, gone)
+        await self._co.delete_snapshot(snapshot.snapshot_id)
         await self.verify(copy)
         await self.delete(copy)
 

@@ -22,18 +22,19 @@ from crust.ceph import claim_object
 from crust.ceph.claim_object import Holder
 from crust.ceph.cluster_image import ClusterImage
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.rpc.messages import extensions
+from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.co import Co, capability
 from tests.support.nodes import kernel_node
 from tests.support.nodes.kernel_node import KernelNode
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-AccessMode = csi_pb2.VolumeCapability.AccessMode
 KUBELET = "/var/lib/kubelet"
 LOG = "/var/log/node.log"
 _CONFIG, _PID = "/etc/node.toml", "/run/node.pid"
@@ -48,9 +49,9 @@ class Bench:
     namespace: str
     user: str
     key: str
-    controller: Any
+    controller: Co
     vm: KernelNode
-    channels: list[grpc.aio.Channel] = field(default_factory=list)
+    nodes: list[Co] = field(default_factory=list)
 
     async def prepare(self) -> None:
         """Configure and start the driver of a node that has booted."""
@@ -59,9 +60,9 @@ class Bench:
 
     async def close(self) -> None:
         """Close the connections to the driver."""
-        for each in self.channels:
-            await each.close()
-        self.channels.clear()
+        for each in self.nodes:
+            await each.channel.close()
+        self.nodes.clear()
 
     async def start_driver(self) -> None:
         """Start the node's driver, and wait until it serves."""
@@ -72,13 +73,11 @@ class Bench:
             f"{sys.executable} -m crust driver --config={_CONFIG} --mode=node --socket={socket} --run-dir=/run/node"
             f" --node-id=node-a >>{LOG} 2>&1 & echo $! >{_PID}"
         )
-        made = self.vm.channel()
-        self.channels.append(made)
-        identity = csi_pb2_grpc.IdentityStub(made)
+        self.nodes.append(Co(self.vm.channel(), metadata=extensions.METADATA))
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    found = await identity.Probe(csi_pb2.ProbeRequest(), timeout=20)
+                    found = await self.node.identity.Probe(csi_pb2.ProbeRequest(), timeout=20)
                     if found.ready.value:
                         return
                 await asyncio.sleep(0.2)
@@ -89,16 +88,18 @@ class Bench:
         await self.close()
 
     @property
-    def node(self) -> Any:
-        """The node's stub."""
-        return csi_pb2_grpc.NodeStub(self.channels[-1])
+    def node(self) -> Co:
+        """The calls of the node's driver."""
+        return self.nodes[-1]
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The node's user."""
+        return {"userID": self.user, "userKey": self.key}
 
     async def delete(self, volume_id: str) -> None:
         """Delete a volume; a controller that flattens its clone has it open meanwhile."""
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await _repeated(
-            lambda: self.controller.DeleteVolume(request, timeout=60), while_named="StillAttached"
-        )
+        await _repeated(lambda: self.controller.delete(volume_id), while_named="StillAttached")
 
     async def volume(
         self,
@@ -109,24 +110,9 @@ class Bench:
         size: int = SIZE,
     ) -> "Volume":
         """A new raw volume, or one with a filesystem."""
-        capability = csi_pb2.VolumeCapability(
-            access_mode=AccessMode(mode=AccessMode.Mode.Value(mode))
-        )
-        if fs_type:
-            capability.mount.fs_type = fs_type
-        else:
-            capability.block.SetInParent()
-        request = csi_pb2.CreateVolumeRequest(
-            name=uuid.uuid4().hex,
-            volume_capabilities=[capability],
-            capacity_range=csi_pb2.CapacityRange(required_bytes=size),
-        )
-        if source:
-            request.volume_content_source.volume.volume_id = source
-        made = await self.controller.CreateVolume(request, timeout=60)
-        return Volume(
-            self, made.volume.volume_id, dict(made.volume.volume_context), capability, size
-        )
+        used = capability(fs_type, block=not fs_type, mode=mode)
+        made = await self.controller.create(uuid.uuid4().hex, used, size=size, volume=source)
+        return Volume(self, made.volume_id, dict(made.volume_context), used, size)
 
     @contextlib.contextmanager
     def ioctx(self) -> Iterator[Any]:
@@ -157,15 +143,12 @@ class Volume:
 
     async def stage(self) -> None:
         await self.bench.vm.run("mkdir", "-p", self.staging)
-        await self.bench.node.NodeStageVolume(
-            csi_pb2.NodeStageVolumeRequest(
-                volume_id=self.id,
-                staging_target_path=self.staging,
-                volume_capability=self.capability,
-                volume_context=self.context,
-                secrets={"userID": self.bench.user, "userKey": self.bench.key},
-            ),
-            timeout=60,
+        await self.bench.node.stage(
+            self.id,
+            self.staging,
+            self.capability,
+            volume_context=self.context,
+            secrets=self.bench.secrets,
         )
 
     async def stage_when_free(self) -> None:
@@ -173,47 +156,29 @@ class Volume:
         await _repeated(self.stage, while_named="ImageNotCutOff")
 
     async def publish(self, *, readonly: bool = False, deferred: bool = False) -> Any:
-        return await self.bench.node.NodePublishVolume(
-            csi_pb2.NodePublishVolumeRequest(
-                volume_id=self.id,
-                staging_target_path=self.staging,
-                target_path=self.target,
-                volume_capability=self.capability,
-                volume_context=self.context,
-                readonly=readonly,
-                defer_fs_ops=deferred,
-                secrets={"userID": self.bench.user, "userKey": self.bench.key},
-            ),
-            timeout=60,
-            metadata=(("crust-extensions", "deferral"),),
+        return await self.bench.node.publish(
+            self.id,
+            self.target,
+            self.capability,
+            defer=deferred,
+            staging=self.staging,
+            volume_context=self.context,
+            readonly=readonly,
+            secrets=self.bench.secrets,
         )
 
     async def unpublish(self, timeout_s: float = 60) -> None:
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=self.id, target_path=self.target)
-        await self.bench.node.NodeUnpublishVolume(request, timeout=timeout_s)
+        await self.bench.node.unpublish(self.id, self.target, timeout_s=timeout_s)
 
     async def unstage(self) -> None:
-        request = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=self.id, staging_target_path=self.staging
-        )
-        await self.bench.node.NodeUnstageVolume(request, timeout=60)
+        await self.bench.node.unstage(self.id, self.staging)
 
     async def expand(self) -> None:
         """Grown to twice its size, by both parts."""
-        wanted = csi_pb2.CapacityRange(required_bytes=2 * self.size)
-        request = csi_pb2.ControllerExpandVolumeRequest(
-            volume_id=self.id, capacity_range=wanted, volume_capability=self.capability
-        )
-        await self.bench.controller.ControllerExpandVolume(request, timeout=60)
-        await self.bench.node.NodeExpandVolume(
-            csi_pb2.NodeExpandVolumeRequest(
-                volume_id=self.id,
-                volume_path=self.target,
-                capacity_range=wanted,
-                volume_capability=self.capability,
-                secrets={"userID": self.bench.user, "userKey": self.bench.key},
-            ),
-            timeout=60,
+        size, use = 2 * self.size, self.capability
+        await self.bench.controller.grow(self.id, size, volume_capability=use)
+        await self.bench.node.expand(
+            self.id, self.target, size, volume_capability=use, secrets=self.bench.secrets
         )
 
     async def leave(self) -> None:
@@ -278,7 +243,7 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
         connected = await held.enter_async_context(channel.connect(str(driver.socket)))
         namespace, user = _namespace(driver), f"node-{driver.base.name}"
         key = ceph.node(user, namespace)
-        made = Bench(ceph, namespace, user, key, csi_pb2_grpc.ControllerStub(connected), vm)
+        made = Bench(ceph, namespace, user, key, Co(connected), vm)
         await made.prepare()
         await _capacity_known(made)
         yield made

@@ -1,6 +1,7 @@
 """The block driver on a directory of its own, driven as a CO drives it: the servicers' methods, without a socket."""
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,33 +13,30 @@ from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.core import volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.cgroups import throttling
-from crust.rpc.messages import csi, extensions
+from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.co import create_request, publish_request, stage_request
+from tests.support.co import MIB as MIB
+from tests.support.co import Answer, Co
 
-MIB = 1024 * 1024
 Mode = volumes.AccessMode
 
 
-class Caller:
-    """The part of a call that a servicer sees: its metadata, and the time that its caller has left."""
+@dataclass(frozen=True)
+class _Caller:
+    """The part of a call that a servicer sees. `left_s`: until the caller's deadline; None: it has none."""
 
-    def __init__(self, *, knows_deferral: bool = False, left_s: float | None = None) -> None:
-        self._knows_deferral = knows_deferral
-        self._left_s = left_s
+    left_s: float | None
 
     def time_remaining(self) -> float | None:
-        """Until the caller's deadline; None: it has none."""
-        return self._left_s
+        return self.left_s
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The opt-in to deferral, or nothing."""
-        return extensions.METADATA if self._knows_deferral else ()
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
 
 
-def caller(*, knows_deferral: bool = False, left_s: float | None = None) -> Any:
+def caller(*, left_s: float | None = None) -> Any:
     """A context for a servicer's method."""
-    return cast("Any", Caller(knows_deferral=knows_deferral, left_s=left_s))
+    return _Caller(left_s)
 
 
 def is_there(path: str) -> bool:
@@ -71,6 +69,23 @@ def block(mode: Mode = Mode.SINGLE_NODE_MULTI_WRITER) -> volumes.VolumeCapabilit
     return volumes.VolumeCapability(volumes.BlockAccess(), mode)
 
 
+class DirectCo(Co):
+    """Calls the servicers of a driver in this process."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.identity, self.controller, self.node = (
+            cast("Any", each) for each in (driver.identity, driver.controller, driver.node)
+        )
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[Answer]],
+        request: Any,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        return await method(request, caller(left_s=timeout_s))
+
+
 @dataclass(slots=True)
 class Bench:
     """A driver and a CO's directories below `root`."""
@@ -86,6 +101,7 @@ class Bench:
     _staged: dict[tuple[str, str], None] = field(default_factory=dict, init=False)
     _published: dict[str, str] = field(default_factory=dict, init=False)
     """What `take_down` ends: volume and staging path of each stage, the volume of each target."""
+    co: DirectCo = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("state", "run", "staging", "pods"):
@@ -109,6 +125,7 @@ class Bench:
             role=self.role,
         )
         self.driver.open()
+        self.co = DirectCo(self.driver)
 
     def let_go(self) -> None:
         """Let the pool's filesystem be unmounted, as the death of a process does."""
@@ -139,21 +156,12 @@ class Bench:
         name: str = "pvc-1",
         capability: volumes.VolumeCapability | None = None,
         *,
-        size: int = 64 * MIB,
-        parameters: dict[str, str] | None = None,
         mutable: dict[str, str] | None = None,
         **of: Any,
     ) -> csi_pb2.Volume:
         """CreateVolume; `of` has what else `create_request` takes."""
-        request = create_request(
-            name,
-            csi.capability_to_wire(capability or mount()),
-            size=size,
-            parameters=parameters or {},
-            mutable_parameters=mutable or {},
-            **of,
-        )
-        return (await self.driver.controller.CreateVolume(request, caller())).volume
+        wire = csi.capability_to_wire(capability or mount())
+        return await self.co.create(name, wire, mutable_parameters=mutable or {}, **of)
 
     async def staged(
         self, name: str = "pvc-1", capability: volumes.VolumeCapability | None = None, **of: Any
@@ -186,23 +194,17 @@ class Bench:
 
     async def delete(self, volume_id: str) -> None:
         """DeleteVolume."""
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-        await self.driver.controller.DeleteVolume(request, caller())
+        await self.co.delete(volume_id)
 
     async def grow(
         self, volume_id: str, size: int, *, limit: int = 0
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """ControllerExpandVolume."""
-        wanted = csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit)
-        request = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id, capacity_range=wanted)
-        return await self.driver.controller.ControllerExpandVolume(request, caller())
+        return await self.co.grow(volume_id, size, limit)
 
     async def modify(self, volume_id: str, **mutable: str) -> None:
         """ControllerModifyVolume."""
-        request = csi_pb2.ControllerModifyVolumeRequest(
-            volume_id=volume_id, mutable_parameters=mutable
-        )
-        await self.driver.controller.ControllerModifyVolume(request, caller())
+        await self.co.modify(volume_id, **mutable)
 
     async def stage(
         self,
@@ -215,15 +217,13 @@ class Bench:
         """NodeStageVolume."""
         wire = csi.capability_to_wire(capability or mount())
         staging = path or self.staging(volume_id)
-        request = stage_request(volume_id, staging, wire, secrets=secrets or {})
         self._staged[volume_id, staging] = None
-        await self.driver.node.NodeStageVolume(request, caller())
+        await self.co.stage(volume_id, staging, wire, secrets=secrets or {})
 
     async def unstage(self, volume_id: str, *, path: str = "") -> None:
         """NodeUnstageVolume."""
         staging = path or self.staging(volume_id)
-        request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=staging)
-        await self.driver.node.NodeUnstageVolume(request, caller())
+        await self.co.unstage(volume_id, staging)
         self._staged.pop((volume_id, staging), None)
 
     async def publish(
@@ -232,65 +232,47 @@ class Bench:
         target: str,
         capability: volumes.VolumeCapability | None = None,
         *,
-        readonly: bool = False,
         deferred: bool = False,
         context: dict[str, str] | None = None,
         path: str = "",
-        secrets: dict[str, str] | None = None,
+        **fields: Any,
     ) -> csi_pb2.NodePublishVolumeResponse:
         """NodePublishVolume."""
-        request = publish_request(
+        answer = await self.co.publish(
             volume_id,
             target,
             csi.capability_to_wire(capability or mount(), deferred=deferred),
             defer=deferred,
             staging=path or self.staging(volume_id),
-            secrets=secrets or {},
-            readonly=readonly,
             volume_context=context or {},
+            **fields,
         )
-        answer = await self.driver.node.NodePublishVolume(request, caller())
         self._published[target] = volume_id
         return answer
 
     async def unpublish(self, volume_id: str, target: str) -> None:
         """NodeUnpublishVolume."""
-        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=target)
-        await self.driver.node.NodeUnpublishVolume(request, caller())
+        await self.co.unpublish(volume_id, target)
         self._published.pop(target, None)
 
     async def attach(self, volume_id: str, *, readonly: bool = False) -> None:
         """ControllerPublishVolume to this node."""
-        request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume_id,
-            node_id="node-1",
-            volume_capability=csi.capability_to_wire(mount()),
-            readonly=readonly,
-        )
-        await self.driver.controller.ControllerPublishVolume(request, caller())
+        wire = csi.capability_to_wire(mount())
+        await self.co.attach(volume_id, "node-1", wire, readonly=readonly)
 
     async def release(self, volume_id: str, node_id: str = "") -> None:
         """ControllerUnpublishVolume."""
-        request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id=node_id)
-        await self.driver.controller.ControllerUnpublishVolume(request, caller())
+        await self.co.detach(volume_id, node_id)
 
     async def stats(
         self, volume_id: str, path: str, *, deferred: bool = False
     ) -> volumes.VolumeStats:
         """NodeGetVolumeStats."""
-        request = csi_pb2.NodeGetVolumeStatsRequest(
-            volume_id=volume_id, volume_path=path, defer_fs_ops=deferred
-        )
-        return csi.stats(await self.driver.node.NodeGetVolumeStats(request, caller()))
+        return csi.stats(await self.co.stats(volume_id, path, defer_fs_ops=deferred))
 
     async def expand(
         self, volume_id: str, path: str, size: int = 0, *, limit: int = 0, deferred: bool = False
     ) -> int:
         """NodeExpandVolume."""
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id=volume_id,
-            volume_path=path,
-            capacity_range=csi_pb2.CapacityRange(required_bytes=size, limit_bytes=limit),
-            defer_fs_ops=deferred,
-        )
-        return (await self.driver.node.NodeExpandVolume(request, caller())).capacity_bytes
+        answer = await self.co.expand(volume_id, path, size, limit, defer_fs_ops=deferred)
+        return answer.capacity_bytes

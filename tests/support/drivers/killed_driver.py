@@ -3,25 +3,21 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from crust.wire.csi.v1 import csi_pb2_grpc
+from tests.support.co import Answer, Co
 
 _TRIES = 1000
 _BACK_OFF_S = 0.02
-_TIMEOUT_S = 60.0
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.FAILED_PRECONDITION,  # a killed driver's mkfs still has the device
 )
-
-Answer = TypeVar("Answer")
 
 
 class KilledDriver:
@@ -85,24 +81,23 @@ class KilledDriver:
             await self._answers.wait_for(lambda: self.answered >= answered)
 
 
-@dataclass(frozen=True, slots=True)
-class Co:
+class RetryingCo(Co):
     """Calls a driver that may die at any moment, and retries as a CO does."""
 
-    driver: KilledDriver
-    controller: "csi_pb2_grpc.ControllerAsyncStub"
-    node: "csi_pb2_grpc.NodeAsyncStub"
+    def __init__(self, driver: KilledDriver, connected: grpc.aio.Channel) -> None:
+        super().__init__(connected, waits=True)
+        self._driver = driver
 
-    @classmethod
-    def of(cls, driver: KilledDriver, connected: grpc.aio.Channel) -> "Co":
-        """A CO on a channel to the driver."""
-        return cls(driver, csi_pb2_grpc.ControllerStub(connected), csi_pb2_grpc.NodeStub(connected))
-
-    async def call(self, method: Callable[..., Awaitable[Answer]], request: Any) -> Answer:
-        """Retry until there is an answer; raises errors that a CO does not retry, and a refusal that does not end."""
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[Answer]],
+        request: Any,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Raises the errors that a CO does not retry, and a refusal that does not end."""
         for left in range(_TRIES, 0, -1):
             try:
-                answer = await method(request, wait_for_ready=True, timeout=_TIMEOUT_S)
+                answer = await super()._call(method, request, timeout_s)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _RETRIED or left == 1:
                     raise AssertionError(
@@ -110,6 +105,6 @@ class Co:
                     ) from error
                 await asyncio.sleep(_BACK_OFF_S)
             else:
-                await self.driver.count()
+                await self._driver.count()
                 return answer
         raise AssertionError("not reached")

@@ -9,7 +9,6 @@ Its own list is of attachments that exist, finished or not: one that is on its w
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -17,6 +16,7 @@ import grpc.aio
 
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import Co
 
 _TIMEOUT_S = 60.0
 _TRIES = 600
@@ -62,8 +62,7 @@ class AttachingCo:
     async def register(self) -> None:
         """The kubelet's part: the id, by the RPC of the shape; topology and limit of that answer are not used."""
         stub, opt_in = csi_pb2_grpc.NodeStub(self.node), extensions.NODE_INFO_METADATA
-        asked = csi_pb2.NodeGetCapabilitiesRequest()
-        answer = await self._when_started(stub.NodeGetCapabilities, asked)
+        answer = await self._capabilities(stub)
         known = {each.rpc.type for each in answer.capabilities}
         if self.shape is Shape.FLAG:
             assert _RPC.NODE_INFO_FROM_CONTROLLER in known
@@ -72,21 +71,18 @@ class AttachingCo:
             self.node_id = info.node_id
         else:
             assert _RPC.GET_ID in known
-            found = await stub.NodeGetID(
-                csi_pb2.NodeGetIDRequest(), metadata=opt_in, timeout=_TIMEOUT_S
-            )
-            self.node_id = found.node_id
+            asked = csi_pb2.NodeGetIDRequest()
+            by_id = await stub.NodeGetID(asked, metadata=opt_in, timeout=_TIMEOUT_S)
+            self.node_id = by_id.node_id
 
-    async def _when_started(
-        self,
-        call: Callable[..., Awaitable[csi_pb2.NodeGetCapabilitiesResponse]],
-        request: csi_pb2.NodeGetCapabilitiesRequest,
+    async def _capabilities(
+        self, stub: "csi_pb2_grpc.NodeAsyncStub"
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """Retry, as a kubelet does, until the plugin and what is behind it have started."""
         for _ in range(_TRIES):
             try:
-                return await call(
-                    request,
+                return await stub.NodeGetCapabilities(
+                    csi_pb2.NodeGetCapabilitiesRequest(),
                     metadata=extensions.NODE_INFO_METADATA,
                     wait_for_ready=True,
                     timeout=_TIMEOUT_S,
@@ -134,12 +130,8 @@ class AttachingCo:
             self.pending.append(volume_id)
             return False
         self.attachments.add(volume_id)
-        request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume_id, node_id=self.node_id, volume_capability=capability
-        )
-        stub = csi_pb2_grpc.ControllerStub(self.controller)
         try:
-            await stub.ControllerPublishVolume(request, timeout=_TIMEOUT_S)
+            await Co(self.controller).attach(volume_id, self.node_id, capability)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
@@ -153,10 +145,6 @@ class AttachingCo:
 
     async def detach(self, volume_id: str) -> None:
         """Detach, and attach nothing in its place."""
-        request = csi_pb2.ControllerUnpublishVolumeRequest(
-            volume_id=volume_id, node_id=self.node_id
-        )
-        stub = csi_pb2_grpc.ControllerStub(self.controller)
-        await stub.ControllerUnpublishVolume(request, timeout=_TIMEOUT_S)
+        await Co(self.controller).detach(volume_id, self.node_id)
         self.attachments.discard(volume_id)
         self.attached.discard(volume_id)

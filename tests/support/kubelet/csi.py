@@ -14,10 +14,10 @@ import grpc.aio
 
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from tests.support.co import capability, publish_request, stage_request
 from tests.support.kubelet.state import Pod, Volume
 
 Code = grpc.StatusCode
-MODE = csi_pb2.VolumeCapability.AccessMode
 
 NOT_FINAL = frozenset(
     {
@@ -79,11 +79,11 @@ class CsiClient:
 
     async def stage(self, volume: Volume, staging: str, publish_context: Mapping[str, str]) -> None:
         """NodeStageVolume. `publish_context`: from the VolumeAttachment."""
-        request = csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume.handle,
+        request = stage_request(
+            volume.handle,
+            staging,
+            _capability(volume),
             publish_context=publish_context,
-            staging_target_path=staging,
-            volume_capability=_capability(volume),
             volume_context=volume.context,
         )
         await self._operate("NodeStageVolume", request, staging)
@@ -111,12 +111,13 @@ class CsiClient:
         }
         if volume.republish:
             context["csi.storage.k8s.io/serviceAccount.tokens"] = token
-        request = csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume.handle,
+        request = publish_request(
+            volume.handle,
+            target,
+            _capability(volume),
+            defer=False,
+            staging=staging,
             publish_context=publish_context,
-            staging_target_path=staging,
-            target_path=target,
-            volume_capability=_capability(volume),
             readonly=volume.readonly,
             volume_context=context,
         )
@@ -174,9 +175,4 @@ class CsiClient:
 
 
 def _capability(volume: Volume) -> csi_pb2.VolumeCapability:
-    access_mode = MODE(mode=MODE.SINGLE_NODE_WRITER)
-    if volume.block:
-        block = csi_pb2.VolumeCapability.BlockVolume()
-        return csi_pb2.VolumeCapability(block=block, access_mode=access_mode)
-    mount = csi_pb2.VolumeCapability.MountVolume(fs_type=volume.fs_type)
-    return csi_pb2.VolumeCapability(mount=mount, access_mode=access_mode)
+    return capability(volume.fs_type, block=volume.block)

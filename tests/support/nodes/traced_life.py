@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crust.blockdriver.node.node_expand import OnlineGrowthRefused
 from crust.core import volumes
@@ -63,9 +63,7 @@ class Life:
             await self._down(other_id)
         await self._snapshots(volume_id)
         await self._group(volume_id, other_id)
-        await self._copy("cloned", csi_pb2.VolumeContentSource(
-            volume=csi_pb2.VolumeContentSource.VolumeSource(volume_id=volume_id)
-        ))  # fmt: skip
+        await self._copy("cloned", volume=volume_id)
         if not self._raw:
             await self._down(volume_id)
             await self._down(other_id)
@@ -116,15 +114,10 @@ class Life:
         mark("NodeExpandVolume")
 
     async def _snapshots(self, volume_id: str) -> None:
-        request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snap")
-        controller = self._bench.driver.controller
-        taken = await answered("CreateSnapshot", controller.CreateSnapshot(request, caller()))
-        snapshot_id = taken.snapshot.snapshot_id
-        await self._copy("restored", csi_pb2.VolumeContentSource(
-            snapshot=csi_pb2.VolumeContentSource.SnapshotSource(snapshot_id=snapshot_id)
-        ))  # fmt: skip
-        drop = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
-        await answered("DeleteSnapshot", controller.DeleteSnapshot(drop, caller()))
+        co = self._bench.co
+        snapshot = await answered("CreateSnapshot", co.snapshot(volume_id))
+        await self._copy("restored", snapshot=snapshot.snapshot_id)
+        await answered("DeleteSnapshot", co.delete_snapshot(snapshot.snapshot_id))
 
     async def _group(self, *volume_ids: str) -> None:
         groups = self._bench.driver.group_controller
@@ -138,8 +131,8 @@ class Life:
         call_drop = groups.DeleteVolumeGroupSnapshot(drop, caller())
         await answered("DeleteVolumeGroupSnapshot", call_drop)
 
-    async def _copy(self, name: str, source: csi_pb2.VolumeContentSource) -> None:
-        call = self._bench.create(name, self._capability, size=0, volume_content_source=source)
+    async def _copy(self, name: str, **source: Any) -> None:
+        call = self._bench.create(name, self._capability, size=0, **source)
         copied = (await answered("CreateVolume from a source", call)).volume_id
         await self._up(copied)
         await self._down(copied)

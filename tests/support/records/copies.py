@@ -15,8 +15,7 @@ KIB = 1024
 
 
 async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
-    request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)
-    return (await bench.driver.controller.CreateSnapshot(request, caller())).snapshot
+    return await bench.co.snapshot(volume_id, name)
 
 
 async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
@@ -26,8 +25,7 @@ async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.Volu
 
 
 async def drop(bench: Bench, snapshot_id: str) -> None:
-    request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
-    await bench.driver.controller.DeleteSnapshot(request, caller())
+    await bench.co.delete_snapshot(snapshot_id)
 
 
 async def made_of(

@@ -18,10 +18,9 @@ from crust.host.block import loop, loop_devices
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import pools
 from tests.support.drivers.block_driver import MIB
-from tests.support.drivers.killed_driver import Co, KilledDriver
+from tests.support.drivers.killed_driver import KilledDriver, RetryingCo
 from tests.support.lives import Life, Volume
 from tests.support.records import pool_layout
 
@@ -80,7 +79,7 @@ async def _kill(driver: KilledDriver, chance: random.Random) -> None:
             await driver.start()
 
 
-async def _live(co: Co, root: Path, numbers: Iterator[int]) -> list[Volume]:
+async def _live(co: RetryingCo, root: Path, numbers: Iterator[int]) -> list[Volume]:
     """One caller: volume after volume; those that stay."""
     stay = []
     for number in numbers:
@@ -90,7 +89,7 @@ async def _live(co: Co, root: Path, numbers: Iterator[int]) -> list[Volume]:
     return stay
 
 
-async def _survivors(driver: KilledDriver, co: Co) -> list[Volume]:
+async def _survivors(driver: KilledDriver, co: RetryingCo) -> list[Volume]:
     numbers = iter(range(ROUNDS * VOLUMES))
     killer = asyncio.create_task(_kill(driver, random.Random(SEED)), name="killer")
     async with asyncio.TaskGroup() as group:
@@ -114,20 +113,19 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
     assert [path for path in root.glob("run/*/*/*") if path.suffix == ".json"] == []
 
 
-async def _capacity(root: Path, co: Co) -> int:
+async def _capacity(root: Path, co: RetryingCo) -> int:
     """The available capacity, once xfs has freed all blocks of deleted files: a freeze waits for that."""
     pool = str(root / "pool")
     fsfreeze.freeze(pool)
     fsfreeze.thaw(pool)
-    asked = csi_pb2.GetCapacityRequest()
-    return (await co.call(co.controller.GetCapacity, asked)).available_capacity
+    return await co.capacity()
 
 
 async def test_driver_killed_under_load_leaks_nothing_and_loses_no_byte(
     driver: KilledDriver, root: Path
 ) -> None:
     async with channel.connect(driver.socket) as connected:
-        co = Co.of(driver, connected)
+        co = RetryingCo(driver, connected)
         before = await _capacity(root, co)
         survivors = await _survivors(driver, co)
         for volume in survivors:
