@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tests.support.drivers.wrapping_processes import node_toml, parts
 from tests.support.faults import killing
 
 Way = Literal["alone", "node-deployment", "behind-proxy", "node", "wrapped"]
@@ -83,7 +84,7 @@ def _commands(
 ) -> dict[str, list[str]]:
     if way == "node":
         config = base / "node.toml"
-        config.write_text(_node_toml(base, root, frontend, profile))
+        config.write_text(node_toml(base, NAME, frontend, _driver_toml(base, profile)))
         return {"node": ["crust", "node", f"--config={config}"]}
     behind_proxy = way not in ("alone", "node-deployment")
     driver_socket = base / "driver.sock"
@@ -106,56 +107,25 @@ def _commands(
         alone["driver"].append("--node-deployment")
     if not behind_proxy:
         return alone
-    run = base / "run"
-    alone["driver"].append(f"--runtime-socket={run / 'runtime.sock'}")
+    alone["driver"].append(f"--runtime-socket={base / 'run' / 'runtime.sock'}")
+    shim, proxy = parts(base, NAME, shown_socket, frontend)
     older = ["tests.support.drivers.without_deferral", str(driver_socket), str(shown_socket)]
     return (
         alone
         | ({"older": older} if way == "wrapped" else {})
-        | {
-            "shim": [
-                *("crust", "shim"),
-                f"--socket={base / 'shim.sock'}",
-                f"--driver-socket={shown_socket}",
-                f"--runtime-socket={run / 'runtime.sock'}",
-                f"--kubelet-root={root}",
-                "--no-check-propagation",
-                f"--csi-profile={profile}",
-            ],
-            "proxy": [
-                *("crust", "proxy"),
-                f"--run-dir={run}",
-                f"--volumes-root={run / 'volumes'}",
-                f"--driver={NAME},{frontend},{base / 'shim.sock'}",
-                f"--target-root={root}",
-                "--no-check-propagation",
-            ],
-        }
+        | {"shim": ["crust", *shim, f"--csi-profile={profile}"], "proxy": ["crust", *proxy]}
     )
 
 
-def _node_toml(base: Path, root: Path, frontend: Path, profile: str) -> str:
-    return f"""
-[proxy]
-run_dir = "{base}/run"
-volumes_root = "{base}/run/volumes"
-target_roots = ["{root}"]
-check_propagation = false
-[[proxy.drivers]]
-name = "{NAME}"
-socket = "{frontend}"
-backend = "{base}/run/shim/csi.sock"
-[shim]
-kubelet_root = "{root}"
-check_propagation = false
-csi_profile = "{profile}"
+def _driver_toml(base: Path, profile: str) -> str:
+    return f"""csi_profile = "{profile}"
 [driver]
 state_dir = "{base}/pool/state"
 create_pool = true
-node_id = "conformance-node"
+node_id = "{NODE_ID}"
 max_volumes = {MAX_VOLUMES}
 csi_profile = "{profile}"
-target_roots = ["{root}"]
+target_roots = ["{base}/kubelet"]
 check_propagation = false
 """
 

@@ -19,13 +19,17 @@ def wrapping(
     base: Path, kind: str, driver_socket: str, *, as_node: bool, flags: Sequence[str] = ()
 ) -> Iterator[str]:
     """The proxy's CSI socket while the block runs. `flags` are for the process that has the shim."""
-    frontend = base / "csi.sock"
-    ways = _node if as_node else _parts
+    frontend, name = base / "csi.sock", NAMES[kind]
+    if as_node:
+        config = base / "node.toml"
+        config.write_text(node_toml(base, name, frontend, f'driver_socket = "{driver_socket}"'))
+        commands = [["node", f"--config={config}", *flags]]
+    else:
+        shim, proxy = parts(base, name, Path(driver_socket), frontend)
+        commands = [[*shim, *flags], proxy]
     with ExitStack() as stack, (base / "crust.log").open("wb") as log:
-        for each in ways(base, kind, driver_socket, frontend):
+        for each in commands:
             command = [sys.executable, "-m", "crust", *each]
-            if each[0] != "proxy":
-                command.extend(flags)
             started = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(started.wait)
             stack.callback(started.terminate)
@@ -34,43 +38,42 @@ def wrapping(
         yield str(frontend)
 
 
-def _node(base: Path, kind: str, driver_socket: str, frontend: Path) -> list[list[str]]:
-    config = base / "node.toml"
-    config.write_text(f"""
+def node_toml(base: Path, name: str, frontend: Path, shim: str) -> str:
+    """The settings of proxy and shim as one process; `shim` has more of the shim's, and further tables."""
+    return f"""
 [proxy]
 run_dir = "{base}/run"
 volumes_root = "{base}/run/volumes"
 target_roots = ["{base}/kubelet"]
 check_propagation = false
 [[proxy.drivers]]
-name = "{NAMES[kind]}"
+name = "{name}"
 socket = "{frontend}"
 backend = "{base}/run/shim/csi.sock"
 [shim]
-driver_socket = "{driver_socket}"
 kubelet_root = "{base}/kubelet"
 check_propagation = false
-""")
-    return [["node", f"--config={config}"]]
+{shim}
+"""
 
 
-def _parts(base: Path, kind: str, driver_socket: str, frontend: Path) -> list[list[str]]:
+def parts(
+    base: Path, name: str, driver_socket: Path, frontend: Path
+) -> tuple[list[str], list[str]]:
+    """The arguments of the shim and of the proxy, as processes of their own."""
     run, shim, root = base / "run", base / "shim.sock", base / "kubelet"
     return [
-        [
-            "shim",
-            f"--socket={shim}",
-            f"--driver-socket={driver_socket}",
-            f"--runtime-socket={run / 'runtime.sock'}",
-            f"--kubelet-root={root}",
-            "--no-check-propagation",
-        ],
-        [
-            "proxy",
-            f"--run-dir={run}",
-            f"--volumes-root={run / 'volumes'}",
-            f"--driver={NAMES[kind]},{frontend},{shim}",
-            f"--target-root={root}",
-            "--no-check-propagation",
-        ],
+        "shim",
+        f"--socket={shim}",
+        f"--driver-socket={driver_socket}",
+        f"--runtime-socket={run / 'runtime.sock'}",
+        f"--kubelet-root={root}",
+        "--no-check-propagation",
+    ], [
+        "proxy",
+        f"--run-dir={run}",
+        f"--volumes-root={run / 'volumes'}",
+        f"--driver={name},{frontend},{shim}",
+        f"--target-root={root}",
+        "--no-check-propagation",
     ]
