@@ -27,18 +27,12 @@ from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.guard import Devices, GuardedTargets, Targets
+from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.inspect import Inspect
 from crust.proxy.look import Looks, watching
 from crust.proxy.policy import Policy, Runtimes
 from crust.proxy.publish import Publish, raw_targets
-from crust.proxy.runtime_api import Mutations, RuntimeApi
-from crust.proxy.runtimes.expand import DeferredExpand
-from crust.proxy.runtimes.freeze import DeferredFreeze
-from crust.proxy.runtimes.handlers import Handlers
-from crust.proxy.runtimes.io_limits import DeferredIoLimits
-from crust.proxy.runtimes.peers import HandlerPeers
-from crust.proxy.runtimes.registry import HandlerRegistry
-from crust.proxy.runtimes.volume_health import DeferredHealth
+from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService, Deferrals
 from crust.proxy.table import Table
 from crust.proxy.target import Target
@@ -133,11 +127,10 @@ async def part(
             looks = Looks(table, entries, targets, events, daemon.health)
             await _load(entries, looks, targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
-            peers = HandlerPeers()
-            stack.push_async_callback(peers.close)
             stack.push_async_callback(running_operations.drain)
+            runtime = RuntimeApi(entries, handlers, events, running_operations)
             parts = _Parts(
-                entries, looks, running_operations, handlers, peers, events, targets, daemon
+                entries, looks, running_operations, handlers, runtime, events, targets, daemon
             )
             runtimes = await _runtimes(settings, stack, daemon.health, ports)
             drivers = _driver_sockets(settings, parts, runtimes, ports)
@@ -173,7 +166,7 @@ class _Parts:
     looks: Looks
     operations: operations.KeyedOperations
     handlers: Handlers
-    peers: HandlerPeers
+    runtime: RuntimeApi
     events: Events
     targets: Targets
     daemon: Daemon
@@ -220,16 +213,7 @@ async def _serve_proxy_sockets(
         service = Service(name, methods, health=parts.daemon.health)
         await stack.enter_async_context(ports.serving(path, service))
 
-    common = (parts.entries, parts.handlers, parts.peers)
-    freeze, io_limits = (
-        DeferredFreeze(*common, parts.events),
-        DeferredIoLimits(*common, parts.events, parts.operations),
-    )
-    expand = DeferredExpand(*common, parts.operations)
-    runtime = RuntimeApi(*common, Mutations(expand, freeze, io_limits))
-    registry = HandlerRegistry(
-        parts.handlers, parts.peers, parts.events, parts.entries, settings.volumes_root
-    )
+    registry = HandlerRegistry(parts.handlers, parts.events, parts.entries, settings.volumes_root)
     inspect = Inspect(
         drivers,
         parts.handlers,
@@ -242,7 +226,7 @@ async def _serve_proxy_sockets(
     stack.callback(registry.stop)
     await serve("inspect", sockets.inspect, methods_of(inspect, _INSPECT))
     stack.callback(inspect.stop)
-    await serve("runtime", sockets.runtime, methods_of(runtime, _RUNTIME))
+    await serve("runtime", sockets.runtime, methods_of(parts.runtime, _RUNTIME))
 
 
 async def _runtimes(
@@ -280,8 +264,7 @@ def _driver_sockets(
     table = parts.entries.table
     unpublish = Unpublish(table, parts.entries.store, parts.events, parts.targets)
     publish = Publish(table, parts.entries, parts.handlers, parts.events, parts.targets, unpublish)
-    health = DeferredHealth(parts.entries, parts.handlers, parts.peers)
-    deferrals = Deferrals(table, parts.targets, parts.operations, publish, unpublish, health)
+    deferrals = Deferrals(table, parts.targets, parts.operations, publish, unpublish, parts.runtime)
 
     def frontend(served: ServedDriver, backend: Backend) -> CsiService:
         default = Defer(served.defer) if served.defer else None

@@ -18,7 +18,6 @@ from crust.host.process import workers
 from crust.proxy.guard import Devices, set_of
 from crust.proxy.table import Table
 from crust.proxy.target import Target
-from crust.rpc.messages.crust_v1 import ImplausibleStats
 
 T = TypeVar("T")
 
@@ -102,31 +101,12 @@ class Entries:
         """Write the new size into a published volume's record. Raises `claims.NotPublished`."""
         await self._change(target, lambda mount: replace(mount, capacity_bytes=size_bytes))
 
-    async def is_claimed(self, record: Record) -> bool:
-        """Whether a sandbox has claimed the volume, or is claiming it. Raises as `holder`."""
-        return await self.holder(record) is not None
-
     async def holder(self, record: Record) -> Holder | None:
         """The sandbox that has claimed the volume, or is claiming it. Equal results mean the same sandbox.
 
         Raises why claim.json of a held claim cannot be read: a newer runtime's is somebody's all the same.
         """
         return await self._look("holder", record, lambda: self._holder(record.target))
-
-    async def check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
-        """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
-
-        The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
-        size is written before the guest learns of it.
-        """
-        greatest = max((usage.total for usage in stats.usage), default=0)
-        size_bytes = record.mount.capacity_bytes
-        if greatest > size_bytes and record.image is None:
-            size_bytes = await workers.run(self.devices.size_bytes, record.device)
-        if greatest > size_bytes:
-            raise ImplausibleStats(
-                f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
-            )
 
     async def secrets_of(self, record: Record, handler: str) -> Mapping[str, str]:
         """The secrets that the guest needs; none for a volume that needs none. They are in memory and nowhere else.

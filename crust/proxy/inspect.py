@@ -12,8 +12,8 @@ from crust.handoff.store import Entry
 from crust.host.process import workers
 from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.events import Event, Events
+from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
-from crust.proxy.runtimes.handlers import Handler, Handlers
 from crust.proxy.table import Table
 from crust.rpc.call import Call
 from crust.rpc.serving.health import Health

@@ -26,13 +26,13 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Writers
 from crust.host.process import workers
+from crust.proxy import handler_admission
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets, observe, verify
+from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.policy import Decision
-from crust.proxy.runtimes import handler_admission
-from crust.proxy.runtimes.handlers import Handler, Handlers
 from crust.proxy.table import Table
 from crust.proxy.target import (
     Asked,

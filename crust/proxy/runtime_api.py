@@ -1,72 +1,70 @@
 """KEP-2857's service Runtime without staging, and its extensions; shims and our driver call it.
 
-A caller names a volume by its target path. The record says which handler has the volume, and the proxy calls that
-handler. The numbers in the handler's answer finally come from a guest, so they are checked.
+A caller names a volume by its target path, and each call has one shape: the record, the handler whose sandbox has the
+volume, the feature that the handler must offer, the call. A sandbox whose handler is not registered, or that is just
+claiming the volume, is an error: it does not mean that nobody has the volume. The numbers in a handler's answer come
+from a guest, so they are checked. What a call remembers is in the record alone.
+
+- Expand: the size goes into the record even if no caller waits any more. A kubelet does not retry after
+  FAILED_PRECONDITION until the pod is restarted, so only `OfflineExpansionOnly` has that code (crust/rpc/outcome.py).
+- Freeze: the guest keeps the time limit, because the caller, this process and the handler may all die.
+- Limits: the handler gets them first, then the record is written; if either fails, both have the old ones. A sandbox
+  that claims the volume while the record is written may have read the old one, so it gets the limits afterwards. The
+  handler must be registered even without a sandbox: limits that it cannot enforce would be ignored in silence.
+- Health: the driver is asked first. If it finds nothing and the guest cannot be asked, that is an error, and not
+  "healthy".
 """
 
-from dataclasses import dataclass
+import contextlib
+import logging
 
-from crust.core import errors, volumes
+from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
+from crust.host.process import workers
+from crust.proxy import handler_admission, handler_calls
 from crust.proxy.entries import Entries
-from crust.proxy.runtimes.expand import DeferredExpand
-from crust.proxy.runtimes.freeze import DeferredFreeze
-from crust.proxy.runtimes.handlers import Feature, Handlers
-from crust.proxy.runtimes.io_limits import DeferredIoLimits
-from crust.proxy.runtimes.peers import HandlerPeers
+from crust.proxy.events import Event, Events
+from crust.proxy.handlers import Feature, Handler, Handlers
+from crust.rpc import outcome
 from crust.rpc.call import Call
-from crust.rpc.messages import call_fields, crust_v1
+from crust.rpc.messages import call_fields, crust_v1, limits
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2
 
+REASON = "ReportedByRuntime"
+"""The reason of a health status that a guest reports, for programs."""
 
-class StagingNotServed(errors.Unsupported):
-    """A driver called a method of KEP-2857 that stages; the proxy serves none."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(
-            f"{method} is not served",
-            why="the proxy publishes an entry from the driver's answer to NodePublishVolume, and from nothing else",
-            hint="put a crust shim in front of the driver, or answer with deferred_mount (specs/deferral.md)",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Mutations:
-    """The parts that carry out the calls that change something."""
-
-    expand: DeferredExpand
-    freeze: DeferredFreeze
-    io_limits: DeferredIoLimits
+_log = logging.getLogger(__name__)
 
 
 class RuntimeApi:
-    """The service Runtime."""
+    """The service Runtime. A method that it lacks is answered as not served."""
 
     def __init__(
         self,
         entries: Entries,
         handlers: Handlers,
-        peers: HandlerPeers,
-        mutations: Mutations,
+        events: Events,
+        running: operations.KeyedOperations,
     ) -> None:
         self._entries = entries
         self._handlers = handlers
-        self._peers = peers
-        self._mutations = mutations
+        self._events = events
+        self._operations = running
 
     async def RuntimeGetVolumeStats(
         self, request: runtime_pb2.RuntimeGetVolumeStatsRequest, call: Call
     ) -> runtime_pb2.RuntimeGetVolumeStatsResponse:
         """Statistics from the kernel that has the volume mounted."""
         record = self._expect(request.volume_target_path)
-        if not await self._entries.is_claimed(record):
+        handler = await self._in_sandbox(record)
+        if handler is None:
             raise errors.NotReady.named(
                 "NotMountedInSandbox",
                 f"the volume at {record.target.text} is not mounted",
                 why="it is published to a runtime, and no sandbox has it now",
                 hint="start the pod's sandbox; usage is known once it has mounted the volume",
             )
-        handler = await self._handlers.owner(record.handler)
         if Feature.STATS not in handler.features:
             raise errors.NotReady.named(
                 "HandlerCannotReport",
@@ -74,8 +72,8 @@ class RuntimeApi:
                 why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer STATS",
                 hint="use a handler that offers STATS, or do without: nothing else is affected",
             )
-        stats = await self._peers.stats(handler, record.target, call.time_remaining())
-        await self._entries.check_fits(record, stats)
+        stats = await handler_calls.stats(handler, record.target, call.time_remaining())
+        await self._check_fits(record, stats)
         response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
         if stats.condition is not None:
             response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
@@ -85,47 +83,103 @@ class RuntimeApi:
         self, request: runtime_pb2.RuntimeExpandVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeExpandVolumeResponse:
         """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
-        record = self._expect(request.volume_target_path)
+        target = self._expect(request.volume_target_path).target
         wanted = crust_v1.capacity_range(request.capacity_range)
-        size_bytes = await self._mutations.expand.expand(record, wanted, call.time_remaining())
+        try:
+            size_bytes = await self._operations.run(
+                target,
+                "RuntimeExpandVolume",
+                wanted,
+                lambda: self._expand(target, wanted),
+                left_s=call.time_remaining(),
+            )
+        except errors.CrustError as error:
+            raise outcome.answer("RuntimeExpandVolume", error, outcome.Residue.NONE) from error
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=size_bytes)
-
-    async def RuntimeStageVolume(
-        self, request: runtime_pb2.RuntimeStageVolumeRequest, call: Call
-    ) -> runtime_pb2.RuntimeStageVolumeResponse:
-        """Not served: raises `StagingNotServed`."""
-        raise StagingNotServed("RuntimeStageVolume")
-
-    async def RuntimeUnstageVolume(
-        self, request: runtime_pb2.RuntimeUnstageVolumeRequest, call: Call
-    ) -> runtime_pb2.RuntimeUnstageVolumeResponse:
-        """Not served: raises `StagingNotServed`."""
-        raise StagingNotServed("RuntimeUnstageVolume")
 
     async def RuntimeFreezeVolume(
         self, request: runtime_pb2.RuntimeFreezeVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeFreezeVolumeResponse:
-        """Freeze the filesystem in the sandbox, for a limited time."""
+        """Freeze the filesystem in the sandbox, for a limited time; false if no sandbox has the volume."""
         record = self._expect(request.volume_target_path)
         thaw_after_s = crust_v1.thaw_after_s(request.thaw_after_seconds)
-        frozen = await self._mutations.freeze.freeze(record, thaw_after_s, call.time_remaining())
-        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=frozen)
+        handler = await self._in_sandbox(record)
+        if handler is None:
+            return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
+        if Feature.FREEZE not in handler.features:
+            raise errors.NotReady.named(
+                "HandlerCannotFreeze",
+                f"the volume at {record.target} cannot be frozen",
+                why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer FREEZE",
+                hint="stop the pod during the snapshot, or use a handler that offers FREEZE",
+            )
+        left_s = call.time_remaining()
+        try:
+            await handler_calls.freeze(handler, record.target, thaw_after_s, left_s)
+        except errors.CrustError:
+            if await self._has_ended(record):
+                return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=False)
+            raise
+        self._emit("frozen", record, f"for {thaw_after_s} s at most")
+        return runtime_pb2.RuntimeFreezeVolumeResponse(frozen=True)
 
     async def RuntimeThawVolume(
         self, request: runtime_pb2.RuntimeThawVolumeRequest, call: Call
     ) -> runtime_pb2.RuntimeThawVolumeResponse:
-        """Thaw it, and report whether it was frozen until now."""
+        """Thaw it, and report whether it was frozen until now; false if its VM has ended meanwhile."""
         record = self._expect(request.volume_target_path)
-        was_frozen = await self._mutations.freeze.thaw(record, call.time_remaining())
+        handler = await self._in_sandbox(record)
+        if handler is None:
+            return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=False)
+        was_frozen = False
+        try:
+            if Feature.FREEZE in handler.features:
+                left_s = call.time_remaining()
+                was_frozen = await handler_calls.thaw(handler, record.target, left_s)
+        except errors.CrustError:
+            if await self._has_ended(record):
+                return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=False)
+            raise
+        self._emit("thawed", record, "" if was_frozen else "it was no longer frozen")
         return runtime_pb2.RuntimeThawVolumeResponse(was_frozen=was_frozen)
 
     async def RuntimeSetVolumeLimits(
         self, request: runtime_pb2.RuntimeSetVolumeLimitsRequest, call: Call
     ) -> runtime_pb2.RuntimeSetVolumeLimitsResponse:
-        """Replace the I/O limits, in the sandbox and in the record."""
-        record = self._expect(request.volume_target_path)
-        applied = await self._mutations.io_limits.set(record, crust_v1.io_limits(request.limits))
+        """Replace the I/O limits; answers whether a sandbox has the volume, so that they are in force already."""
+        target = self._expect(request.volume_target_path).target
+        wanted = crust_v1.io_limits(request.limits)
+        applied = await self._operations.run(
+            target, "RuntimeSetVolumeLimits", wanted, lambda: self._set_limits(target, wanted)
+        )
         return runtime_pb2.RuntimeSetVolumeLimitsResponse(applied=applied)
+
+    async def complete_health(
+        self,
+        record: Record,
+        by_driver: csi_pb2.NodeGetVolumeHealthResponse,
+        timeout_s: float | None,
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        """NodeGetVolumeHealth (CSI 1.13): the driver's response with the guest's condition in it.
+
+        Raises `HandlerDisconnected`, `handler_calls.HandlerNotResponding` and the handler's own error, unless the
+        driver has found something.
+        """
+        condition = None
+        try:
+            handler = await self._in_sandbox(record)
+            if handler is not None and Feature.HEALTH in handler.features:
+                condition = await handler_calls.health(handler, record.target, timeout_s)
+        except errors.CrustError:
+            if by_driver.volume_health.health_statuses:
+                return by_driver
+            raise
+        if condition is not None and condition.abnormal:
+            health = by_driver.volume_health
+            health.volume_id = health.volume_id or record.key.volume_id
+            message = limits.shortened(condition.message)
+            health.health_statuses.add(status=csi_pb2.DEGRADED, reason=REASON, message=message)
+        return by_driver
 
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
@@ -134,3 +188,118 @@ class RuntimeApi:
         if call is not None:
             call.name_volume(record.key.driver, record.key.volume_id)
         return record
+
+    async def _in_sandbox(self, record: Record) -> Handler | None:
+        """The handler whose sandbox has the volume or is claiming it; None if no sandbox has it."""
+        if await self._entries.holder(record) is None:
+            return None
+        return await self._handlers.owner(record.handler)
+
+    async def _has_ended(self, record: Record) -> bool:
+        """Whether the sandbox has ended since it was seen: while a claim is released, its lock is held for a
+        moment.
+        """
+        return await self._entries.holder(record) is None
+
+    async def _check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
+        """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
+
+        The record may not have the size after an expansion yet, so then the kernel is asked. Of an image it has: the
+        size is written before the guest learns of it.
+        """
+        greatest = max((usage.total for usage in stats.usage), default=0)
+        size_bytes = record.mount.capacity_bytes
+        if greatest > size_bytes and record.image is None:
+            size_bytes = await workers.run(self._entries.devices.size_bytes, record.device)
+        if greatest > size_bytes:
+            raise crust_v1.ImplausibleStats(
+                f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
+            )
+
+    async def _expand(self, target: volumes.TargetPath, wanted: volumes.CapacityRange) -> int:
+        record = self._entries.table.expect(target.text)
+        size_bytes = await self._device_size(record, wanted)
+        if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
+            raise errors.OutOfRange.named(
+                "DeviceTooLarge",
+                f"the volume on {record.shown_source} cannot be kept within {wanted.limit_bytes} bytes",
+                why=f"the device has {size_bytes} bytes already",
+                hint="raise the limit: a filesystem fills its device",
+            )
+        if size_bytes < wanted.required_bytes:
+            raise errors.NotReady.named(
+                "DeviceNotExpanded",
+                f"the filesystem on {record.shown_source} cannot grow to {wanted.required_bytes} bytes",
+                why=f"the device has {size_bytes} bytes",
+                hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
+            )
+        handler = await self._in_sandbox(record)
+        if handler is not None:
+            await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
+        await self._entries.change_capacity(target, size_bytes)
+        return size_bytes
+
+    async def _device_size(self, record: Record, wanted: volumes.CapacityRange) -> int:
+        """That of an image is what the driver has grown it to, and is written first.
+
+        This host cannot see an image's size: the runtime refuses a size that the image does not have.
+        """
+        if record.image is None:
+            return await workers.run(self._entries.devices.size_bytes, record.device)
+        size_bytes = max(wanted.required_bytes, record.mount.capacity_bytes)
+        if size_bytes > record.mount.capacity_bytes:
+            await self._entries.change_capacity(record.target, size_bytes)
+        return size_bytes
+
+    async def _expand_in_sandbox(
+        self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
+    ) -> None:
+        if Feature.ONLINE_EXPAND not in handler.features:
+            await self._entries.change_capacity(record.target, size_bytes)
+            raise errors.NotReady.named(
+                "OfflineExpansionOnly",
+                f"the filesystem of the volume at {record.target.text} was not grown",
+                why=f"runtime handler {record.handler!r} does not offer ONLINE_EXPAND, and a sandbox has it mounted",
+                hint="restart the pod: the filesystem grows when it is mounted",
+            )
+        capacity = volumes.CapacityRange(size_bytes, limit_bytes)
+        filled_bytes = await handler_calls.expand(handler, record.target, capacity)
+        if not 0 < filled_bytes <= size_bytes:
+            raise crust_v1.ImplausibleStats(
+                f"a filesystem of {filled_bytes} bytes on {record.shown_source}, which has {size_bytes} bytes"
+            )
+
+    async def _set_limits(self, target: volumes.TargetPath, wanted: volumes.IoLimits) -> bool:
+        record = self._entries.table.expect(target.text)
+        handler = await self._handlers.owner(record.handler)
+        handler_admission.check_limits(handler, wanted)
+
+        async def limit_sandbox(to: volumes.IoLimits) -> None:
+            if Feature.IO_LIMITS in handler.features:  # otherwise there are no limits to remove
+                await handler_calls.set_limits(handler, target, to)
+
+        holder = await self._entries.holder(record)
+        if holder is not None:
+            await limit_sandbox(wanted)
+        try:
+            await self._entries.change_limits(target, wanted)
+        except errors.CrustError:
+            if holder is not None:
+                with contextlib.suppress(errors.CrustError):  # the caller gets the record's error
+                    await limit_sandbox(record.mount.io_limits)
+            raise
+        current = await self._entries.holder(record)
+        if current not in (None, holder):  # a sandbox has claimed the volume meanwhile
+            try:
+                await limit_sandbox(wanted)
+            except errors.CrustError:
+                await self._entries.change_limits(target, record.mount.io_limits)
+                raise
+        is_applied = current is not None
+        extra = {"volume": str(record.key), "limits": str(wanted), "applied": is_applied}
+        _log.info("limits set", extra=extra)
+        self._emit("limits-set", record, str(wanted))
+        return is_applied
+
+    def _emit(self, kind: str, record: Record, message: str) -> None:
+        self._events.emit(Event(kind, record.target.text, record.handler, message))

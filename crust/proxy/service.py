@@ -12,7 +12,7 @@ from crust.proxy import policy
 from crust.proxy.backend import Backend, Caller
 from crust.proxy.guard import Targets
 from crust.proxy.publish import Publish
-from crust.proxy.runtimes.volume_health import DeferredHealth
+from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.table import Table, absent
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
@@ -37,7 +37,7 @@ class Deferrals:
     """By volume and by target: an operation that changes something holds the keys of both."""
     publish: Publish
     unpublish: Unpublish
-    health: DeferredHealth
+    runtime: RuntimeApi
 
 
 class CsiService:
@@ -228,7 +228,9 @@ class CsiService:
             return by_driver
         _check_key(record, key)
         response = csi_pb2.NodeGetVolumeHealthResponse.FromString(by_driver)
-        completed = await self._calls.health.complete(record, response, call.time_remaining())
+        completed = await self._calls.runtime.complete_health(
+            record, response, call.time_remaining()
+        )
         return completed.SerializeToString()
 
     async def _node_expand(

@@ -13,10 +13,8 @@ from crust.handoff.store import Store
 from crust.host.process.workers import Workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
-from crust.proxy.runtimes.handlers import Feature as ProxysFeature
-from crust.proxy.runtimes.handlers import Handler, Handlers
-from crust.proxy.runtimes.peers import HandlerPeers
-from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.proxy.handlers import Feature as ProxysFeature
+from crust.proxy.handlers import Handler, HandlerRegistry, Handlers
 from crust.proxy.table import Table
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
@@ -74,7 +72,7 @@ async def _proxy(run_dir: str) -> AsyncIterator[WatchedHandlers]:
     entries = Entries(
         Store(f"{run_dir}/volumes"), FakeDevices(), Table(), KeyedOperations(Workers("the test"))
     )
-    registry = HandlerRegistry(handlers, HandlerPeers(), Events(), entries, "/run/crust/volumes")
+    registry = HandlerRegistry(handlers, Events(), entries, "/run/crust/volumes")
 
     methods = methods_of(registry, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"])
     async with server.serving(f"{run_dir}/proxy.sock", Service("test", methods)):

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from crust.core import errors, volumes
-from crust.proxy.runtimes.handlers import Handler
-from crust.proxy.runtimes.peers import HandlerNotResponding, HandlerPeers
+from crust.proxy import handler_calls
+from crust.proxy.handler_calls import HandlerNotResponding
+from crust.proxy.handlers import Handler
 from crust.rpc import channel
+from crust.rpc.port import SocketPort
 from crust.runtime_handler import service
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 from tests.support.records.records import TARGET
@@ -88,21 +90,19 @@ async def runtime() -> FakeRuntime:
     return FakeRuntime()
 
 
+def _handler(path: str, port: SocketPort) -> Handler:
+    name = volumes.HandlerName("kata")
+    return Handler(name, "1", path, port, frozenset({"ext4"}), frozenset())
+
+
 @pytest.fixture
 async def handler(run_dir: str, runtime: FakeRuntime) -> AsyncIterator[Handler]:
     """The served runtime, as the proxy's registry knows it."""
     path = f"{run_dir}/handler.sock"
-    async with service.serving(path, runtime):
-        yield Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
+    async with service.serving(path, runtime), SocketPort(path) as port:
+        yield _handler(path, port)
         runtime.may_grow.set()
         runtime.may_freeze.set()
-
-
-@pytest.fixture
-async def peers() -> AsyncIterator[HandlerPeers]:
-    made = HandlerPeers()
-    yield made
-    await made.close()
 
 
 async def given_up(call: Callable[[], Awaitable[object]], entered: asyncio.Event) -> None:
@@ -112,67 +112,65 @@ async def given_up(call: Callable[[], Awaitable[object]], entered: asyncio.Event
             await call()
 
 
-async def test_statistics_arrive_unchanged(handler: Handler, peers: HandlerPeers) -> None:
-    stats = await peers.stats(handler, TARGET, None)
+async def test_statistics_arrive_unchanged(handler: Handler) -> None:
+    stats = await handler_calls.stats(handler, TARGET, None)
     assert stats.usage == (USAGE,)
     assert stats.condition == volumes.VolumeCondition(abnormal=True, message="remounted read-only")
 
 
 async def test_end_of_a_session_does_not_end_the_calls_of_another_one_on_the_same_endpoint(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
-    other = replace(handler, name=volumes.HandlerName("kata-qemu"))
-    await peers.stats(other, TARGET, None)
-    grows = asyncio.create_task(peers.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None))
+    other = _handler(handler.endpoint, SocketPort(handler.endpoint))
+    await handler_calls.stats(other, TARGET, None)
+    grows = asyncio.create_task(
+        handler_calls.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
+    )
     await runtime.growing.wait()
-    await peers.drop(other)
+    await other.port.aclose()
     runtime.may_grow.set()
     assert await grows == 2 * GIB
 
 
-async def test_the_runtimes_errors_keep_their_branch_and_sentence(
-    handler: Handler, peers: HandlerPeers
-) -> None:
+async def test_the_runtimes_errors_keep_their_branch_and_sentence(handler: Handler) -> None:
     with pytest.raises(errors.NotReady, match="no sandbox has the volume; start the pod"):
-        await peers.stats(handler, volumes.TargetPath("/nobody/knows"), None)
+        await handler_calls.stats(handler, volumes.TargetPath("/nobody/knows"), None)
     with pytest.raises(errors.InvalidRequest, match="relative"):
-        await peers.stats(handler, volumes.TargetPath("not/absolute"), None)
+        await handler_calls.stats(handler, volumes.TargetPath("not/absolute"), None)
 
 
 async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
     with pytest.raises(errors.OutOfRange):
-        await peers.expand(handler, TARGET, volumes.CapacityRange(2, 1), None)
+        await handler_calls.expand(handler, TARGET, volumes.CapacityRange(2, 1), None)
     assert runtime.expansions == 0
 
 
 async def test_an_expansion_survives_its_callers_deadline_and_a_retry_joins_it(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
-    await given_up(lambda: peers.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
+    await given_up(lambda: handler_calls.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
     with pytest.raises(errors.OperationPending):
-        await peers.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
+        await handler_calls.expand(handler, TARGET, volumes.CapacityRange(2 * GIB), None)
     with pytest.raises(HandlerNotResponding):
-        await peers.expand(handler, TARGET, RANGE, 0.05)
+        await handler_calls.expand(handler, TARGET, RANGE, 0.05)
     assert runtime.expansions == 1
     runtime.may_grow.set()
-    assert await peers.expand(handler, TARGET, RANGE, None) == GIB
+    assert await handler_calls.expand(handler, TARGET, RANGE, None) == GIB
 
 
-async def test_stopping_waits_for_a_running_expansion(
-    run_dir: str, runtime: FakeRuntime, peers: HandlerPeers
-) -> None:
+async def test_stopping_waits_for_a_running_expansion(run_dir: str, runtime: FakeRuntime) -> None:
     path = f"{run_dir}/other.sock"
-    served = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset())
     wanted = volumes.CapacityRange(3 * GIB)
     async with AsyncExitStack() as stack:
+        served = _handler(path, await stack.enter_async_context(SocketPort(path)))
         await stack.enter_async_context(service.serving(path, runtime))
-        await given_up(lambda: peers.expand(served, TARGET, wanted, 0.05), runtime.growing)
+        await given_up(lambda: handler_calls.expand(served, TARGET, wanted, 0.05), runtime.growing)
         leaving = asyncio.create_task(stack.aclose())
         await asyncio.sleep(0)  # it begins
         with pytest.raises(errors.PeerUnavailable, match="this process is stopping"):
-            await peers.expand(served, TARGET, wanted, None)
+            await handler_calls.expand(served, TARGET, wanted, None)
         assert not leaving.done()
         runtime.may_grow.set()
         await leaving
@@ -180,14 +178,14 @@ async def test_stopping_waits_for_a_running_expansion(
 
 
 async def test_abandoned_freeze_is_finished_before_its_thaw(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
-    await given_up(lambda: peers.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
+    await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
     with pytest.raises(errors.OperationPending):
-        await peers.freeze(handler, TARGET, 20, None)
-    thawing = asyncio.create_task(peers.thaw(handler, TARGET, None))
+        await handler_calls.freeze(handler, TARGET, 20, None)
+    thawing = asyncio.create_task(handler_calls.thaw(handler, TARGET, None))
     with pytest.raises(HandlerNotResponding):
-        await peers.thaw(handler, TARGET, 0.05)
+        await handler_calls.thaw(handler, TARGET, 0.05)
     assert not thawing.done()
     runtime.may_freeze.set()
     assert await thawing is True
@@ -195,45 +193,43 @@ async def test_abandoned_freeze_is_finished_before_its_thaw(
 
 
 async def test_expansion_that_waits_in_the_guest_does_not_block_the_thaw(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
     runtime.may_freeze.set()
-    await peers.freeze(handler, TARGET, 10, None)
-    growing = asyncio.create_task(peers.expand(handler, TARGET, RANGE, None))
+    await handler_calls.freeze(handler, TARGET, 10, None)
+    growing = asyncio.create_task(handler_calls.expand(handler, TARGET, RANGE, None))
     await runtime.growing.wait()
-    assert await peers.thaw(handler, TARGET, None) is True
-    assert await peers.thaw(handler, TARGET, None) is False
+    assert await handler_calls.thaw(handler, TARGET, None) is True
+    assert await handler_calls.thaw(handler, TARGET, None) is False
     runtime.may_grow.set()
     assert await growing == GIB
 
 
 async def test_a_freeze_of_one_volume_does_not_wait_for_that_of_another(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime
+    handler: Handler, runtime: FakeRuntime
 ) -> None:
     other = volumes.TargetPath("/other")
     runtime.sizes[other.text] = GIB
-    await given_up(lambda: peers.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
-    await peers.freeze(handler, other, 10, None)
-    assert await peers.thaw(handler, other, None) is True
+    await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
+    await handler_calls.freeze(handler, other, 10, None)
+    assert await handler_calls.thaw(handler, other, None) is True
     runtime.may_freeze.set()
 
 
 @pytest.mark.parametrize("seconds", [0, 61])
 async def test_invalid_freeze_time_is_refused_before_the_runtime_is_called(
-    handler: Handler, peers: HandlerPeers, runtime: FakeRuntime, seconds: int
+    handler: Handler, runtime: FakeRuntime, seconds: int
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match="from 1 to 60"):
-        await peers.freeze(handler, TARGET, seconds, None)
+        await handler_calls.freeze(handler, TARGET, seconds, None)
     assert runtime.freezes == 0
 
 
-async def test_feature_that_a_runtime_does_not_offer_is_unsupported(
-    handler: Handler, peers: HandlerPeers
-) -> None:
+async def test_feature_that_a_runtime_does_not_offer_is_unsupported(handler: Handler) -> None:
     with pytest.raises(errors.Unsupported, match="IO_LIMITS"):
-        await peers.set_limits(handler, TARGET, volumes.IoLimits(read_iops=1))
+        await handler_calls.set_limits(handler, TARGET, volumes.IoLimits(read_iops=1))
     with pytest.raises(errors.InvalidRequest, match="read_iops is -1"):
-        await peers.set_limits(handler, TARGET, volumes.IoLimits(read_iops=-1))
+        await handler_calls.set_limits(handler, TARGET, volumes.IoLimits(read_iops=-1))
 
 
 async def test_health_is_served(handler: Handler) -> None:

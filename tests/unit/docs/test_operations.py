@@ -23,7 +23,7 @@ from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings
 from crust.host.filesystems import supported
 from crust.node.settings import NodeSettings
-from crust.proxy.runtimes import volume_health
+from crust.proxy import runtime_api
 from tests.support.pages import error_table
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ REASONS = {
     reason
     for module in (health, node_stats)
     for reason in _REASON.findall(inspect.getsource(module))
-} | {volume_health.REASON}
+} | {runtime_api.REASON}
 """The reasons that the driver and the proxy report for a bad health."""
 PROGRAMS: dict[str, type[ProgramSettings]] = {
     "proxy": ProxySettings,

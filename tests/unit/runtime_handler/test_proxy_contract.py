@@ -14,9 +14,7 @@ from crust.handoff.store import Store
 from crust.host.process.workers import Workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
-from crust.proxy.runtimes.handlers import Handlers
-from crust.proxy.runtimes.peers import HandlerPeers
-from crust.proxy.runtimes.registry import HandlerRegistry
+from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.table import Table
 from crust.rpc import channel
 from crust.rpc.serving import server
@@ -41,15 +39,13 @@ async def registry(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
                 Table(),
                 KeyedOperations(Workers("the test")),
             )
-            handlers, peers = Handlers(grace_s=0), HandlerPeers()
-            served = HandlerRegistry(handlers, peers, Events(), entries, f"{root}/volumes")
+            served = HandlerRegistry(Handlers(grace_s=0), Events(), entries, f"{root}/volumes")
 
             methods = methods_of(
                 served, handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
             )
             serving = server.serving(f"{root}/handlers.sock", Service("test", methods))
             await stack.enter_async_context(serving)
-            stack.push_async_callback(peers.close)
             stack.callback(served.stop)
         else:
             await stack.enter_async_context(testing.serving(root))

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.proxy.runtimes.handlers import Feature
+from crust.proxy.handlers import Feature
 from crust.runtime_handler import registration
 from crust.wire.v1 import inspect_pb2
 from tests.support.co import capability, publish_request

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from crust.core import errors, volumes
-from crust.proxy.runtimes import peers
+from crust.proxy import handler_calls
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, types_pb2
@@ -48,7 +48,7 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
 async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "STATS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 0.05)
     target = node.places.target("one")
     async with node.gated_handler(target) as (_, gate):
         with node.sandbox(target):
@@ -236,7 +236,7 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node
             await refused_in_time(
                 lambda: node.runtime.RuntimeExpandVolume(request, timeout=0.5),
                 Code.ABORTED,
-                "still growing",
+                "has not ended",
                 "retry",
             )
             gate.opened.set()

@@ -174,6 +174,6 @@ async def test_staging_call_of_the_kep_is_unimplemented_and_changes_nothing(
         getattr(kata.runtime, method)(request, timeout=10),
         Code.UNIMPLEMENTED,
         method,
-        "crust shim",
+        "not served",
     )
     kata.check_published("vol-1", target)

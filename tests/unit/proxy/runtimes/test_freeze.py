@@ -10,7 +10,7 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.handoff.store import Store
-from crust.proxy.runtimes import peers
+from crust.proxy import handler_calls
 from crust.wire.v1 import inspect_pb2, runtime_pb2
 from tests.support.drivers.fake_driver import Gate
 from tests.support.faults.refusals import refused
@@ -162,7 +162,7 @@ async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller has given up the freeze; that freeze must not take effect after the caller's thaw."""
-    monkeypatch.setattr(peers, "FREEZE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(handler_calls, "FREEZE_TIMEOUT_S", 0.05)
     target = node.places.target("one")
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):

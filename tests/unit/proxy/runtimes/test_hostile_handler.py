@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 
 from crust.core import credentials, errors, volumes
-from crust.proxy.runtimes.handlers import Handler
-from crust.proxy.runtimes.peers import HandlerPeers
-from crust.rpc import status
+from crust.proxy import handler_calls
+from crust.proxy.handlers import Handler
+from crust.rpc import channel, status
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import SocketPort
 from crust.rpc.status import PeerStatus
@@ -66,13 +66,13 @@ async def serving(path: str, hostile: Hostile) -> AsyncIterator[None]:
 async def asked(
     places: Places, hostile: Hostile
 ) -> AsyncIterator["asyncio.Task[volumes.VolumeStats]"]:
-    path, peers = f"{places.root}/h.sock", HandlerPeers()
+    path = f"{places.root}/h.sock"
+    port = SocketPort(path, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
     handler = Handler(
-        volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), frozenset(), max_volumes=0
+        volumes.HandlerName("kata"), "1", path, port, frozenset({"ext4"}), frozenset()
     )
-    async with serving(path, hostile):
-        yield asyncio.create_task(peers.stats(handler, TARGET, 60))
-        await peers.close()
+    async with serving(path, hostile), port:
+        yield asyncio.create_task(handler_calls.stats(handler, TARGET, 60))
 
 
 async def test_answer_of_a_megabyte_is_refused_unread(places: Places) -> None:

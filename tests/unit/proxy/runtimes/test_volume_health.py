@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from crust.core import errors, volumes
-from crust.proxy.runtimes.volume_health import REASON
+from crust.proxy.runtime_api import REASON
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.faults.refusals import refused

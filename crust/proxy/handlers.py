@@ -1,28 +1,46 @@
-"""The registered runtime handlers. A handler is registered while its Register stream is open.
+"""The registered runtime handlers, and the service HandlerRegistry: the open Register stream is the session of one.
 
 Nothing is kept on disk. After a restart of the proxy the handlers register again within a second, so for a short time
 after the start a look-up waits for the handler instead of failing.
 """
 
 import asyncio
+import logging
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import crust
 from crust.core import errors, metrics, volumes
-from crust.rpc.registration import HandlerNameTaken
+from crust.proxy.entries import Entries
+from crust.proxy.events import Event, Events
+from crust.rpc import channel
+from crust.rpc.call import Call
+from crust.rpc.port import Port, SocketPort
+from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
+from crust.wire.v1 import handlers_pb2, types_pb2
+
+_log = logging.getLogger(__name__)
 
 Feature = volumes.HandlerFeature
+FILESYSTEMS_MAX = 64
+"""Of one handler."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
+_FEATURES = {feature.value: feature for feature in Feature}
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A registered runtime handler. `endpoint` is the path of its own socket."""
+    """A registered runtime handler. `endpoint` is the path of its own socket, and `port` ends with the session."""
 
     name: volumes.HandlerName
     version: str
     endpoint: str
+    port: Port = field(repr=False, compare=False)
     filesystems: frozenset[str]
     features: frozenset[Feature]
     max_volumes: int = 0
@@ -122,3 +140,91 @@ class Handlers:
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s), self._changed:
                 await self._changed.wait_for(condition)
+
+
+class HandlerRegistry:
+    """The service HandlerRegistry."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        events: Events,
+        entries: Entries,
+        volumes_directory: str,
+    ) -> None:
+        self._handlers = handlers
+        self._events = events
+        self._entries = entries
+        self._volumes_directory = volumes_directory
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End every stream, so that the server's stop does not wait for them."""
+        self._stopping.set()
+
+    async def Register(
+        self, request: handlers_pb2.RegisterRequest, call: Call
+    ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
+        """Register the handler, respond, and keep the session until one side ends it."""
+        handler = handler_of(request)
+        async with handler.port:
+            with self._handlers.session(handler):
+                await self._handlers.announce()
+                self._report("handler-registered", handler)
+                try:
+                    yield handlers_pb2.RegisterResponse(
+                        volumes_directory=self._volumes_directory, proxy_version=crust.__version__
+                    )
+                    await self._stopping.wait()
+                finally:
+                    self._report("handler-lost", handler)
+
+    async def GetVolumeSecrets(
+        self,
+        request: handlers_pb2.GetVolumeSecretsRequest,
+        call: Call,
+    ) -> handlers_pb2.GetVolumeSecretsResponse:
+        """The secrets of a volume that a live sandbox of the handler has claimed."""
+        target = volumes.TargetPath.parse(request.target_path, role="target_path")
+        record = self._entries.table.expect(target.text)
+        await self._handlers.owner(volumes.HandlerName(request.handler))
+        found = await self._entries.secrets_of(record, request.handler)
+        return handlers_pb2.GetVolumeSecretsResponse(secrets=found)
+
+    def _report(self, kind: str, handler: Handler) -> None:
+        _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
+        self._events.emit(Event(kind, handler=handler.name))
+
+
+def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
+    """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored."""
+    if not _NAME.fullmatch(request.name):
+        raise InvalidRegistration(
+            f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
+        )
+    if types_pb2.VolumeType.BLOCK not in request.volume_types:
+        raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
+    if len(request.filesystems) > FILESYSTEMS_MAX:
+        raise InvalidRegistration(
+            f"it has {len(request.filesystems)} filesystems, and {FILESYSTEMS_MAX} is the most"
+        )
+    bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
+    if bad or not request.filesystems:
+        raise InvalidRegistration(
+            f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
+        )
+    if request.max_volumes_per_sandbox < 0:
+        raise InvalidRegistration("max_volumes_per_sandbox is negative")
+    try:
+        port = SocketPort(request.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
+    except errors.InvalidRequest as err:
+        raise InvalidRegistration(str(err)) from err
+    return Handler(
+        name=volumes.HandlerName(request.name),
+        version=request.version[:128],
+        endpoint=request.endpoint,
+        port=port,
+        filesystems=frozenset(request.filesystems),
+        features=frozenset(_FEATURES[each] for each in request.features if each in _FEATURES),
+        max_volumes=request.max_volumes_per_sandbox,
+    )

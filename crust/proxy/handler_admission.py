@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from crust.core import errors, volumes
-from crust.proxy.runtimes.handlers import Feature, Handler
+from crust.proxy.handlers import Feature, Handler
 from crust.proxy.target import Target
 
 

@@ -1,0 +1,147 @@
+"""The calls that the proxy makes to the runtime handlers' own sockets. Each raises the handler's error.
+
+A handler that disappears or is silent for too long is `HandlerNotResponding`: the caller retries, and
+the volume stays as it is.
+"""
+
+import asyncio
+from typing import TypeVar
+
+import grpc
+
+from crust.core import errors, volumes
+from crust.proxy.handlers import Handler
+from crust.rpc import port, status
+from crust.rpc.messages import crust_v1
+from crust.rpc.status import PeerStatus
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+STATS_TIMEOUT_S = 9.0
+EXPAND_TIMEOUT_S = 95.0
+"""A little below the shim's timeout, so that the shim gets this error and not its own deadline."""
+
+FREEZE_TIMEOUT_S = 55.0
+"""A freeze flushes first, and a guest may have much to write. The guest thaws by itself in any case."""
+
+THAW_TIMEOUT_S = 60.0
+"""A thaw waits for a running freeze."""
+
+LIMITS_TIMEOUT_S = 25.0
+
+
+class HandlerNotResponding(errors.PeerUnavailable):
+    """The runtime handler did not answer a call."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} did not answer",
+            why=why,
+            hint="read the handler's log on this node; running sandboxes are not affected",
+        )
+
+
+async def stats(
+    handler: Handler, target: volumes.TargetPath, left_s: float | None
+) -> volumes.VolumeStats:
+    """Statistics; raises `crust_v1.ImplausibleStats` too."""
+    request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
+    answer = await _call(handler, _stub(handler).GetVolumeStats, request, STATS_TIMEOUT_S, left_s)
+    condition = answer.volume_condition if answer.HasField("volume_condition") else None
+    return crust_v1.stats(answer.usage, condition)
+
+
+async def health(
+    handler: Handler, target: volumes.TargetPath, left_s: float | None
+) -> volumes.VolumeCondition:
+    """The volume's health in the guest."""
+    request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
+    answer = await _call(handler, _stub(handler).GetVolumeHealth, request, STATS_TIMEOUT_S, left_s)
+    return crust_v1.condition(answer.volume_condition)
+
+
+async def expand(
+    handler: Handler,
+    target: volumes.TargetPath,
+    capacity: volumes.CapacityRange,
+    left_s: float | None = None,
+) -> int:
+    """Grow the filesystem; returns the bytes that it fills now."""
+    request = handlers_pb2.ExpandVolumeRequest(
+        target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
+    )
+    answer = await _call(handler, _stub(handler).ExpandVolume, request, EXPAND_TIMEOUT_S, left_s)
+    return answer.capacity_bytes
+
+
+async def freeze(
+    handler: Handler, target: volumes.TargetPath, thaw_after_s: int, left_s: float | None
+) -> None:
+    """Freeze the filesystem for at most `thaw_after_s`."""
+    request = handlers_pb2.FreezeVolumeRequest(
+        target_path=target.text, thaw_after_seconds=thaw_after_s
+    )
+    await _call(handler, _stub(handler).FreezeVolume, request, FREEZE_TIMEOUT_S, left_s)
+
+
+async def thaw(handler: Handler, target: volumes.TargetPath, left_s: float | None) -> bool:
+    """Thaw; return whether the filesystem was frozen all the time."""
+    request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
+    answer = await _call(handler, _stub(handler).ThawVolume, request, THAW_TIMEOUT_S, left_s)
+    return answer.was_frozen
+
+
+async def set_limits(
+    handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
+) -> None:
+    """Replace the I/O limits of the sandbox's device."""
+    request = handlers_pb2.SetVolumeLimitsRequest(
+        target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
+    )
+    await _call(handler, _stub(handler).SetVolumeLimits, request, LIMITS_TIMEOUT_S, None)
+
+
+def _stub(handler: Handler) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
+    return port.stub(handlers_pb2_grpc.RuntimeHandlerStub, handler.port)
+
+
+async def _call(
+    handler: Handler,
+    method: "grpc.aio.UnaryUnaryMultiCallable[Request, Answer]",
+    request: Request,
+    limit_s: float,
+    left_s: float | None,
+) -> Answer:
+    """`limit_s` is for this kind of call, and `left_s` is what the caller has left."""
+    timeout_s = limit_s if left_s is None else min(limit_s, left_s)
+    try:
+        return await method(request, timeout=timeout_s, metadata=port.volume_metadata())
+    except PeerStatus as refusal:
+        raise _error(handler, refusal) from refusal
+    except asyncio.CancelledError as err:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # not this task was cancelled but the call: the handler's session has ended, and its port with it
+        raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
+
+
+def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:
+    away = (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    )
+    if refusal.code in away and not status.name_in(refusal.trailing):
+        return HandlerNotResponding(handler.name, refusal.why or refusal.what)
+    if refusal.code is grpc.StatusCode.NOT_FOUND:
+        # passed on unchanged, it would mean that the volume is not deferred or does not exist
+        return errors.NotReady.named(
+            "VolumeUnknownToHandler",
+            f"runtime handler {handler.name!r} does not know the volume that its sandbox has",
+            why=refusal.what,
+            hint="read the handler's log; stop the sandbox if the handler has lost it",
+        )
+    return status.to_error(refusal)
