@@ -51,6 +51,7 @@ from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
+from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity, Role
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
@@ -63,7 +64,11 @@ from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
 from crust.core import operations, volumes
-from crust.core.settings.driver import DEFAULT_MAX_VOLUMES, OWN_DRIVER
+from crust.core.settings.driver import (
+    DEFAULT_MAX_VOLUMES,
+    DEFAULT_POOL_LOW_PERCENT,
+    OWN_DRIVER,
+)
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
 from crust.host.process.workers import Workers
@@ -99,6 +104,7 @@ def build(  # noqa: PLR0913 - one per setting
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     engine: Engine | None = None,
     overcommit: float = 1.0,
+    pool_low_percent: int = DEFAULT_POOL_LOW_PERCENT,
     max_volumes: int = DEFAULT_MAX_VOLUMES,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
@@ -118,7 +124,7 @@ def build(  # noqa: PLR0913 - one per setting
     running = operations.KeyedOperations(threads)
     reads = Reads(running)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
-    stores = _stores(engine, run_dir, overcommit)
+    stores = _stores(engine, run_dir, overcommit, pool_low_percent)
     live = LiveVolumes(stores.node_state, stores.access)
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
     reachable = runtime_guests or guests.UnreachableGuests()
@@ -151,6 +157,7 @@ def build(  # noqa: PLR0913 - one per setting
             is_ready=lambda: stores.pool.is_served,
         ),
         controller=Controller(identity, controller_rules, running, reads),
+        pool=PoolService(stores.capacity, controller_rules.lister, stores.node_state, reads),
         group_controller=GroupController(calls),
         snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
         node=Node(identity, node_rules, running, reads),
@@ -173,7 +180,7 @@ def build(  # noqa: PLR0913 - one per setting
     )
 
 
-def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
+def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -> Stores:
     pool = Pool(engine.home)
 
     def is_id(text: str) -> bool:
@@ -190,7 +197,9 @@ def _stores(engine: Engine, run_dir: str, overcommit: float) -> Stores:
         supported=SupportedCapabilities(
             engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
         ),
-        capacity=capacity.PoolCapacity(volume_records.index, engine.provisioning, overcommit),
+        capacity=capacity.PoolCapacity(
+            volume_records.index, engine.provisioning, overcommit, low_percent
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
+from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
@@ -69,6 +70,7 @@ class Driver:
     snapshots: SnapshotRecovery
     identity: Identity
     controller: Controller
+    pool: PoolService
     group_controller: GroupController
     snapshot_metadata: SnapshotMetadata
     node: Node

@@ -36,6 +36,7 @@ from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.serving.worker_watch import WorkerWatch
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import pool_pb2
 
 LOCK = "driver.lock"
 """In the run directory."""
@@ -106,6 +107,7 @@ def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
         methods_of(driver.group_controller, services["GroupController"]),
         methods_of(driver.snapshot_metadata, services["SnapshotMetadata"]),
         methods_of(driver.node, services["Node"]),
+        methods_of(driver.pool, pool_pb2.DESCRIPTOR.services_by_name["Pool"]),
         health=daemon.health,
         driver=lambda: driver.name,
         admit=watch.check,
@@ -146,6 +148,7 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
         csi_profile=settings.csi_profile,
         target_roots=settings.target_roots,
         overcommit=settings.overcommit,
+        pool_low_percent=settings.pool_low_percent,
         max_volumes=settings.max_volumes,
         runtime_guests=guests.runtime_guests(settings.runtime_socket, connect),
         io_cgroup=settings.io_cgroup,

@@ -19,11 +19,15 @@ from crust.core import errors
 from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes
+from crust.rpc.messages import extensions
 from crust.rpc.port import SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.v1 import inspect_pb2_grpc
 
 Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stubs only
+
+WITH_ERROR_INFO = ((extensions.KEY, extensions.ERROR_INFO),)
+"""Metadata: the peer names its error."""
 
 NO_ANSWER = 3
 """The exit code when the daemon that was asked does not answer."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import yaml
 from rich import cells
 from rich.text import Text
 
-Format = Literal["table", "wide", "json", "name"]
+Format = Literal["table", "wide", "json", "yaml", "name"]
 
 GOOD, BUSY, BAD = "green", "yellow", "bold red"
 _TITLE = "bold"
@@ -67,6 +68,12 @@ def fields(pairs: Iterable[tuple[str, str]]) -> Text:
 def document(value: Any) -> str:
     """JSON of frozen dataclasses and lists of them."""
     return json.dumps(value, default=_plain, indent=2, ensure_ascii=False)
+
+
+def yaml_document(value: Any) -> str:
+    """The same in YAML, with the keys in the same order."""
+    text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False, allow_unicode=True)
+    return text.removesuffix("\n")
 
 
 def printable(text: str) -> str:

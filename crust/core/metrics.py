@@ -131,7 +131,8 @@ pool_open = Gauge(
 )
 pool_bytes = Gauge(
     "crust_pool_bytes",
-    "The pool's capacity: its size, what is allocated on the disk, reserved for volumes, free for a new one.",
+    "The pool's capacity: its size, what is allocated on the disk, reserved for volumes, free for a new one; and "
+    "`low`, the free bytes below which operators are warned.",
     ("driver", "kind"),
     registry=None,
 )

@@ -38,6 +38,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
+from crust.core.settings.driver import DEFAULT_POOL_LOW_PERCENT
 from crust.host.filesystems import mkfs
 
 
@@ -50,12 +51,22 @@ class _Space:
 
 
 class PoolCapacity:
-    """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool."""
+    """Reserves a pool's capacity. With an `overcommit` of 1.5 volumes may reserve 150 % of the pool.
 
-    def __init__(self, index: Index, provisioning: Provisioning, overcommit: float) -> None:
+    Operators are warned when less than `low_percent` of the pool is free.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        provisioning: Provisioning,
+        overcommit: float,
+        low_percent: int = DEFAULT_POOL_LOW_PERCENT,
+    ) -> None:
         self._index = index
         self._provisioning = provisioning
         self._overcommit = overcommit
+        self._low_percent = low_percent
         self._guard = threading.Lock()
         self._pending: dict[volumes.VolumeId, int] = {}
         self._aside: dict[str, int] = {}
@@ -105,6 +116,7 @@ class PoolCapacity:
                 "allocated": space.pool.size_bytes - space.pool.free_bytes,
                 "reserved": self._index.reserved_bytes() + space.without_record_bytes,
                 "free": self._free_bytes(space),
+                "low": space.pool.size_bytes * self._low_percent // 100,
             }
 
     def _space(self) -> _Space:

@@ -31,11 +31,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A volume, the nodes that have it, and its health."""
+    """A volume, the nodes that have it, and its health. `name` is CreateVolume's, empty if no record has it."""
 
     volume: create_volume.Volume
     nodes: tuple[str, ...]
     health: Health
+    name: str = ""
 
 
 class VolumeLister:
@@ -63,7 +64,8 @@ class VolumeLister:
         if record is None or record.phase != "ready":
             raise models.VolumeNotFound(volume_id)
         nodes = self._publisher.published_nodes(record)
-        return Listed(create_volume.describe(record), nodes, self._health_check.of(record))
+        health = self._health_check.of(record)
+        return Listed(create_volume.describe(record), nodes, health, record.name)
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """The volumes after `token`, and the next token. Raises `InvalidStartingToken`, `NegativeMaxEntries`."""

@@ -32,6 +32,7 @@ _OF_CONTROLLER = (
     "/csi.v1.Controller/",
     "/csi.v1.GroupController/",
     "/csi.v1.SnapshotMetadata/",
+    "/crust.v1.Pool/",
 )
 _OF_NODE = "/csi.v1.Node/"
 _OF_OTHER_NODES = frozenset(

@@ -52,7 +52,7 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
         sys.exit(asyncio.run(trial.run(run_dir, wanted)))
     except errors.CrustError as error:
         sys.exit(asking.failed(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 
 

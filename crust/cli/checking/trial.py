@@ -4,7 +4,11 @@
     with --wait-s: until a sandbox has claimed the volume and has ended; then the same steps back
 
 It touches no volume but the one that it creates, whose name is random. What a step back cannot remove is named, and
-the exit code is 1. Ctrl-C goes the steps back, too.
+the exit code is 1. Ctrl-C, SIGTERM and SIGHUP go the steps back, too.
+
+What a kill leaves is found by a note in the directory that stands for the pod, which says what was tried. The lock of
+the note says whether the command still runs. `crust gc` goes the steps back: CreateVolume of the same name answers
+which volume it is, and each step back is a success where there is nothing to undo (CSI).
 """
 
 import asyncio
@@ -12,28 +16,32 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
+import pydantic
 
 from crust.cli import asking
 from crust.core import deferral_keys, errors
-from crust.host.process import workers
+from crust.host.files import durable, flocks
+from crust.host.process import oserrors, workers
 from crust.rpc import status
-from crust.rpc.messages import extensions
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
 CALL_S = 120.0
-_METADATA = ((extensions.KEY, extensions.ERROR_INFO),)
 _NODE_RPC = csi_pb2.NodeServiceCapability.RPC
 _CONTROLLER_RPC = csi_pb2.ControllerServiceCapability.RPC
 _UNDO_ATTEMPTS = 10
+_NOTE = "crust-try.json"
+_NOTE_MAX_BYTES = 65536
 Show = Callable[[str], None]
 State = Callable[[], Awaitable[inspect_pb2.DeferredVolume]]
 _SENTENCES = {
@@ -44,9 +52,8 @@ _SENTENCES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRequest:
-    """What is tried."""
+class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
+    """What is tried. It is also the note, in JSON."""
 
     driver: str
     handler: str
@@ -55,6 +62,46 @@ class TrialRequest:
     target_root: str
     parameters: Mapping[str, str]
     wait_s: float
+
+
+def left(kubelet_root: str) -> tuple[Path, ...]:
+    """The notes of trials that were killed: nobody holds their locks. Blocks."""
+    found = []
+    for note in sorted(Path(kubelet_root).glob(f"pods/crust-try-*/{_NOTE}")):
+        with contextlib.suppress(errors.CrustError), locked(note):
+            found.append(note)
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def locked(note: str | os.PathLike[str]) -> Iterator[None]:
+    """The note's lock, while the block runs. Blocks. Raises `TrialRuns`, and why there is no such note."""
+    with (
+        oserrors.translating(f"cannot lock {note}"),
+        open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file,
+    ):
+        if not flocks.try_lock(file.fileno()):
+            raise errors.NotReady.named(
+                "TrialRuns",
+                f"{note} is not undone",
+                why="the `crust try` that wrote it runs",
+                hint="wait for its end, or stop it: it undoes its steps",
+            )
+        yield
+
+
+def wanted_of(note: Path) -> TrialRequest:
+    """What was tried. Blocks. Raises `TrialNoteUnreadable`, and why the file cannot be read."""
+    data = durable.read(note, limit_bytes=_NOTE_MAX_BYTES)
+    try:
+        return TrialRequest.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise errors.Corrupt.named(
+            "TrialNoteUnreadable",
+            f"{note} does not say what was tried",
+            why=f"it is not the note of a `crust try`: {error.error_count()} errors",
+            hint="`crust pool` shows the volume, which has the name of the note's directory",
+        ) from error
 
 
 class SandboxEvents:
@@ -127,22 +174,21 @@ class Trial:
     csi: Port
     driver: str
     name: str = field(default_factory=lambda: f"crust-try-{secrets.token_hex(4)}")
+    show: Show = click.echo
 
     def __post_init__(self) -> None:
         self.node = stub(csi_pb2_grpc.NodeStub, self.csi)
         self.controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
         staged = hashlib.sha256(self.name.encode()).hexdigest()
         root = self.wanted.target_root
+        self.note = f"{root}/pods/{self.name}/{_NOTE}"
         self.staging = f"{root}/plugins/kubernetes.io/csi/{self.driver}/{staged}/globalmount"
         self.target = f"{root}/pods/{self.name}/volumes/kubernetes.io~csi/{self.name}/mount"
         self._undo: list[tuple[str, Callable[[], Awaitable[object]]]] = []
 
     async def forth(self) -> None:
         """Create, stage, publish, and wait. Raises what refuses a step."""
-        mount = csi_pb2.VolumeCapability.MountVolume(fs_type=self.wanted.fs_type)
-        mode = csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
-        access = csi_pb2.VolumeCapability.AccessMode(mode=mode)
-        capability = csi_pb2.VolumeCapability(mount=mount, access_mode=access)
+        capability = self._capability()
         volume = await self._create(capability)
         publish_context = await self._attach(volume, capability)
         context = {
@@ -158,27 +204,41 @@ class Trial:
         }
         if await self._node_has(_NODE_RPC.STAGE_UNSTAGE_VOLUME):
             await workers.run(self._make_directory, self.staging)
-            unstage = csi_pb2.NodeUnstageVolumeRequest(
-                volume_id=volume.volume_id, staging_target_path=self.staging
-            )
-            self._back("NodeUnstageVolume", lambda: _call(self.node.NodeUnstageVolume, unstage))
+            self._back_from_stage(volume)
             stage = csi_pb2.NodeStageVolumeRequest(staging_target_path=self.staging, **common)
             await self._step("NodeStageVolume", self.node.NodeStageVolume, stage)
         await workers.run(self._make_directory, os.path.dirname(self.target))
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=volume.volume_id, target_path=self.target
-        )
-        self._back("NodeUnpublishVolume", lambda: _call(self.node.NodeUnpublishVolume, unpublish))
+        self._back_from_publish(volume)
         publish = csi_pb2.NodePublishVolumeRequest(
             target_path=self.target, staging_target_path=self.staging, **common
         )
-        following = watching(self.inspect, self.target, self._entry, click.echo)
+        following = watching(self.inspect, self.target, self._entry, self.show)
         async with following as events:  # from before the publish: a sandbox may be quick
             await self._step("NodePublishVolume", self.node.NodePublishVolume, publish)
             found = await self._entry()
-            click.echo(f"published {found.device} to {found.handler} at {self.target}")
+            self.show(f"published {found.device} to {found.handler} at {self.target}")
             if self.wanted.wait_s:
                 await self._claimed_and_ended(events, found.handler)
+
+    def note_down(self) -> None:
+        """Write the note; `back` removes it. Blocks. Raises why it cannot be written."""
+        with oserrors.translating(f"cannot write {self.note}"):
+            self._make_directory(os.path.dirname(self.note))
+        durable.publish(self.note, self.wanted.model_dump_json().encode())
+
+    async def adopt(self) -> None:
+        """Find what a killed trial may have left, for `back`. Raises what refuses to say it."""
+        volume = await self._create(self._capability())
+        await self._back_from_attach(volume)
+        if await self._node_has(_NODE_RPC.STAGE_UNSTAGE_VOLUME):
+            self._back_from_stage(volume)
+        self._back_from_publish(volume)
+
+    def _capability(self) -> csi_pb2.VolumeCapability:
+        mount = csi_pb2.VolumeCapability.MountVolume(fs_type=self.wanted.fs_type)
+        mode = csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
+        access = csi_pb2.VolumeCapability.AccessMode(mode=mode)
+        return csi_pb2.VolumeCapability(mount=mount, access_mode=access)
 
     async def _create(self, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
         request = csi_pb2.CreateVolumeRequest(
@@ -191,42 +251,61 @@ class Trial:
         made: csi_pb2.Volume = answer.volume
         delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume_id)
         self._back("DeleteVolume", lambda: _call(self.controller.DeleteVolume, delete))
-        click.echo(f"volume {made.volume_id}")
+        self.show(f"volume {made.volume_id}")
         return made
 
     async def _attach(
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability
     ) -> Mapping[str, str]:
-        ask = csi_pb2.ControllerGetCapabilitiesRequest()
-        answer = await _call(self.controller.ControllerGetCapabilities, ask)
-        if _CONTROLLER_RPC.PUBLISH_UNPUBLISH_VOLUME not in {
-            each.rpc.type for each in answer.capabilities
-        }:
+        node_id = await self._back_from_attach(volume)
+        if not node_id:
             return {}
-        node_id = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
         request = csi_pb2.ControllerPublishVolumeRequest(
             volume_id=volume.volume_id,
             node_id=node_id,
             volume_capability=capability,
             volume_context=volume.volume_context,
         )
-        detach = csi_pb2.ControllerUnpublishVolumeRequest(
-            volume_id=volume.volume_id, node_id=node_id
-        )
-        rpc = self.controller.ControllerUnpublishVolume
-        self._back("ControllerUnpublishVolume", lambda: _call(rpc, detach))
         made = await self._step(
             "ControllerPublishVolume", self.controller.ControllerPublishVolume, request
         )
         found: Mapping[str, str] = made.publish_context
         return found
 
+    async def _back_from_attach(self, volume: csi_pb2.Volume) -> str:
+        """This node's id, if the driver attaches volumes."""
+        ask = csi_pb2.ControllerGetCapabilitiesRequest()
+        answer = await _call(self.controller.ControllerGetCapabilities, ask)
+        if _CONTROLLER_RPC.PUBLISH_UNPUBLISH_VOLUME not in {
+            each.rpc.type for each in answer.capabilities
+        }:
+            return ""
+        node_id = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
+        detach = csi_pb2.ControllerUnpublishVolumeRequest(
+            volume_id=volume.volume_id, node_id=node_id
+        )
+        rpc = self.controller.ControllerUnpublishVolume
+        self._back("ControllerUnpublishVolume", lambda: _call(rpc, detach))
+        return str(node_id)
+
+    def _back_from_stage(self, volume: csi_pb2.Volume) -> None:
+        unstage = csi_pb2.NodeUnstageVolumeRequest(
+            volume_id=volume.volume_id, staging_target_path=self.staging
+        )
+        self._back("NodeUnstageVolume", lambda: _call(self.node.NodeUnstageVolume, unstage))
+
+    def _back_from_publish(self, volume: csi_pb2.Volume) -> None:
+        unpublish = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=volume.volume_id, target_path=self.target
+        )
+        self._back("NodeUnpublishVolume", lambda: _call(self.node.NodeUnpublishVolume, unpublish))
+
     async def _node_has(self, wanted: int) -> bool:
         answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
         return wanted in {each.rpc.type for each in answer.capabilities}
 
     async def _claimed_and_ended(self, events: SandboxEvents, handler: str) -> None:
-        click.echo(f"waiting for a sandbox with the mount source {self.target}")
+        self.show(f"waiting for a sandbox with the mount source {self.target}")
         try:
             async with asyncio.timeout(self.wanted.wait_s):
                 await events.claimed()
@@ -237,7 +316,7 @@ class Trial:
                 why=f"it is published to the handler {handler}, which starts no sandbox by itself",
                 hint="start a sandbox with that mount source meanwhile",
             ) from error
-        click.echo("waiting for the end of the sandbox")
+        self.show("waiting for the end of the sandbox")
         with contextlib.suppress(
             TimeoutError
         ):  # then the unpublish is refused, and says who has it
@@ -259,7 +338,7 @@ class Trial:
 
     async def _step(self, name: str, rpc: Callable[..., Awaitable[object]], request: object) -> Any:
         answer = await _call(rpc, request)
-        click.echo(f"{name}: OK")
+        self.show(f"{name}: OK")
         return answer
 
     def _make_directory(self, path: str) -> None:
@@ -278,8 +357,10 @@ class Trial:
             except errors.CrustError as error:
                 left.append(f"{name}: {error.shown()}")
                 break  # what is below is in use by it
-            click.echo(f"{name}: OK")
-        for path in (os.path.dirname(self.target), self.staging):
+            self.show(f"{name}: OK")
+        if not left:
+            await workers.run(Path(self.note).unlink, missing_ok=True)
+        for path in (os.path.dirname(self.target), os.path.dirname(self.note), self.staging):
             await workers.run(_remove_empty, path, self.wanted.target_root)
         return left
 
@@ -299,15 +380,19 @@ async def _patiently(undo: Callable[[], Awaitable[object]]) -> None:
 
 def _remove_empty(path: str, root: str) -> None:
     """The directory and those above it, as long as they are empty."""
-    with contextlib.suppress(OSError):
-        while path != root and path.startswith(f"{root}/"):
+    while path.startswith(f"{root}/"):
+        try:
             os.rmdir(path)
-            path = os.path.dirname(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        path = os.path.dirname(path)
 
 
 async def _call(rpc: Callable[..., Awaitable[object]], request: object) -> Any:
     try:
-        return await rpc(request, timeout=CALL_S, metadata=_METADATA)
+        return await rpc(request, timeout=CALL_S, metadata=asking.WITH_ERROR_INFO)
     except PeerStatus as error:
         raise status.to_error(error) from error
 
@@ -326,16 +411,53 @@ async def run(run_dir: str, wanted: TrialRequest) -> int:
                 why=f"the proxy serves {', '.join([each.name for each in served]) or 'none'}",
                 hint="choose one with --driver; `crust drivers` shows them",
             )
+        wanted = wanted.model_copy(update={"driver": found[0].name})
         async with SocketPort(found[0].socket) as csi:
             trial = Trial(wanted, inspect, csi, found[0].name)
-            failed = False
-            try:
-                await trial.forth()
-            except errors.CrustError as error:
-                click.echo(error.shown(), err=True)
-                failed = True
-            finally:
-                left = await trial.back()
-                for each in left:
-                    click.echo(f"not removed: {each}", err=True)
-            return 1 if failed or left else 0
+            await workers.run(trial.note_down)
+            with locked(trial.note):
+                return await _forth_and_back(trial)
+
+
+async def _forth_and_back(trial: Trial) -> int:
+    failed = False
+    try:
+        with _ended_by(signal.SIGTERM, signal.SIGHUP):
+            await trial.forth()
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        failed = True
+    finally:
+        left = await trial.back()
+        for each in left:
+            click.echo(f"not removed: {each}", err=True)
+    return 1 if failed or left else 0
+
+
+@contextlib.contextmanager
+def _ended_by(*signals: signal.Signals) -> Iterator[None]:
+    """The signals end the block as Ctrl-C does. While the steps back run, they are ignored."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None, "a coroutine runs in a task"
+    for each in signals:
+        loop.add_signal_handler(each, task.cancel)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.add_signal_handler(each, lambda: None)
+
+
+async def undo(note: Path, inspect: asking.Stub, sockets: Mapping[str, str]) -> tuple[str, ...]:
+    """Undo the trial of a note, whose command was killed; returns what is left, in sentences.
+
+    Raises as `locked` and `wanted_of`, and what the driver refuses.
+    """
+    with locked(note):
+        wanted = await workers.run(wanted_of, note)
+        if wanted.driver not in sockets:
+            return (f"the proxy serves no driver {wanted.driver}",)
+        async with SocketPort(sockets[wanted.driver]) as csi:
+            trial = Trial(wanted, inspect, csi, wanted.driver, note.parent.name, lambda _: None)
+            await trial.adopt()
+            return tuple(await trial.back())

@@ -7,6 +7,7 @@ from crust.cli import asking
 from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import versions as versions_
+from crust.cli.inspecting import views
 from crust.core import errors
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
@@ -62,6 +63,8 @@ def drivers(node: Node) -> Iterator[Finding]:
     for driver in node.proxy.drivers:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
+            for low in views.low_pools((driver,)):
+                yield warning(low.part, low.message, "crust pool")
         else:
             error_name = driver.message[1:].partition("]")[0]
             todo = f"crust explain {error_name}"

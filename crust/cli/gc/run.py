@@ -1,11 +1,16 @@
-"""Finds, proves, settles, prints. Exit code 1: an orphan is left, without a complete proof or by a refused step."""
+"""Finds, proves, settles, prints: orphans of a kubelet, and what a killed `crust try` left.
+
+Exit code 1: an orphan is left, without a complete proof or by a refused step.
+"""
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.text import Text
 
 from crust.cli import asking, output
+from crust.cli.checking import trial
 from crust.cli.gc import orphans, proof, settle
 from crust.cli.gc.kernel import Host, Kernel
 from crust.cli.inspecting import show, views, watching
@@ -53,7 +58,32 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
         for each in found:  # settling the one before may have taken minutes
             sockets, evidence = await _asked(stub, options)
             results.append(await _one(each, evidence, sockets, options, kernel))
+        for note in await workers.run(trial.left, options.kubelet_root):
+            results.append(await _trial(note, stub, sockets, options))
     return tuple(results)
+
+
+async def _trial(
+    note: Path, stub: asking.Stub, sockets: dict[str, str], options: Options
+) -> Result:
+    """A `crust try` that was killed: the lock of its note proves it."""
+    orphan = orphans.Orphan(
+        kind="trial",
+        driver="",
+        volume_id=note.parent.name,
+        pod_uid=note.parent.name,
+        pods=str(note.parent.parent),
+        target=str(note),
+    )
+    steps = ("unpublish, unstage, detach and delete the volume of that name",)
+    try:
+        if options.dry_run:
+            with trial.locked(note):
+                return Result(orphan, (), steps, "proven", "")
+        left = await trial.undo(note, stub, sockets)
+    except errors.CrustError as error:
+        return Result(orphan, (), steps, "kept", error.shown())
+    return Result(orphan, (), steps, "refused" if left else "settled", "; ".join(left))
 
 
 async def _asked(stub: asking.Stub, options: Options) -> tuple[dict[str, str], proof.Evidence]:
@@ -104,7 +134,7 @@ def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
 
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
-            return Text(f"nothing below {kubelet_root} is left by a kubelet")
+            return Text(f"nothing below {kubelet_root} is left by a kubelet or by `crust try`")
         return Text("\n\n").join(map(_described, results))
 
     left = [each for each in results if each.outcome in ("kept", "refused")]

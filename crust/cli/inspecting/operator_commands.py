@@ -21,7 +21,7 @@ FORMAT = click.option(
     "-o",
     "--output",
     "form",
-    type=click.Choice(["table", "wide", "json", "name"]),
+    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
     default="table",
     show_default=True,
 )
@@ -79,6 +79,41 @@ def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: st
     from crust.cli.inspecting import show, watching
 
     sys.exit(watching.run(run_dir, show.drivers(driver, state), form, watch=watch))
+
+
+@click.group(invoke_without_command=True)
+@_shows
+@click.option("--driver", default="", help="This one's only.")
+@click.pass_context
+def pool(context: click.Context, run_dir: str, form: "Format", *, watch: bool, driver: str) -> None:
+    """The pools of this node's drivers: their space, and each volume, also one that no pod has."""
+    from crust.cli.inspecting import pool, watching
+
+    context.obj = run_dir
+    if context.invoked_subcommand is None:
+        sys.exit(watching.run(run_dir, pool.pools(driver), form, watch=watch))
+
+
+@pool.command()
+@click.argument("volume")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(run_dir: str, volume: str, *, yes: bool) -> None:
+    """Delete VOLUME, by its id or its PersistentVolume, with its data: one that no pod has, and that a CO forgot.
+
+    Exit codes: 0 deleted, 1 refused or not confirmed, 2 the command cannot be understood, 3 the proxy does not
+    answer.
+    """
+    import asyncio
+
+    from crust.cli import asking
+    from crust.cli.inspecting import pool
+    from crust.core import errors
+
+    try:
+        asyncio.run(pool.delete(run_dir, volume, is_confirmed=yes))
+    except errors.CrustError as error:
+        sys.exit(asking.failed(error))
 
 
 @click.command()
@@ -168,6 +203,7 @@ COMMANDS: tuple[click.Command, ...] = (
     volumes,
     handlers,
     drivers,
+    pool,
     describe,
     doctor,
     gc,

@@ -4,6 +4,7 @@ The driver's socket is the one that the kubelet calls, so the whole chain is ask
 chain is not, the shim's socket says which part is away.
 """
 
+import contextlib
 import os
 
 import grpc
@@ -17,7 +18,7 @@ from crust.rpc.messages import extensions
 from crust.rpc.port import Heard, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from crust.wire.v1 import inspect_pb2
+from crust.wire.v1 import inspect_pb2, pool_pb2, pool_pb2_grpc
 
 TIMEOUT_S = 5.0
 _CAUSE_MAX = 1024
@@ -30,9 +31,10 @@ _METADATA = ((extensions.KEY, f"{extensions.ERROR_INFO},{extensions.VERSIONS}"),
 async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver:
     """The driver as it is now, with the reason if it is not ready."""
     version = shim = ""
+    pool: views.Pool | None = None
     problem: errors.CrustError | None = None
     try:
-        version, shim = await _probe(answer.name, answer.socket)
+        version, shim, pool = await _probe(answer.name, answer.socket)
         if answer.registration == "waiting":
             problem = errors.NotReady.named(
                 "NotRegisteredYet",
@@ -53,12 +55,13 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
         state="not-ready" if problem else "ready",
         version=version,
         shim_version=shim,
+        pool=pool,
         message=problem.shown() if problem else "",
     )
 
 
-async def _probe(name: str, socket: str) -> tuple[str, str]:
-    """The version of the driver, and that of the shim in front of it, if it says so."""
+async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
+    """The version of the driver, that of the shim in front of it, if it says so, and the space of its pool."""
     await workers.run(
         asking.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
     )
@@ -70,7 +73,18 @@ async def _probe(name: str, socket: str) -> tuple[str, str]:
         if answered.HasField("ready") and not answered.ready.value:
             raise _not_ready(name, said.get(extensions.NOT_READY, b""))
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)
-    return info.vendor_version, str(said.get(extensions.SHIM_VERSION, ""))
+        pool = await _pool(port)
+    return info.vendor_version, str(said.get(extensions.SHIM_VERSION, "")), pool
+
+
+async def _pool(port: SocketPort) -> views.Pool | None:
+    """The space of the driver's pool; None where it has none of crust, or cannot say it now."""
+    pool = stub(pool_pb2_grpc.PoolStub, port)
+    with contextlib.suppress(PeerStatus):  # a driver of others: UNIMPLEMENTED
+        return views.row(
+            views.Pool, await pool.GetPool(pool_pb2.GetPoolRequest(), timeout=TIMEOUT_S)
+        )
+    return None
 
 
 def _not_ready(name: str, cause: str | bytes) -> errors.CrustError:

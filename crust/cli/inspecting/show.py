@@ -32,6 +32,8 @@ class Shown:
         """The text of one format, without the last line's end."""
         if form == "json":
             return Text(output.document(self.document))
+        if form == "yaml":
+            return Text(output.yaml_document(self.document))
         if form == "name":
             return Text("\n".join(self.names))
         return self.table(form == "wide")
@@ -62,12 +64,12 @@ Question = Callable[[Stub], Awaitable[Shown]]
 
 
 async def status(stub: Stub) -> Shown:
-    """Everything; healthy if a pod with a deferred volume could start now."""
+    """Everything; healthy if a pod with a deferred volume could start now. A pool that is low is a warning."""
     (proxy, problems), served, registered, entries = await asyncio.gather(
-        _health(stub), _drivers(stub), _handlers(stub), _volumes(stub)
+        _health(stub), drivers_of(stub), _handlers(stub), volumes_of(stub)
     )
-    warnings = tuple(versions.outdated(versions.running(proxy, served)))
-    return of_node(problems, served, registered, entries, warnings)
+    outdated = versions.outdated(versions.running(proxy, served))
+    return of_node(problems, served, registered, entries, (*outdated, *views.low_pools(served)))
 
 
 def of_node(
@@ -105,7 +107,7 @@ def drivers(name: str = "", state: str = "") -> Question:
     async def ask(stub: Stub) -> Shown:
         rows = tuple(
             each
-            for each in await _drivers(stub)
+            for each in await drivers_of(stub)
             if name in ("", each.name) and state in ("", each.state)
         )
         return Shown(
@@ -136,7 +138,7 @@ def volumes(filters: Filters) -> Question:
     """The deferred volumes; healthy if each entry can be read."""
 
     async def ask(stub: Stub) -> Shown:
-        rows = tuple(each for each in await _volumes(stub) if filters.admits(each))
+        rows = tuple(each for each in await volumes_of(stub) if filters.admits(each))
         return Shown(
             {"volumes": rows},
             tuple(dict.fromkeys(each.name for each in rows)),
@@ -153,7 +155,7 @@ def describe(name: str, run_dir: str) -> Question:
     async def ask(stub: Stub) -> Shown:
         rows = tuple(
             each
-            for each in await _volumes(stub)
+            for each in await volumes_of(stub)
             if name in (each.volume_id, each.target_path, each.entry, each.pv)
         )
         if not rows:
@@ -181,7 +183,7 @@ async def parts(
 ) -> tuple[tuple[views.Driver, ...], tuple[views.Handler, ...], tuple[views.Problem, ...]]:
     """Drivers, handlers, and what is wrong with the proxy itself."""
     served, registered, (_, problems) = await asyncio.gather(
-        _drivers(stub), _handlers(stub), _health(stub)
+        drivers_of(stub), _handlers(stub), _health(stub)
     )
     return served, registered, problems
 
@@ -282,7 +284,8 @@ async def _health(stub: Stub) -> tuple[str, tuple[views.Problem, ...]]:
     return answered.version, tuple(views.row(views.Problem, each) for each in answered.conditions)
 
 
-async def _drivers(stub: Stub) -> tuple[views.Driver, ...]:
+async def drivers_of(stub: Stub) -> tuple[views.Driver, ...]:
+    """The drivers, each asked by Probe and for its pool."""
     answered = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=TIMEOUT_S)
     return tuple(await asyncio.gather(*map(probing.driver, answered.drivers)))
 
@@ -292,7 +295,8 @@ async def _handlers(stub: Stub) -> tuple[views.Handler, ...]:
     return tuple(map(views.Handler.of, answered.handlers))
 
 
-async def _volumes(stub: Stub) -> tuple[views.Volume, ...]:
+async def volumes_of(stub: Stub) -> tuple[views.Volume, ...]:
+    """The deferred volumes of this node."""
     request = inspect_pb2.ListDeferredVolumesRequest()
     answered = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
     return tuple(map(views.Volume.of, answered.volumes))

@@ -6,6 +6,7 @@ The names of a row's fields are the keys of `-o json`, and stay (docs/api.md).
 import dataclasses
 import datetime
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -20,17 +21,35 @@ _PV = re.compile(r"/kubernetes\.io~csi/([^/]+)/")
 
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")
 
-_STATES = {
+STATES = {
     "ready": GOOD,
     "mounted": GOOD,
     "registered": GOOD,
     "claimed": BUSY,
     "waiting": BUSY,
+    "low": BUSY,
+    "unused": BUSY,
     "not-ready": BAD,
     "refused": BAD,
     "error": BAD,
     "unreadable": BAD,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The space of a pool, in bytes. Operators are warned when less than `low_bytes` is free."""
+
+    size_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    low_bytes: int
+
+    @property
+    def is_low(self) -> bool:
+        """Whether operators are to be warned."""
+        return self.free_bytes < self.low_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,7 @@ class Driver:
     deferred_volumes: int
     message: str
     shim_version: str = ""
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,7 @@ class Volume:
     def of(cls, answer: inspect_pb2.DeferredVolume) -> "Volume":
         """As the proxy answered. Pod and PersistentVolume are those of a kubelet's target path."""
         target = answer.target_path
-        return row(cls, answer, pod_uid=_first(_POD, target), pv=_first(_PV, target))
+        return row(cls, answer, pod_uid=pod_of(target), pv=_first(_PV, target))
 
     @property
     def name(self) -> str:
@@ -121,8 +141,8 @@ class Problem:
 
 DRIVERS = (
     Column("name"),
-    Column("state", styles=_STATES),
-    Column("registration", styles=_STATES),
+    Column("state", styles=STATES),
+    Column("registration", styles=STATES),
     Column("deferred", "deferred_volumes"),
     Column("version", wide=True),
     Column("shim", "shim_version", wide=True),
@@ -133,6 +153,16 @@ DRIVERS = (
 
 DRIVERS_OF_STATUS = DRIVERS[:-1]
 """What is wrong with one is among the problems above them."""
+
+POOLS = (
+    Column("driver", "name"),
+    Column("pool", lambda row: "low" if row.pool.is_low else "ready", styles=STATES),
+    Column("size", lambda row: size(row.pool.size_bytes)),
+    Column("allocated", lambda row: size(row.pool.allocated_bytes)),
+    Column("reserved", lambda row: size(row.pool.reserved_bytes)),
+    Column("free", lambda row: size(row.pool.free_bytes)),
+)
+"""Of drivers that have a pool."""
 
 HANDLERS = (
     Column("name"),
@@ -148,7 +178,7 @@ VOLUMES = (
     Column("volume", "name"),
     Column("driver"),
     Column("handler"),
-    Column("state", styles=_STATES),
+    Column("state", styles=STATES),
     Column("sandbox", "sandbox_id"),
     Column("size", lambda row: size(row.capacity_bytes)),
     Column("access", lambda row: access(row)),
@@ -170,6 +200,23 @@ PROBLEMS = (
 )
 
 WARNINGS = (PROBLEMS[0], PROBLEMS[2])
+
+
+def low_pools(drivers: Iterable[Driver]) -> Iterator[Problem]:
+    """What operators are warned of."""
+    for driver in drivers:
+        if driver.pool is not None and driver.pool.is_low:
+            free, whole = size(driver.pool.free_bytes) or "nothing", size(driver.pool.size_bytes)
+            message = (
+                f"{free} of {whole} is free for new volumes; delete volumes or snapshots, or enlarge the pool: "
+                "`crust pool` shows what has it"
+            )
+            yield Problem(f"pool of driver {driver.name}", "", message)
+
+
+def pod_of(target: str) -> str:
+    """The UID of the pod of a kubelet's target path; empty for another path."""
+    return _first(_POD, target)
 
 
 def now() -> datetime.datetime:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from crust.cli.install import shipped
+from crust.cli.manifest import objects
 from crust.cli.programs import daemons
 from crust.core import errors
 from crust.core.settings import loading
@@ -28,12 +29,6 @@ def run(config: Path | None, directory: Path, **choices: Any) -> int:
 
 
 def _write(config: Path | None, directory: Path, choices: dict[str, Any]) -> None:
-    try:
-        from crust.cli.manifest import objects
-    except ImportError as error:
-        raise loading.InvalidSettings(
-            "driver manifest", "it needs PyYAML: install crust-csi[kubernetes]"
-        ) from error
     source = shipped() / "kubernetes"
     text = _settings_text(config, source)
     settings = _settings(text)

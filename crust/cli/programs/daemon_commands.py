@@ -168,7 +168,8 @@ def shim(**flags: Any) -> None:
     type=float,
     help="Provisioned capacity, as a multiple of the pool's size. Default: 1.",
 )
-@click.option("--max-volumes", type=int, help="How many volumes the node takes. Default: computed.")
+@click.option("--pool-low-percent", type=int, help="Warn when less is free. Default: 10.")
+@click.option("--max-volumes", type=int, help="How many volumes the node takes. Default: 128.")
 @click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests cannot be asked.")
 @click.option("--io-cgroup", help="The pods' control group. Default: the kubelet's.")
 def driver(context: click.Context, /, **flags: Any) -> None:

@@ -12,8 +12,9 @@ from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, Socket
 from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
 
 OWN_DRIVER = "block.csi.crust.dev"
-DEFAULT_MAX_VOLUMES = 128
 """The name of our driver, unless the settings give it another one."""
+DEFAULT_MAX_VOLUMES = 128
+DEFAULT_POOL_LOW_PERCENT = 10
 LOCAL_ENGINES = frozenset({"files"})
 """The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
 
@@ -113,6 +114,9 @@ class DriverSettings(ProgramSettings):
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
     """How many times the pool's capacity may be provisioned. 1: every volume can be filled, unless it shares blocks
     with a snapshot."""
+
+    pool_low_percent: Annotated[int, Field(ge=0, le=100)] = DEFAULT_POOL_LOW_PERCENT
+    """`crust status`, doctor and the alert warn when less than this part of the pool is free. 0: never."""
 
     max_volumes: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULT_MAX_VOLUMES
     """How many volumes the node accepts."""

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from crust.core import logs
 from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import handlers_pb2, inspect_pb2, runtime_pb2
+from crust.wire.v1 import handlers_pb2, inspect_pb2, pool_pb2, runtime_pb2
 
 ID_KEY = "crust-request-id"
 VOLUME_KEY = "crust-volume-bin"
@@ -142,7 +142,7 @@ def _kind(method: str) -> Any:
 
 def _methods() -> Iterator[tuple[str, MethodDescriptor]]:
     """Each method by its full name (`/csi.v1.Node/NodeStageVolume`)."""
-    for file in (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2):
+    for file in (csi_pb2, runtime_pb2, handlers_pb2, inspect_pb2, pool_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield f"/{service.full_name}/{method.name}", method

@@ -1,12 +1,17 @@
 """`crust try` against a real node: a volume of its own, deferred, and nothing left whatever happens."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from crust.cli.checking import trial
+from crust.cli.gc import kernel, run
 from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
@@ -17,7 +22,15 @@ pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indir
 
 
 def trial_request(chain: Chain, *, handler: str = "kata", wait_s: float = 0) -> trial.TrialRequest:
-    return trial.TrialRequest("", handler, 64 << 20, "ext4", chain.places.kubelet, {}, wait_s)
+    return trial.TrialRequest(
+        driver="",
+        handler=handler,
+        size_bytes=64 << 20,
+        fs_type="ext4",
+        target_root=chain.places.kubelet,
+        parameters={},
+        wait_s=wait_s,
+    )
 
 
 def assert_nothing_left(chain: Chain) -> None:
@@ -87,10 +100,59 @@ async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
 
 
 async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
-    other = trial.TrialRequest("other", "kata", 64 << 20, "ext4", chain.places.kubelet, {}, 0)
+    other = trial_request(chain).model_copy(update={"driver": "other"})
     with raised("NoDriverToTry", match=r"block\.csi\.crust\.dev"):
         await trial.run(chain.places.run, other)
     assert_nothing_left(chain)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
+    chain: Chain, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=600)))
+    await _shown(capsys, "waiting for a sandbox")
+    os.kill(os.getpid(), number)
+    with pytest.raises(asyncio.CancelledError):
+        await trying
+    assert_nothing_left(chain)
+
+
+@pytest.mark.parametrize("step", ["CreateVolume", "NodeStageVolume", "NodePublishVolume"])
+async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: str) -> None:
+    killed = _killed_after(chain, step)
+    options = run.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
+    with killed:
+        assert await run.collect(options, kernel.Host()) == (), "it runs"
+        await asyncio.to_thread(killed.wait_for_step)
+    (settled,) = await run.collect(options, kernel.Host())
+    assert (settled.orphan.kind, settled.outcome) == ("trial", "settled"), settled.message
+    assert_nothing_left(chain)
+
+
+class _killed_after:
+    """`crust try` in a process of its own, which is killed when it has printed that a step was made."""
+
+    def __init__(self, chain: Chain, step: str) -> None:
+        self._step = step
+        arguments = ("try", "--handler=kata", "--wait-s=600", f"--run-dir={chain.places.run}")
+        root = f"--target-root={chain.places.kubelet}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "crust", *arguments, root], stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> "_killed_after":
+        return self
+
+    def wait_for_step(self) -> None:
+        assert self._process.stdout is not None
+        assert any(line.startswith(f"{self._step}: OK") for line in self._process.stdout)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def _claim_when_published(root: str) -> Claim:

@@ -60,7 +60,6 @@ NEEDED = {
     "proxy": "kubernetes",
     "shim": "otel",
     "shim --controller": "kubernetes",
-    "driver manifest": "kubernetes",
     "conformance": "conformance",
 }
 

@@ -14,7 +14,7 @@ from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import run as gc
 from crust.cli.gc.orphans import Orphan
 from crust.cli.gc.proof import Check
-from crust.cli.inspecting import show, views
+from crust.cli.inspecting import pool, show, views
 from crust.core.volumes import HandlerFeature
 
 _AWAY = (
@@ -49,6 +49,7 @@ def _outputs() -> dict[str, str]:
         "crust status": _plain(show.of_node((), ready, _handlers(), volumes)),
         "crust status  # the shim is away": _plain(show.of_node((), away, (), ())),
         "crust drivers -o wide": output.table(views.DRIVERS, ready, wide=True).plain,
+        "crust pool": _plain(pool.shown(ready, list(_pool_volumes()))),
         "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,
         "crust describe pvc-1": show.described(volumes[0], "/run/crust").plain,
         "crust doctor": _plain(doctor.shown(_findings())),
@@ -71,6 +72,7 @@ def _driver(message: str = "") -> views.Driver:
         deferred_volumes=0 if message else 2,
         message=message,
         shim_version="" if message else "0.1.0",
+        pool=None if message else views.Pool(100 << 30, 12 << 30, 30 << 30, 70 << 30, 10 << 30),
     )
 
 
@@ -104,6 +106,11 @@ def _volume(state: str, sandbox: str) -> views.Volume:
         message="",
         request_id="5ff31c2a9d07" if sandbox else "a41b09f2c6de",
     )
+
+
+def _pool_volumes() -> Iterator[pool.PoolVolume]:
+    for name, pods, state in (("pvc-1", (_POD,), "mounted"), ("pvc-9", (), "unused")):
+        yield pool.PoolVolume(name, pods, state, 10 << 30, (), f"{name}-id", "csi.example.com", "")
 
 
 def _findings() -> tuple[Finding, ...]:
