@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.support.co import MODE, capability
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.node import Places
+from tests.support.nodes.served_node import new_places
 
 pytestmark = pytest.mark.root
 
@@ -43,10 +42,10 @@ def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings
 
 @pytest.fixture
 async def chain(settings: KubernetesSettings) -> AsyncIterator[Chain]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        started = Chain(Places.make(root), kubernetes=settings)
-        yield started
-        await started.stack.aclose()
+    with new_places() as places:
+        made = Chain(places, kubernetes=settings)
+        yield made
+        await made.stop()
 
 
 class Cluster:
@@ -130,13 +129,13 @@ async def test_volume_lives_under_each_object(
     if pod_info:
         vm = await cluster.publish(volume_id, "vm")
         assert chain.entry(vm) is not None, "a pod of a microVM gets the device"
-        await chain.co.unpublish(volume_id, vm)
+        await chain.unpublish(volume_id, vm)
         plain = await cluster.publish(volume_id, "plain")
         assert chain.entry(plain) is None
         mount = mountinfo.at(plain)
         assert mount is not None
         assert mount.fs_type == "ext4"
-        await chain.co.unpublish(volume_id, plain)
+        await chain.unpublish(volume_id, plain)
     else:
         words = "podInfoOnMount"
         await refused(cluster.publish(volume_id, "vm"), grpc.StatusCode.FAILED_PRECONDITION, words)

@@ -67,4 +67,3 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     assert not any(
         volume_id in each.backing or each.backing == mapped for each in loop_devices.list_all()
     )
-    await chain.co.delete(volume_id)

@@ -13,7 +13,6 @@ import pytest
 from crust.cli.programs import monitoring
 from tests.integration.chain.conftest import Chain
 from tests.support.faults.refusals import refused
-from tests.support.nodes import node as nodes
 from tests.support.pages import prometheus
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
@@ -55,18 +54,9 @@ async def test_expressions_of_rules_and_dashboard_find_series(
     chain: Chain, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    volume_id = await chain.volume()
-    publish: dict[str, Any] = {
-        "timeout_s": 60,
-        "staging": chain.staging(),
-        "volume_context": nodes.NAMED,
-    }
-    target = chain.places.target("one")
-    await chain.co.publish(volume_id, target, **publish)
-    await refused(
-        chain.co.publish("another", chain.places.target("two"), **publish),
-        grpc.StatusCode.NOT_FOUND,
-    )
+    await chain.published_volume()
+    another = chain.publish("another", chain.places.target("two"))
+    await refused(another, grpc.StatusCode.NOT_FOUND)
     with monitoring.serving("127.0.0.1:0"):
         (line,) = [vars(each) for each in caplog.records if each.msg == "metrics"]
         async with prometheus.scraping(tmp_path, line["address"], RULES) as address:
@@ -77,4 +67,3 @@ async def test_expressions_of_rules_and_dashboard_find_series(
                 if not (await asyncio.to_thread(found_by, address, each))
             ]
     assert empty == []
-    await chain.co.unpublish(volume_id, target, timeout_s=60)

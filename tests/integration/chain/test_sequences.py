@@ -40,15 +40,13 @@ async def test_deferral_is_switched_between_pods_and_the_data_stays(chain: Chain
                 check=False,
             )
             assert mounted.returncode != 0, "the sandbox holds the device exclusively"
-        await chain.co.unpublish(volume, guest)
+        await chain.unpublish(volume, guest)
         await chain.publish(volume, host, defer=False)
         await refused(chain.publish(volume, guest), Code.FAILED_PRECONDITION, host)
         Path(host, round_).write_text("kept")
-        await chain.co.unpublish(volume, host)
+        await chain.unpublish(volume, host)
     await chain.publish(volume, host, defer=False)
     assert {"first", "second"} <= set(os.listdir(host))
-    await chain.co.unpublish(volume, host)
-    await chain.check_gone(volume)
 
 
 async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
@@ -57,13 +55,11 @@ async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
     await chain.publish(volume, target)
     with chain.sandbox(target):
         await chain.restart()
-        await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
+        await refused(chain.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
         await refused(chain.publish(volume, other), Code.FAILED_PRECONDITION, target)
         await refused(chain.publish(volume, other, defer=False), Code.FAILED_PRECONDITION, target)
         await refused(chain.unstage(volume), Code.FAILED_PRECONDITION, target)
         await chain.publish(volume, target)
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)
 
 
 @pytest.mark.parametrize("guarded", [True, False])
@@ -71,29 +67,23 @@ async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
     chain: Chain, *, guarded: bool
 ) -> None:
     """Only the kernel still has the claim: the exclusive hold of the device lasts, and nothing is detached."""
-    volume = await chain.volume()
-    target = chain.places.target("one")
-    await chain.publish(volume, target)
+    volume, target = await chain.published_volume()
     with chain.sandbox(target):
-        await chain.stack.aclose()
+        await chain.stop()
         shutil.rmtree(chain.places.volumes)
         if not guarded:
             mount_api.unmount(target)
         await chain.start()
-        await chain.co.unpublish(volume, target)
+        await chain.unpublish(volume, target)
         assert not os.path.lexists(target), "CSI NodeUnpublishVolume: the target is removed"
         await refused(chain.unstage(volume), Code.FAILED_PRECONDITION)
         await refused(chain.publish(volume, target), Code.FAILED_PRECONDITION)
         await refused(chain.publish(volume, target, defer=False), Code.FAILED_PRECONDITION)
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)
 
 
 async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
-    volume = await chain.volume()
-    target = chain.places.target("one")
-    await chain.publish(volume, target)
-    await chain.stack.aclose()
+    volume, target = await chain.published_volume()
+    await chain.stop()
     mount_api.unmount(target)
     for device in loop_devices.list_all():
         if volume in device.backing:
@@ -102,45 +92,35 @@ async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
         shutil.rmtree(lost)
     await chain.start()
     # A kubelet cleans up pods that are gone, and stages and publishes for those that come back.
-    await chain.co.unpublish(volume, target)
+    await chain.unpublish(volume, target)
     await chain.unstage(volume)
     await chain.stage(volume)
     await chain.publish(volume, target)
     with chain.sandbox(target):
-        await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)
+        await refused(chain.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
 
 
 async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -> None:
-    volume = await chain.volume()
-    target = chain.places.target("one")
-    await chain.publish(volume, target)
+    volume, target = await chain.published_volume()
     for flag in (False, True):
         await refused(
-            chain.co.unpublish("vol-other", target, flag=flag), Code.INVALID_ARGUMENT, volume
+            chain.unpublish("vol-other", target, flag=flag), Code.INVALID_ARGUMENT, volume
         )
     assert chain.entry(target) is not None
     assert mountinfo.at(target) is not None
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)
 
 
 async def test_second_staging_path_is_added_and_removed_during_a_deferred_publish(
     chain: Chain,
 ) -> None:
-    volume = await chain.volume()
-    target = chain.places.target("one")
-    await chain.publish(volume, target)
+    volume, target = await chain.published_volume()
     await chain.stage(volume, "second")
     await refused(chain.unstage(volume, "second"), Code.FAILED_PRECONDITION, target)
     with chain.sandbox(target) as device:
         assert os.path.exists(device)
-    await chain.co.unpublish(volume, target)
+    await chain.unpublish(volume, target)
     await chain.unstage(volume, "second")
     await chain.publish(volume, target)
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)
 
 
 async def test_readers_share_and_a_writer_waits_for_the_last_of_them(chain: Chain) -> None:
@@ -152,22 +132,20 @@ async def test_readers_share_and_a_writer_waits_for_the_last_of_them(chain: Chai
     with chain.sandbox(one, "a"), chain.sandbox(two, "b"):
         await chain.publish(volume, three, readonly=True, defer=False)
         assert os.statvfs(three).f_flag & os.ST_RDONLY
-        await chain.co.unpublish(volume, three)
+        await chain.unpublish(volume, three)
         await refused(chain.publish(volume, three), Code.FAILED_PRECONDITION)
         await refused(chain.publish(volume, three, defer=False), Code.FAILED_PRECONDITION)
-        await refused(chain.co.unpublish(volume, two), Code.FAILED_PRECONDITION, "b")
-    await chain.co.unpublish(volume, one)
+        await refused(chain.unpublish(volume, two), Code.FAILED_PRECONDITION, "b")
+    await chain.unpublish(volume, one)
     await refused(chain.publish(volume, three), Code.FAILED_PRECONDITION, two)
-    await chain.co.unpublish(volume, two)
+    await chain.unpublish(volume, two)
     await chain.publish(volume, three)
-    await chain.co.unpublish(volume, three)
-    await chain.check_gone(volume)
 
 
 async def test_a_full_run_directory_leaves_nothing_half_done_and_stops_no_unpublish(
     chain: Chain,
 ) -> None:
-    await chain.stack.aclose()
+    await chain.stop()
     await asyncio.to_thread(
         subprocess.run,
         ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", chain.places.run],
@@ -184,11 +162,8 @@ async def test_a_full_run_directory_leaves_nothing_half_done_and_stops_no_unpubl
     await chain.publish(volume, one)
     await _fill(ballast)
     await chain.publish(volume, one)
-    await chain.co.unpublish(volume, one)
+    await chain.unpublish(volume, one)
     ballast.unlink()
-    await chain.check_gone(volume)
-    await chain.stack.aclose()
-    mount_api.unmount(chain.places.run)
 
 
 async def _fill(path: Path) -> None:
@@ -213,24 +188,19 @@ async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(
     path = Path(layout.Layout(chain.places.volumes).entry(volumes.TargetPath(target)).record)
     path.write_text("{")
     await chain.restart()
-    await refused(chain.co.unpublish(volume, target), Code.DATA_LOSS, str(path))
+    await refused(chain.unpublish(volume, target), Code.DATA_LOSS, str(path))
     entry = str(path.parent)
     await refused(chain.publish(volume, other), Code.FAILED_PRECONDITION, entry)
     await refused(chain.publish(volume, other, defer=False), Code.FAILED_PRECONDITION, entry)
     await refused(chain.unstage(volume), Code.FAILED_PRECONDITION, entry)
     path.unlink()
     await chain.restart()
-    await chain.co.unpublish(volume, target)
+    await chain.unpublish(volume, target)
     shutil.rmtree(path.parent, ignore_errors=True)
-    await chain.check_gone(volume)
 
 
 async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain) -> None:
-    volume = await chain.volume()
-    target = chain.places.target("one")
-    await chain.publish(volume, target)
-    entry = chain.entry(target)
-    assert entry is not None
+    volume, target = await chain.published_volume()
     with chain.sandbox(target):
         pass
     script = (
@@ -245,8 +215,6 @@ async def test_a_hypervisor_that_is_killed_frees_the_volume_at_once(chain: Chain
     )
     assert vm.stdout is not None
     assert await vm.stdout.readline() == b"has it\n"
-    await refused(chain.co.unpublish(volume, target), Code.FAILED_PRECONDITION, "vm")
+    await refused(chain.unpublish(volume, target), Code.FAILED_PRECONDITION, "vm")
     vm.kill()
     await vm.wait()
-    await chain.co.unpublish(volume, target)
-    await chain.check_gone(volume)

@@ -57,6 +57,8 @@ async def test_try_publishes_deferred_and_leaves_nothing(
 async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    chain.grace_s = 0
+    await chain.restart()
     assert await trial.run(chain.places.run, trial_request(chain, handler="absent")) == 1
     assert "HandlerNotRegistered" in capsys.readouterr().err
     assert_nothing_left(chain)

@@ -5,8 +5,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +14,23 @@ import grpc.aio
 import pytest
 
 from crust.core import deferral_keys, volumes
-from crust.core.settings.program import ProgramSettings
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
-from crust.handoff import store
-from crust.host.block import devices, loop, loop_devices
-from crust.host.mounts import mount_api, mountinfo
-from crust.node import process as node_process
-from crust.node.settings import NodeSettings
-from crust.proxy import app as proxy_app
-from crust.proxy import guard
-from crust.rpc import channel
-from crust.runtime_handler import claim_volume
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.drivers import cloud, disks
-from tests.support.co import Co, capability, publish_request, stage_request
-from tests.support.drivers import vendor_driver
+from crust.host.mounts import mountinfo
+from crust.wire.csi.v1 import csi_pb2
+from examples.drivers import cloud as cloud_driver
+from examples.drivers import disks
+from tests.support.co import capability, publish_request, stage_request
+from tests.support.drivers import remnants, vendor_driver
 from tests.support.drivers.vendor_driver import NAMES
-from tests.support.nodes import node as nodes
 from tests.support.nodes import proxy_process
-from tests.support.nodes.node import Places
-from tests.support.runtimes.fake_handler import FakeHandler, running
+from tests.support.nodes.served_node import ServedNode, new_places, started
 
 ATTACHING = {"cloud", "stateful"}
 """Drivers that attach in ControllerPublishVolume, and stage."""
 DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
 NAMED = {"crust.dev/runtime-handler": "kata"}
-SECRETS = {"token": cloud.TOKEN}
+SECRETS = {"token": cloud_driver.TOKEN}
 TIMEOUT_S = 60.0
 
 
@@ -55,65 +45,33 @@ class Volume:
 
 
 @dataclass
-class Wrapped:
+class Wrapped(ServedNode):
     """The processes of the node, and its CO."""
 
-    places: Places
     driver: vendor_driver.VendorDriver
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER
-    driver_name: str = ""
-    """What the shim is told; it asks the driver if it is told none."""
-    daemons: AsyncExitStack = field(default_factory=AsyncExitStack)
-    shim: AsyncExitStack = field(default_factory=AsyncExitStack)
-    co: grpc.aio.Channel = field(init=False)
-    is_one_process: bool = False
-    """Whether proxy and shim are one process: then the shim cannot end alone."""
+    known_as: str = ""
+    """The name that the shim is told; it asks the driver if it is told none."""
 
-    async def start(self) -> None:
-        """Proxy, shim and a handler."""
-        enter = self.daemons.enter_async_context
-        if self.is_one_process:
-            await enter(node_process.running(self.node_settings()))
-        else:
-            await self._start_parts()
-        handlers = self.places.sockets.handlers
-        await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))
-        self.co = await enter(channel.connect(self.places.csi))
+    @property
+    def driver_name(self) -> str:
+        """What the driver calls itself at its first start."""
+        return NAMES[self.driver.kind]
 
-    async def _start_parts(self) -> None:
-        guarded = guard.GuardedTargets([self.places.kubelet])
-        settings = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
-        proxy = proxy_app.running(settings, targets=guarded, devices=devices)
-        await self.daemons.enter_async_context(proxy)
-        await self.start_shim()
+    @property
+    def wrapping(self) -> Wrapping:
+        """How the shim wraps."""
+        return Wrapping(self.places.kubelet, self.default, self.known_as)
 
-    def node_settings(self, **process_: Any) -> NodeSettings:
-        """The settings of one process with proxy and shim."""
-        proxy = self.places.settings(grace_s=10, driver=NAMES[self.driver.kind])
+    def tables(self) -> dict[str, Any]:
+        """The shim's."""
         shim = {
             "socket": self.places.shim,
             "driver_socket": self.driver.socket,
             "kubelet_root": self.places.kubelet,
             "defer": self.default.value,
         }
-        own = set(ProgramSettings.model_fields)
-        tables = {"proxy": proxy.model_dump(exclude=own), "shim": shim}
-        return NodeSettings.model_validate({**tables, **process_})
-
-    async def start_shim(self) -> None:
-        """The shim alone, with nothing in its memory."""
-        shim = nodes.shim(self.places, wrapping=self.wrapping)
-        await self.shim.enter_async_context(shim)
-
-    async def stop_shim(self) -> None:
-        """It ends, and what it has in memory with it."""
-        await self.shim.aclose()
-        self.shim = AsyncExitStack()
-
-    async def restart_shim(self) -> None:
-        """It forgets what it had in memory."""
-        await self.stop_shim()
-        await self.start_shim()
+        return {"shim": shim}
 
     async def killable_shim(self, *, die_at: int = proxy_process.NEVER) -> proxy_process.Killable:
         """A shim in a process of its own, in place of the other one."""
@@ -121,21 +79,20 @@ class Wrapped:
         shim = proxy_process.running_shim(self.places, wrapping=self.wrapping, die_at=die_at)
         return await self.shim.enter_async_context(shim)
 
-    @property
-    def wrapping(self) -> Wrapping:
-        """How the shim wraps."""
-        return Wrapping(self.places.kubelet, self.default, self.driver_name)
-
     async def reboot(self) -> None:
         """Mounts, mappings, processes and /run are gone; what is on the disk is there."""
-        await self.stop_shim()
-        await self.daemons.aclose()
-        self.daemons = AsyncExitStack()
+        await self.stop()
         await asyncio.to_thread(self.driver.kill)
-        await asyncio.to_thread(tidy, self.places.root)
+        await asyncio.to_thread(remnants.remove, self.places.root)
         await asyncio.to_thread(shutil.rmtree, self.places.run)
         await asyncio.to_thread(self.driver.start)
         await self.start()
+
+    async def restart_driver(self) -> None:
+        """Start the driver again once it has died, without its misbehaviour."""
+        await asyncio.to_thread(self.driver.wait)
+        self.driver.misbehave()
+        await asyncio.to_thread(self.driver.start)
 
     async def attach(self, volume: Volume) -> Volume:
         """ControllerPublishVolume, as after a reboot."""
@@ -149,19 +106,9 @@ class Wrapped:
         answer = await self.controller.ControllerPublishVolume(request, timeout=TIMEOUT_S)
         return replace(volume, publish_context=dict(answer.publish_context))
 
-    @property
-    def node(self) -> "csi_pb2_grpc.NodeAsyncStub":
-        """The Node service, as a kubelet calls it."""
-        return csi_pb2_grpc.NodeStub(self.co)
-
-    @property
-    def controller(self) -> "csi_pb2_grpc.ControllerAsyncStub":
-        """The driver's Controller service."""
-        return csi_pb2_grpc.ControllerStub(self.co)
-
     def paths(self, volume: Volume) -> PrivatePaths:
         """Where it is staged and published as block."""
-        driver = volumes.DriverName(NAMES[self.driver.kind])
+        driver = volumes.DriverName(self.driver_name)
         key = volumes.VolumeKey(driver, volumes.VolumeId(volume.volume_id))
         return PrivatePaths.of(self.places.kubelet, key)
 
@@ -193,12 +140,25 @@ class Wrapped:
         given = DEFERRED if context is None else context
         # as the controller's shim asks for it: one driver fixes the kind then
         created = capability(block=True) if given.get("crust.dev/defer") == "always" else wanted
-        made = await Co(self.co).create(name, created)
+        made = await self.co.create(name, created)
+        self.created[made.volume_id] = None
         if mkfs:
             image = max(self.driver.images(), key=os.path.getmtime)
             await asyncio.to_thread(disks.run, "mkfs.ext4", "-q", image)
         given = {**made.volume_context, **given}
         return await self.attach(Volume(made.volume_id, given, {}, wanted))
+
+    async def staged_volume(self, name: str = "pvc-1", **of: Any) -> tuple[Volume, str]:
+        """A new volume, staged, and a target for it; `of` has what else `volume` takes."""
+        volume, target = await self.volume(name, **of), self.target("one")
+        await self.stage(volume)
+        return volume, target
+
+    async def published_volume(self, name: str = "pvc-1", **of: Any) -> tuple[Volume, str]:
+        """A new volume, staged and published, and its target; `of` has what else `volume` takes."""
+        volume, target = await self.staged_volume(name, **of)
+        await self.publish(volume, target)
+        return volume, target
 
     @property
     def stages(self) -> bool:
@@ -222,12 +182,13 @@ class Wrapped:
         """NodeStageVolume, if the driver stages."""
         if self.stages:
             request = self.stage_request(volume, secrets)
-            await self.node.NodeStageVolume(request, timeout=TIMEOUT_S)
+            call = self.node.NodeStageVolume(request, timeout=TIMEOUT_S)
+            await self.note_stage(volume.volume_id, request.staging_target_path, call)
 
     async def unstage(self, volume: Volume) -> None:
         """NodeUnstageVolume, if the driver stages."""
         if self.stages:
-            await Co(self.co).unstage(volume.volume_id, self.staging(volume))
+            await self.end_stage(volume.volume_id, self.staging(volume))
 
     def publish_request(
         self, volume: Volume, target: str, *, flag: bool = False, **fields: Any
@@ -256,11 +217,12 @@ class Wrapped:
     ) -> None:
         """NodePublishVolume."""
         request = self.publish_request(volume, target, flag=flag, **fields)
-        await self.node.NodePublishVolume(request, timeout=timeout_s)
+        call = self.node.NodePublishVolume(request, timeout=timeout_s)
+        await self.note_publish(volume.volume_id, target, call)
 
     async def unpublish(self, volume: Volume, target: str) -> None:
         """NodeUnpublishVolume."""
-        await Co(self.co).unpublish(volume.volume_id, target)
+        await self.end_publish(volume.volume_id, target)
 
     async def expand(self, volume: Volume, target: str, size: int) -> int:
         """ControllerExpandVolume and NodeExpandVolume."""
@@ -278,12 +240,12 @@ class Wrapped:
         )
         return (await self.node.NodeExpandVolume(request, timeout=TIMEOUT_S)).capacity_bytes
 
-    async def delete(self, volume: Volume) -> None:
+    async def delete_volume(self, volume_id: str) -> None:
         """Detach and delete it."""
         if self.driver.kind in ATTACHING:
-            detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume.volume_id)
+            detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id)
             await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
-        await Co(self.co).delete(volume.volume_id)
+        await super().delete_volume(volume_id)
 
     def life(self, volume: Volume, target: str) -> dict[str, Callable[[], Awaitable[None]]]:
         """What a kubelet calls for a volume, from its stage to its unstage."""
@@ -293,19 +255,6 @@ class Wrapped:
             "NodeUnpublishVolume": lambda: self.unpublish(volume, target),
             "NodeUnstageVolume": lambda: self.unstage(volume),
         }
-
-    @contextmanager
-    def sandbox(self, target: str) -> Iterator[str]:
-        """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
-        claim = claim_volume(
-            self.places.volumes,
-            volumes.TargetPath(target),
-            volumes.SandboxId("box-1"),
-            volumes.HandlerName("kata"),
-            features=frozenset(volumes.HandlerFeature),
-        )
-        with claim:
-            yield claim.record.device
 
     async def survives(self, call: Awaitable[None]) -> bool:
         """Whether the shim lives to answer a call."""
@@ -317,10 +266,6 @@ class Wrapped:
             return False
         return True
 
-    def entry(self, target: str) -> store.Entry | None:
-        """The handoff's entry."""
-        return store.Store(self.places.volumes).read(volumes.TargetPath(target))
-
     def check_unpublished(self, volume: Volume, target: str) -> None:
         """Nothing of a publish is there."""
         assert self.entry(target) is None
@@ -331,13 +276,16 @@ class Wrapped:
         mounts = [each.target for each in mountinfo.below(self.places.kubelet)]
         assert [each for each in mounts if not each.startswith(f"{staging}/")] == []
 
-    async def check_gone(self, volume: Volume, target: str) -> None:
-        """Nothing of the volume is on the node once it is unstaged and deleted."""
-        self.check_unpublished(volume, target)
-        assert not os.path.lexists(self.paths(volume).staging)
-        assert mountinfo.below(self.places.kubelet) == ()
-        await self.delete(volume)
-        assert self.driver.attached() == []
+    async def take_down(self) -> None:
+        """As the CO of a driver that has no faults any more."""
+        self.driver.misbehave()
+        await super().take_down()
+
+    def check_clean(self) -> None:
+        """Check that no private directory of a volume is there, either."""
+        super().check_clean()
+        private = Path(self.places.kubelet, "plugins/kubernetes.io/csi/volumeDevices")
+        assert [*private.glob("*/*")] == []
 
 
 @asynccontextmanager
@@ -348,28 +296,13 @@ async def node_with(
     is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
     """A node that serves."""
-    with (
-        tempfile.TemporaryDirectory(prefix="crust-") as root,
-        vendor_driver.running(kind, root) as driver,
-    ):
-        wrapped = Wrapped(Places.make(root), driver, default, is_one_process=is_one_process)
-        await wrapped.start()
-        try:
-            yield wrapped
-        finally:
-            driver.release()
-            await wrapped.shim.aclose()
-            await wrapped.daemons.aclose()
-            await asyncio.to_thread(tidy, root)
-
-
-def tidy(root: str) -> None:
-    """Clean up after a failed test."""
-    for mount in sorted(mountinfo.below(root), key=lambda each: -len(each.target)):
-        mount_api.unmount(mount.target)
-    for device in loop_devices.list_all():
-        if device.backing.startswith(f"{root}/"):
-            loop.detach(device)
+    with new_places() as places, vendor_driver.running(kind, places.root) as driver:
+        node = Wrapped(places, driver, default, is_one_process=is_one_process)
+        async with started(node):
+            try:
+                yield node
+            finally:
+                driver.release()
 
 
 @pytest.fixture(params=["cloud", "minimal", "stateful"])
@@ -380,7 +313,7 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
 
 
 @pytest.fixture
-async def cloud_node() -> AsyncIterator[Wrapped]:
+async def cloud() -> AsyncIterator[Wrapped]:
     """With the strict driver."""
     async with node_with("cloud") as running_node:
         yield running_node
@@ -394,7 +327,7 @@ def image_root() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def stateful_node() -> AsyncIterator[Wrapped]:
+async def stateful() -> AsyncIterator[Wrapped]:
     """With the driver that keeps an account of where each volume is."""
     async with node_with("stateful") as running_node:
         yield running_node

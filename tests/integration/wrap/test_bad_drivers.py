@@ -23,19 +23,12 @@ Code = grpc.StatusCode
 METHODS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
 
 
-async def staged(node: Wrapped, name: str = "pvc-1") -> tuple[Volume, str]:
-    """A deferred volume, staged, and a target for it."""
-    volume = await node.volume(name)
-    await node.stage(volume)
-    return volume, node.target("one")
-
-
 @pytest.mark.spec("D-42")
 @pytest.mark.parametrize("badly", ["directory", "no device"])
 async def test_driver_that_publishes_no_device_is_named_and_undone(
     node: Wrapped, badly: str
 ) -> None:
-    volume, target = await staged(node)
+    volume, target = await node.staged_volume()
     node.driver.misbehave(NodePublishVolume=badly)
     name = NAMES[node.driver.kind]
     for _ in range(2):
@@ -46,18 +39,13 @@ async def test_driver_that_publishes_no_device_is_named_and_undone(
         assert os.path.lexists(node.paths(volume).staging) == node.stages  # not of the publish
     node.driver.misbehave()
     await node.publish(volume, target)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
-async def test_driver_that_publishes_nothing_is_undone(cloud_node: Wrapped) -> None:
-    volume, target = await staged(cloud_node)
-    cloud_node.driver.misbehave(NodePublishVolume="nothing")
-    await refused(cloud_node.publish(volume, target), Code.INTERNAL, "published nothing")
-    cloud_node.check_unpublished(volume, target)
-    await cloud_node.unstage(volume)
-    await cloud_node.check_gone(volume, target)
+async def test_driver_that_publishes_nothing_is_undone(cloud: Wrapped) -> None:
+    volume, target = await cloud.staged_volume()
+    cloud.driver.misbehave(NodePublishVolume="nothing")
+    await refused(cloud.publish(volume, target), Code.INTERNAL, "published nothing")
+    cloud.check_unpublished(volume, target)
 
 
 @pytest.fixture
@@ -72,23 +60,16 @@ def spare(image_root: Path) -> Iterator[str]:
 
 
 async def test_other_device_for_a_volume_that_a_sandbox_has_is_refused(
-    cloud_node: Wrapped, spare: str
+    cloud: Wrapped, spare: str
 ) -> None:
     """The bind at the leaf is lost, and the driver publishes another device in its place."""
-    node = cloud_node
-    volume, target = await staged(node)
-    await node.publish(volume, target)
-    leaf = node.paths(volume).leaf(target)
+    volume, target = await cloud.published_volume()
+    leaf = cloud.paths(volume).leaf(target)
     await asyncio.to_thread(mount_api.unmount, leaf)
-    node.driver.misbehave(NodePublishVolume=f"device {spare}")
-    with node.sandbox(target) as device:
-        await refused(node.publish(volume, target), Code.UNAVAILABLE, "HeldBySandbox", "box-1")
-        entry = node.entry(target)
-        assert entry is not None
-        assert entry.require().device == device != spare
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    cloud.driver.misbehave(NodePublishVolume=f"device {spare}")
+    with cloud.sandbox(target) as device:
+        await refused(cloud.publish(volume, target), Code.UNAVAILABLE, "HeldBySandbox", "box-1")
+        assert cloud.record(target).device == device != spare
 
 
 def _request(node: Wrapped, method: str, volume: Volume, target: str) -> Any:
@@ -122,8 +103,6 @@ async def test_call_that_hangs_is_not_repeated_by_retries_and_stops_no_other_vol
                 await _hangs(node, method, volume, target, node.life(other, beside))
             else:
                 await step()
-        await node.delete(other)
-        await node.check_gone(volume, target)
 
 
 async def _hangs(
@@ -164,128 +143,100 @@ async def _answered(call: Awaitable[Any]) -> bool:
 
 
 async def test_unpublish_while_the_publish_hangs_is_aborted(node: Wrapped) -> None:
-    volume, target = await staged(node)
+    volume, target = await node.staged_volume()
     node.driver.misbehave(NodePublishVolume="hang")
     first = asyncio.create_task(node.publish(volume, target))
     await asyncio.to_thread(node.driver.wait_hanging)
     await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
     node.driver.release()
     await first
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 @pytest.mark.parametrize("when", ["die before", "die after"])
 @pytest.mark.parametrize("method", METHODS)
 async def test_driver_that_dies_in_the_middle_is_called_again(
-    cloud_node: Wrapped, method: str, when: str
+    cloud: Wrapped, method: str, when: str
 ) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    for name, step in node.life(volume, target).items():
+    volume, target = await cloud.volume(), cloud.target("one")
+    for name, step in cloud.life(volume, target).items():
         if name == method:
-            node.driver.misbehave(**{method: when})
+            cloud.driver.misbehave(**{method: when})
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await step()
             assert caught.value.code() is Code.UNAVAILABLE
-            await asyncio.to_thread(node.driver.wait)
-            node.driver.misbehave()
-            await asyncio.to_thread(node.driver.start)
+            await cloud.restart_driver()
         await step()
-    await node.check_gone(volume, target)
 
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED])
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
 async def test_status_of_the_driver_passes_unchanged_and_nothing_is_left(
-    cloud_node: Wrapped, method: str, code: grpc.StatusCode
+    cloud: Wrapped, method: str, code: grpc.StatusCode
 ) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    node.driver.misbehave(**{method: f"fail {code.name} rpc error: disk is on fire"})
+    volume, target = await cloud.volume(), cloud.target("one")
+    cloud.driver.misbehave(**{method: f"fail {code.name} rpc error: disk is on fire"})
     if method == "NodePublishVolume":
-        await node.stage(volume)
+        await cloud.stage(volume)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await node.life(volume, target)[method]()
+        await cloud.life(volume, target)[method]()
     assert caught.value.code() is code
     assert caught.value.details() == "rpc error: disk is on fire"
-    node.check_unpublished(volume, target)
-    assert os.path.lexists(node.paths(volume).staging) == (method == "NodePublishVolume")
-    node.driver.misbehave()
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    cloud.check_unpublished(volume, target)
+    assert os.path.lexists(cloud.paths(volume).staging) == (method == "NodePublishVolume")
 
 
 async def test_final_status_of_a_repeated_stage_does_not_let_a_kubelet_forget_the_volume(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
     """A restarted kubelet stages again; what the driver refuses then, it has all the same."""
-    node = cloud_node
-    volume, target = await staged(node)
-    node.driver.misbehave(NodeStageVolume="fail INTERNAL no route to the storage")
-    await refused(node.stage(volume), Code.UNAVAILABLE, "no route to the storage")
-    node.driver.misbehave()
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    volume, _ = await cloud.staged_volume()
+    cloud.driver.misbehave(NodeStageVolume="fail INTERNAL no route to the storage")
+    await refused(cloud.stage(volume), Code.UNAVAILABLE, "no route to the storage")
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
 async def test_status_of_an_end_passes_unchanged_and_its_retry_ends_it(
-    cloud_node: Wrapped, method: str
+    cloud: Wrapped, method: str
 ) -> None:
-    node = cloud_node
-    volume, target = await staged(node)
-    await node.publish(volume, target)
+    volume, target = await cloud.published_volume()
     if method == "NodeUnstageVolume":
-        await node.unpublish(volume, target)
-    node.driver.misbehave(**{method: "fail PERMISSION_DENIED the token of the node has expired"})
+        await cloud.unpublish(volume, target)
+    cloud.driver.misbehave(**{method: "fail PERMISSION_DENIED the token of the node has expired"})
     for _ in range(2):
         await refused(
-            node.life(volume, target)[method](),
+            cloud.life(volume, target)[method](),
             Code.PERMISSION_DENIED,
             "the token of the node has expired",
         )
-    assert (node.entry(target) is not None) == (method == "NodeUnpublishVolume")
-    assert os.path.lexists(node.paths(volume).staging)
-    node.driver.misbehave()
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    assert (cloud.entry(target) is not None) == (method == "NodeUnpublishVolume")
+    assert os.path.lexists(cloud.paths(volume).staging)
 
 
 @pytest.mark.parametrize("code", [Code.ABORTED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE])
 async def test_stage_that_the_driver_may_still_be_doing_is_kept_for_the_unstage(
-    cloud_node: Wrapped, code: grpc.StatusCode
+    cloud: Wrapped, code: grpc.StatusCode
 ) -> None:
     """Drivers of clouds answer ABORTED while an earlier call runs; a pod that is deleted then is unstaged."""
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    node.driver.misbehave(NodeStageVolume=f"fail {code.name} an operation is in progress")
-    await refused(node.stage(volume), code, "an operation is in progress")
-    assert os.path.lexists(node.paths(volume).staging)
-    node.driver.misbehave()
-    await node.unstage(volume)
-    (asked,) = node.driver.calls("NodeUnstageVolume")
-    assert asked.staging_target_path == node.paths(volume).staging
-    await node.check_gone(volume, target)
+    volume = await cloud.volume()
+    cloud.driver.misbehave(NodeStageVolume=f"fail {code.name} an operation is in progress")
+    await refused(cloud.stage(volume), code, "an operation is in progress")
+    assert os.path.lexists(cloud.paths(volume).staging)
+    cloud.driver.misbehave()
+    await cloud.unstage(volume)
+    (asked,) = cloud.driver.calls("NodeUnstageVolume")
+    assert asked.staging_target_path == cloud.paths(volume).staging
 
 
-async def test_final_status_after_which_something_is_mounted_is_undone(cloud_node: Wrapped) -> None:
-    node = cloud_node
-    volume, target = await staged(node)
-    node.driver.misbehave(NodePublishVolume="fail-after INTERNAL late trouble")
-    await refused(node.publish(volume, target), Code.INTERNAL, "late trouble")
-    node.check_unpublished(volume, target)
-    node.driver.misbehave()
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+async def test_final_status_after_which_something_is_mounted_is_undone(cloud: Wrapped) -> None:
+    volume, target = await cloud.staged_volume()
+    cloud.driver.misbehave(NodePublishVolume="fail-after INTERNAL late trouble")
+    await refused(cloud.publish(volume, target), Code.INTERNAL, "late trouble")
+    cloud.check_unpublished(volume, target)
 
 
 async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wrapped) -> None:
     """Another bind of the device arrived at the leaf, then all binds are lost while a guest writes to the device."""
-    volume, target = await staged(node)
-    await node.publish(volume, target)
+    volume, target = await node.published_volume()
     leaf = node.paths(volume).leaf(target)
     with node.sandbox(target) as device:
         await asyncio.to_thread(mount_api.bind, device, leaf)
@@ -300,45 +251,34 @@ async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wra
         assert node.driver.calls("NodeUnstageVolume") == []
         node.driver.misbehave()
         await node.publish(volume, target)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 async def test_refused_first_stage_that_left_a_mount_is_unstaged_by_the_co(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
-    node = cloud_node
-    volume = await node.volume()
-    staging = node.paths(volume).staging
-    node.driver.misbehave(NodeStageVolume="hang")
-    staging_call = asyncio.create_task(node.stage(volume))
-    await asyncio.to_thread(node.driver.wait_hanging)
+    volume = await cloud.volume()
+    staging = cloud.paths(volume).staging
+    cloud.driver.misbehave(NodeStageVolume="hang")
+    staging_call = asyncio.create_task(cloud.stage(volume))
+    await asyncio.to_thread(cloud.driver.wait_hanging)
     await asyncio.to_thread(mount_api.bind, staging, staging)  # what such a driver mounts there
-    node.driver.misbehave(NodeStageVolume="fail-after INTERNAL no route to the storage")
-    node.driver.release()
+    cloud.driver.misbehave(NodeStageVolume="fail-after INTERNAL no route to the storage")
+    cloud.driver.release()
     await refused(staging_call, Code.UNAVAILABLE, "no route to the storage")
     assert os.path.lexists(staging)
     await asyncio.to_thread(mount_api.unmount, staging)
-    node.driver.misbehave()
-    await node.unstage(volume)
-    await node.check_gone(volume, node.target("one"))
 
 
 async def test_second_bind_at_the_leaf_is_taken_off_too(node: Wrapped) -> None:
     """A publish that was tried by a shim of before, or by hand."""
-    volume, target = await staged(node)
-    await node.publish(volume, target)
+    volume, target = await node.published_volume()
     leaf = node.paths(volume).leaf(target)
     for _ in range(2):
         await asyncio.to_thread(mount_api.bind, node.driver.attached()[0], leaf)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 async def test_statistics_of_a_deferred_volume_never_come_from_the_driver(node: Wrapped) -> None:
-    volume, target = await staged(node)
+    volume, target = await node.staged_volume()
     node.driver.misbehave(NodeGetVolumeStats="devtmpfs")
     await node.publish(volume, target)
     request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=target)
@@ -346,24 +286,20 @@ async def test_statistics_of_a_deferred_volume_never_come_from_the_driver(node: 
         node.node.NodeGetVolumeStats(request, timeout=TIMEOUT_S), Code.FAILED_PRECONDITION
     )
     assert node.driver.calls("NodeGetVolumeStats") == []
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
 
 
 @pytest.mark.spec("D-41")
 async def test_access_mode_that_the_driver_refuses_for_mounts_does_not_become_block(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
-    node = cloud_node
-    made = await node.volume()
+    made = await cloud.volume()
     many = capability(mode=MODE.MULTI_NODE_MULTI_WRITER)
     volume = Volume(made.volume_id, made.context, made.publish_context, many)
     await refused(
-        node.stage(volume), Code.INVALID_ARGUMENT, "CannotBeDeferred", "MULTI_NODE_MULTI_WRITER"
+        cloud.stage(volume), Code.INVALID_ARGUMENT, "CannotBeDeferred", "MULTI_NODE_MULTI_WRITER"
     )
     undecided = {"crust.dev/defer": "runtime-class"}
     volume = Volume(made.volume_id, undecided, made.publish_context, many)
-    await refused(node.stage(volume), Code.INVALID_ARGUMENT, "Volume capability is not supported")
-    (passed,) = node.driver.calls("NodeStageVolume")
-    assert passed == node.stage_request(volume)
-    await node.delete(made)
+    await refused(cloud.stage(volume), Code.INVALID_ARGUMENT, "Volume capability is not supported")
+    (passed,) = cloud.driver.calls("NodeStageVolume")
+    assert passed == cloud.stage_request(volume)

@@ -17,74 +17,53 @@ Code = grpc.StatusCode
 
 
 async def test_driver_grows_the_device_as_block_with_both_private_directories(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
-    assert await node.expand(volume, target, 96 * MIB) == 96 * MIB
-    (asked,) = node.driver.calls("NodeExpandVolume")
-    paths = node.paths(volume)
+    volume, target = await cloud.published_volume()
+    assert await cloud.expand(volume, target, 96 * MIB) == 96 * MIB
+    (asked,) = cloud.driver.calls("NodeExpandVolume")
+    paths = cloud.paths(volume)
     assert (asked.volume_path, asked.staging_target_path) == (paths.leaf(target), paths.staging)
     assert asked.volume_capability.HasField("block")
     assert not asked.defer_fs_ops
-    entry = node.entry(target)
-    assert entry is not None
-    record = entry.require()
+    record = cloud.record(target)
     assert devices.size_bytes(record.device) == record.mount.capacity_bytes == 96 * MIB
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 async def test_volume_that_is_staged_only_is_published_to_the_driver_while_it_grows(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
     """A kubelet expands between stage and publish."""
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    assert await node.expand(volume, node.staging(volume), 96 * MIB) == 96 * MIB
-    assert node.driver.names()[-3:] == [
+    volume, target = await cloud.staged_volume()
+    assert await cloud.expand(volume, cloud.staging(volume), 96 * MIB) == 96 * MIB
+    assert cloud.driver.names()[-3:] == [
         "NodePublishVolume", "NodeExpandVolume", "NodeUnpublishVolume",
     ]  # fmt: skip
-    node.check_unpublished(volume, target)
-    await node.publish(volume, target)
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().mount.capacity_bytes == 96 * MIB
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    cloud.check_unpublished(volume, target)
+    await cloud.publish(volume, target)
+    assert cloud.record(target).mount.capacity_bytes == 96 * MIB
 
 
-async def test_expansion_without_a_path_is_refused(cloud_node: Wrapped) -> None:
-    node = cloud_node
-    volume = await node.volume()
-    await node.stage(volume)
+async def test_expansion_without_a_path_is_refused(cloud: Wrapped) -> None:
+    volume = await cloud.volume()
+    await cloud.stage(volume)
     request = csi_pb2.NodeExpandVolumeRequest(volume_id=volume.volume_id)
-    calls = node.driver.names()
+    calls = cloud.driver.names()
     await refused(
-        node.node.NodeExpandVolume(request, timeout=60),
+        cloud.node.NodeExpandVolume(request, timeout=60),
         grpc.StatusCode.INVALID_ARGUMENT,
         "volume_path",
     )
-    assert node.driver.names() == calls
-    await node.unstage(volume)
+    assert cloud.driver.names() == calls
 
 
 async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    node.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
-    await refused(node.expand(volume, node.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
-    node.check_unpublished(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    volume, target = await cloud.staged_volume()
+    cloud.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
+    await refused(cloud.expand(volume, cloud.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
+    cloud.check_unpublished(volume, target)
 
 
 @pytest.mark.parametrize("kind", ["cloud", "minimal"])
@@ -111,12 +90,6 @@ async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_i
         answer = await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
         assert answer.capacity_bytes == 64 * MIB
         assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
-        await node.unpublish(deferred, other)
-        await node.unstage(deferred)
-        await node.delete(deferred)
-        await node.unpublish(volume, target)
-        await node.unstage(volume)
-        await node.check_gone(volume, target)
 
 
 async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(
@@ -130,9 +103,7 @@ async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(
 
     rpc = csi_pb2.NodeServiceCapability.RPC
     before = await advertised()
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
+    volume, target = await node.published_volume()
     assert await advertised() == before | {rpc.GET_VOLUME_STATS, rpc.EXPAND_VOLUME}
     await node.unpublish(volume, target)
     await node.unstage(volume)
@@ -140,18 +111,13 @@ async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(
     assert not before & {rpc.VOLUME_MOUNT_GROUP, rpc.SINGLE_NODE_MULTI_WRITER}
 
 
-async def test_secrets_of_a_stage_are_in_no_file(cloud_node: Wrapped) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
+async def test_secrets_of_a_stage_are_in_no_file(cloud: Wrapped) -> None:
+    volume, _ = await cloud.published_volume()
     found = [
         path
-        for place in (node.places.kubelet, node.places.run)
+        for place in (cloud.places.kubelet, cloud.places.run)
         for path in Path(place).rglob("*")
         if path.is_file() and b"correct-token" in path.read_bytes()
     ]
     assert found == []
-    assert os.stat(node.paths(volume).staging).st_mode & 0o7777 == 0o1750
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
+    assert os.stat(cloud.paths(volume).staging).st_mode & 0o7777 == 0o1750

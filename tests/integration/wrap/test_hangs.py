@@ -67,49 +67,41 @@ async def lives(node: Wrapped, name: str) -> None:
     volume, target = await node.volume(name), node.target(name)
     for step in node.life(volume, target).values():
         await step()
-    await node.delete(volume)
+    await node.delete_volume(volume.volume_id)
 
 
 async def test_look_at_a_staging_path_that_hangs_takes_one_thread(
-    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+    cloud: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = cloud_node
-    volume = await node.volume()
+    volume = await cloud.volume()
     monkeypatch.setattr(volume_operations, "_LOOK_S", 0.2)
-    around = hang.around(private_directories.is_mounted, node.staging(volume))
+    around = hang.around(private_directories.is_mounted, cloud.staging(volume))
     monkeypatch.setattr(private_directories, "is_mounted", around)
     for _ in range(4):
         await refused(
-            node.stage(volume), Code.UNAVAILABLE, "SystemCallTimedOut", volume.volume_id[:40]
+            cloud.stage(volume), Code.UNAVAILABLE, "SystemCallTimedOut", volume.volume_id[:40]
         )
     assert len(hang.begun) == 1
-    await lives(node, "pvc-2")
+    await lives(cloud, "pvc-2")
     hang.release.set()
-    await node.stage(volume)
-    await node.unstage(volume)
-    await node.delete(volume)
+    await cloud.stage(volume)
 
 
 async def test_operation_on_a_device_that_hangs_takes_one_thread(
-    cloud_node: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
+    cloud: Wrapped, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    around = hang.around(leaves.device, node.paths(volume).leaf(target))
+    volume, target = await cloud.staged_volume()
+    around = hang.around(leaves.device, cloud.paths(volume).leaf(target))
     monkeypatch.setattr(leaves, "device", around)
     for _ in range(3):
         await refused_in_time(
-            lambda: node.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue"
+            lambda: cloud.publish(volume, target, timeout_s=1), Code.ABORTED, "OperationOverdue"
         )
-    await refused(node.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
+    await refused(cloud.unpublish(volume, target), Code.ABORTED, "NodePublishVolume")
     assert len(hang.begun) == 1
-    await lives(node, "pvc-2")
+    await lives(cloud, "pvc-2")
     hang.release.set()
-    await node.publish(volume, target)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    await cloud.publish(volume, target)
 
 
 _THREADS = 64

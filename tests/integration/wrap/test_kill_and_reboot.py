@@ -33,36 +33,31 @@ async def test_shim_killed_before_each_change_of_a_directory(node: Wrapped) -> N
             break
         died += 1
     assert died >= (5 if node.stages else 3)
-    await node.check_gone(volume, target)
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_shim_killed_while_the_driver_works(cloud_node: Wrapped, method: str) -> None:
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    shim = await node.killable_shim()
-    for name, step in node.life(volume, target).items():
+async def test_shim_killed_while_the_driver_works(cloud: Wrapped, method: str) -> None:
+    volume, target = await cloud.volume(), cloud.target("one")
+    shim = await cloud.killable_shim()
+    for name, step in cloud.life(volume, target).items():
         if name == method:
-            node.driver.misbehave(**{method: "hang"})
+            cloud.driver.misbehave(**{method: "hang"})
             call = asyncio.ensure_future(step())
-            await asyncio.to_thread(node.driver.wait_hanging)
+            await asyncio.to_thread(cloud.driver.wait_hanging)
             await shim.kill()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() is Code.UNAVAILABLE
-            node.driver.release()
-            node.driver.misbehave()
-            await node.killable_shim()
+            cloud.driver.release()
+            cloud.driver.misbehave()
+            await cloud.killable_shim()
         await step()
-    node.check_unpublished(volume, target)
-    await node.check_gone(volume, target)
+    cloud.check_unpublished(volume, target)
 
 
 async def _rebooted(node: Wrapped) -> tuple[Volume, str]:
     """A volume that was published when the node rebooted."""
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
+    volume, target = await node.published_volume()
     await node.reboot()
     assert node.driver.attached() == []
     return volume, target
@@ -79,12 +74,7 @@ async def test_stage_after_a_reboot_is_forwarded_although_its_record_is_there(
     await node.stage(volume)
     assert len(node.driver.calls("NodeStageVolume")) == calls + node.stages
     await node.publish(volume, target)
-    entry = node.entry(target)
-    assert entry is not None
-    assert [entry.require().device] == node.driver.attached()
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    assert [node.record(target).device] == node.driver.attached()
 
 
 async def test_unpublish_and_unstage_after_a_reboot_leave_nothing(node: Wrapped) -> None:
@@ -93,15 +83,14 @@ async def test_unpublish_and_unstage_after_a_reboot_leave_nothing(node: Wrapped)
     await node.unstage(volume)
     if os.path.isdir(target):
         os.rmdir(target)  # a kubelet does: the proxy knows nothing of it any more
-    await node.check_gone(volume, target)
 
 
 async def test_unstage_without_unpublish_after_a_reboot_clears_the_leaf(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
-    volume, _ = await _rebooted(cloud_node)
-    assert os.listdir(cloud_node.paths(volume).published) != []
-    await cloud_node.unstage(volume)
-    assert not os.path.lexists(cloud_node.paths(volume).published)
-    assert not os.path.lexists(cloud_node.paths(volume).staging)
-    assert mountinfo.below(cloud_node.places.kubelet) == ()
+    volume, _ = await _rebooted(cloud)
+    assert os.listdir(cloud.paths(volume).published) != []
+    await cloud.unstage(volume)
+    assert not os.path.lexists(cloud.paths(volume).published)
+    assert not os.path.lexists(cloud.paths(volume).staging)
+    assert mountinfo.below(cloud.places.kubelet) == ()

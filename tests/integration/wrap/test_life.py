@@ -31,12 +31,8 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
 
 
 async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
-    entry = node.entry(target)
-    assert entry is not None
-    record = entry.require()
+    volume, target = await node.published_volume()
+    record = node.record(target)
     assert [record.device] == node.driver.attached()
     assert record.mount.fs_type == "ext4"
     assert record.mount.capacity_bytes == 64 * MIB
@@ -44,16 +40,13 @@ async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
         assert device == record.device
     await node.unpublish(volume, target)
     node.check_unpublished(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 @pytest.mark.spec("D-41")
 async def test_driver_is_asked_for_a_raw_block_volume_and_sees_no_key_of_crust(
     node: Wrapped,
 ) -> None:
-    volume, target = await node.volume(context={**DEFERRED, "vendor": "1"}), node.target("one")
-    await node.stage(volume)
+    volume, target = await node.staged_volume(context={**DEFERRED, "vendor": "1"})
     await node.publish(volume, target, readonly=True)
     paths = node.paths(volume)
     (published,) = node.driver.calls("NodePublishVolume")
@@ -73,9 +66,7 @@ async def test_driver_is_asked_for_a_raw_block_volume_and_sees_no_key_of_crust(
         for key in DEFERRED:
             del wanted.volume_context[key]
         assert staged == wanted
-    entry = node.entry(target)
-    assert entry is not None
-    assert entry.require().readonly
+    assert node.record(target).readonly
 
 
 async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: Wrapped) -> None:
@@ -99,37 +90,28 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
     assert [name for name, _ in received[len(sent) :]] == (
         ["NodeUnpublishVolume", "NodeUnstageVolume"] if node.stages else ["NodeUnpublishVolume"]
     )
-    await node.unpublish(deferred, one)
-    await node.unstage(deferred)
-    await node.delete(ordinary)
-    await node.check_gone(deferred, one)
 
 
 async def test_deferred_publish_without_the_staging_path_is_refused_where_the_driver_stages(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
     """The driver would not refuse it: the shim has a path of its own for it."""
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    asked = node.publish_request(volume, target)
+    volume, target = await cloud.staged_volume()
+    asked = cloud.publish_request(volume, target)
     asked.staging_target_path = ""
     await refused(
-        node.node.NodePublishVolume(asked, timeout=60),
+        cloud.node.NodePublishVolume(asked, timeout=60),
         grpc.StatusCode.FAILED_PRECONDITION,
         "StagingPathNotGiven",
     )
-    assert node.entry(target) is None
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+    assert cloud.entry(target) is None
 
 
 async def test_ordinary_volume_costs_no_look_on_a_thread(
-    cloud_node: Wrapped, monkeypatch: pytest.MonkeyPatch
+    cloud: Wrapped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in the proxy nor in the shim, once the kernel knows that there is no private directory and no guard."""
-    node = cloud_node
-    volume, target = await node.volume(context={}), node.target("one")
+    volume, target = await cloud.volume(context={}), cloud.target("one")
     looks: list[str] = []
     look = KeyedOperations.look
 
@@ -138,8 +120,8 @@ async def test_ordinary_volume_costs_no_look_on_a_thread(
         return await look(self, *args, **named)
 
     async def lives() -> None:
-        for step in node.life(volume, target).values():
-            await node.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
+        for step in cloud.life(volume, target).values():
+            await cloud.node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
             await step()
 
     await lives()
@@ -147,77 +129,48 @@ async def test_ordinary_volume_costs_no_look_on_a_thread(
     for _ in range(3):
         await lives()
     assert looks == []
-    deferred = await node.volume("deferred")
-    for step in node.life(deferred, target).values():
+    deferred = await cloud.volume("deferred")
+    for step in cloud.life(deferred, target).values():
         await step()
     assert looks != [], "looks are counted"
-    await node.delete(volume)
-    await node.delete(deferred)
 
 
 async def test_same_publish_again_asks_the_driver_once(node: Wrapped) -> None:
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
+    volume, target = await node.staged_volume()
     for _ in range(3):
         await node.publish(volume, target)
     assert len(node.driver.calls("NodePublishVolume")) == 1
-    await node.unpublish(volume, target)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wrapped) -> None:
     context = {**DEFERRED, deferral_keys.CREATED_EMPTY: "true"}
-    volume, target = await node.volume(context=context, mkfs=False), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
-    entry = node.entry(target)
-    assert entry is not None
-    record = entry.require()
+    _volume, target = await node.published_volume(context=context, mkfs=False)
+    record = node.record(target)
     assert record.mount.format == volumes.GuestFormat()
     assert devices.is_blank(record.device)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
 
 
 async def test_unpublish_reaches_no_driver_while_a_process_writes_to_the_device(
-    cloud_node: Wrapped,
+    cloud: Wrapped,
 ) -> None:
     """A hypervisor whose runtime has died. The driver would detach the device from it."""
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
-    entry = node.entry(target)
-    assert entry is not None
-    with open(entry.require().device, "r+b", buffering=0):
+    volume, target = await cloud.published_volume()
+    with open(cloud.record(target).device, "r+b", buffering=0):
         await refused(
-            node.unpublish(volume, target),
+            cloud.unpublish(volume, target),
             grpc.StatusCode.FAILED_PRECONDITION,
             "DeviceInUse",
             f"[{os.getpid()}] by fd",
         )
-        assert node.driver.calls("NodeUnpublishVolume") == []
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.check_gone(volume, target)
+        assert cloud.driver.calls("NodeUnpublishVolume") == []
 
 
 async def test_device_is_the_drivers_own_and_not_devtmpfs(node: Wrapped) -> None:
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
-    await node.publish(volume, target)
+    volume, target = await node.published_volume()
     leaf = node.paths(volume).leaf(target)
-    entry = node.entry(target)
-    assert entry is not None
-    record = entry.require()
+    record = node.record(target)
     assert devices.identify(leaf) == record.mount.source.identity
     assert os.stat(leaf).st_rdev == os.stat(record.device).st_rdev
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
 
 
 def _bytes(request: object) -> bytes:

@@ -104,9 +104,7 @@ class Kubelet:
                 if node.stages:
                     await refused(node.unstage(volume), Code.FAILED_PRECONDITION, target)
             assert len(node.driver.calls("NodeUnpublishVolume", "NodeUnstageVolume")) == ends
-            entry = node.entry(target)
-            assert entry is not None
-            assert entry.require().device == device
+            assert node.record(target).device == device
             assert node.driver.attached() == [device]
 
     async def pod(self, volume: Volume, name: str, *, flag: bool, deferred: bool) -> Volume:
@@ -147,7 +145,7 @@ async def test_pods_under_random_driver_faults_leave_no_mounts(kind: str, seed: 
         volume = await node.volume(context=DEFERRED)
         for number in range(ROUNDS):
             volume = await kubelet.pod(volume, f"pod-{number}", flag=False, deferred=True)
-        await node.delete(volume)
+        await node.delete_volume(volume.volume_id)
         assert node.driver.attached() == []
 
 
@@ -160,5 +158,5 @@ async def test_nothing_is_left_of_pods_that_are_decided_one_by_one(seed: int) ->
             in_guest = kubelet.random_faults.random() < 0.5
             name = f"pod-{number}"
             volume = await kubelet.pod(volume, name, flag=in_guest, deferred=in_guest)
-        await node.delete(volume)
+        await node.delete_volume(volume.volume_id)
         assert node.driver.attached() == []

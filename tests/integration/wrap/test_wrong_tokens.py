@@ -34,52 +34,43 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 async def test_stage_secret_that_the_driver_refuses(
-    cloud_node: Wrapped, caplog: pytest.LogCaptureFixture
+    cloud: Wrapped, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    node = cloud_node
-    volume, target = await node.volume(), node.target("one")
+    volume, target = await cloud.volume(), cloud.target("one")
     for _ in range(2):  # a kubelet retries
         said = await refused(
-            node.stage(volume, {"token": WRONG}),
+            cloud.stage(volume, {"token": WRONG}),
             Code.INVALID_ARGUMENT,
             "node stage secret with a valid token is required",
         )
         assert WRONG not in said
-    assert not os.path.lexists(node.paths(volume).staging)
-    await node.stage(volume)
-    await node.publish(volume, target)
-    assert files_with(node, WRONG) == []
+    assert not os.path.lexists(cloud.paths(volume).staging)
+    await cloud.stage(volume)
+    await cloud.publish(volume, target)
+    assert files_with(cloud, WRONG) == []
     assert WRONG not in logged(caplog)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.delete(volume)
 
 
 async def test_pod_token_that_the_driver_refuses(
-    cloud_node: Wrapped, caplog: pytest.LogCaptureFixture
+    cloud: Wrapped, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    node = cloud_node
-    node.driver.misbehave(**{"pod tokens": "needed"})
-    volume, target = await node.volume(), node.target("one")
-    await node.stage(volume)
+    cloud.driver.misbehave(**{"pod tokens": "needed"})
+    volume, target = await cloud.staged_volume()
     wrong = replace(volume, context={**volume.context, TOKENS: WRONG})
     for _ in range(2):
         said = await refused(
-            node.publish(wrong, target),
+            cloud.publish(wrong, target),
             Code.UNAUTHENTICATED,
             "the token of the pod is not accepted",
         )
         assert WRONG not in said
-    assert node.places.entries() == []
+    assert cloud.places.entries() == []
     assert not os.path.lexists(target)
     right = replace(volume, context={**volume.context, TOKENS: "correct-token"})
-    await node.publish(right, target)
-    assert len(node.places.entries()) == 1
+    await cloud.publish(right, target)
+    assert len(cloud.places.entries()) == 1
     for secret in (WRONG, "correct-token"):
-        assert files_with(node, secret) == []
+        assert files_with(cloud, secret) == []
         assert secret not in logged(caplog)
-    await node.unpublish(volume, target)
-    await node.unstage(volume)
-    await node.delete(volume)
