@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.handoff import claims, layout, reserved
+from crust.handoff import claims, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.record import Record
-from crust.handoff.reserved import Reserved
+from crust.handoff.record import Record, Reserved
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -91,7 +90,7 @@ def read(paths: EntryPaths) -> Entry | None:
         return None  # no directory, or one without a record: absent by H-11
     except errors.CrustError as error:
         claim, claim_error = _claim_of(paths)
-        held = None if isinstance(error, UntrustedDirectory) else reserved.read(paths)
+        held = None if isinstance(error, UntrustedDirectory) else reserved_by(paths)
         return Entry(paths.digest, paths.directory, None, error, claim, claim_error, reserved=held)
     unknown = tuple(
         name
@@ -149,6 +148,15 @@ def _read_record(paths: EntryPaths) -> Record:
             raise records.UnreadableHandoffRecord(paths.record, "it is not a regular file") from err
         raise
     return records.parse(data, path=paths.record, digest=paths.digest)
+
+
+def reserved_by(paths: EntryPaths) -> Reserved | None:
+    """What an entry reserves, as far as its record says it, of whatever version; None: nobody can know."""
+    try:
+        data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
+    except errors.CrustError:
+        return None
+    return records.reserved(data, paths.digest)
 
 
 def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None]:

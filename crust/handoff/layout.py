@@ -5,7 +5,6 @@
             mountInfo.json              the record, written by the proxy
             claim.lock                  created with the entry, never replaced; locked while a sandbox has the volume
             claim.json                  the claim, written by the runtime; without the lock it is a dead claim
-            .reserved                   which volume and device the entry reserves, written by the proxy
             runtime-*                   a runtime's own files
         .writer.lock                    locked by the process that writes records
         .new-<digest>.<random>/         an entry that is being built
@@ -28,7 +27,6 @@ DEFAULT_ROOT = "/run/crust/volumes"
 RECORD = "mountInfo.json"
 CLAIM = "claim.json"
 CLAIM_LOCK = "claim.lock"
-RESERVED = ".reserved"
 RUNTIME_PREFIX = "runtime-"
 """Names in an entry that are a runtime's own: never interpreted, and deleted with the entry."""
 
@@ -63,11 +61,6 @@ class EntryPaths:
     def record(self) -> str:
         """The proxy's record."""
         return f"{self.directory}/{RECORD}"
-
-    @property
-    def reserved(self) -> str:
-        """What the entry reserves, for when the record cannot be read."""
-        return f"{self.directory}/{RESERVED}"
 
     @property
     def claim(self) -> str:

@@ -246,6 +246,23 @@ class Envelope(BaseModel):
         return self.crust.schema_version > SCHEMA
 
 
+class _ReservingPart(BaseModel):
+    """The keys whose meaning no version changes (H-41)."""
+
+    driver: Id
+    volume_id: Id
+    target_path: Annotated[str, Field(min_length=1)]
+    identity: Identity | None = None
+    image: Image | None = None
+    readonly: bool = False
+
+
+class ReservingEnvelope(BaseModel):
+    """The part of a record that says what it reserves, for records of any version."""
+
+    crust: _ReservingPart
+
+
 def json_schema() -> str:
     """The JSON schema of mountInfo.json, with a final newline."""
     schema = MountInfo.model_json_schema(by_alias=True)

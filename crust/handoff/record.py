@@ -215,6 +215,36 @@ def _keys_of(model: type[pydantic.BaseModel]) -> frozenset[str]:
     return frozenset(each.alias or name for name, each in model.model_fields.items())
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a record of any version reserves. `identity` is None for an image, and if only the volume is known."""
+
+    key: volumes.VolumeKey
+    target: volumes.TargetPath
+    identity: volumes.DeviceIdentity | None
+    readonly: bool
+    image: str = ""
+    """`NetworkImage.identity`, if it is an image."""
+
+
+def reserved(data: bytes, digest: str) -> Reserved | None:
+    """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
+    try:
+        part = mount_info.ReservingEnvelope.model_validate_json(data).crust
+    except pydantic.ValidationError:
+        return None
+    target = volumes.TargetPath(part.target_path)
+    if target.digest != digest:
+        return None
+    return Reserved(
+        volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
+        target,
+        volumes.DeviceIdentity(**part.identity.model_dump()) if part.identity else None,
+        part.readonly,
+        volumes.NetworkImage(**part.image.model_dump()).identity if part.image else "",
+    )
+
+
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:
     """Parse the bytes of a record. `path` is for messages; `digest` is the name of the entry that holds it.
 

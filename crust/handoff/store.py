@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from crust.core import errors, volumes
-from crust.handoff import claims, layout, lock_file, reserved
+from crust.handoff import claims, layout, lock_file
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
 from crust.handoff.entry import (
@@ -125,9 +125,6 @@ class Store:
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
             lock_file.create(f"{staging}/{layout.CLAIM_LOCK}")
-            durable.write_staged(
-                f"{staging}/{layout.RESERVED}", reserved.to_bytes(record), mode=layout.FILE_MODE
-            )
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
@@ -200,7 +197,7 @@ class Store:
         if digest is None:
             return False
         directory, gone = self.layout.entry(digest).directory, f"{self.root}/{name}"
-        held = reserved.read(EntryPaths(digest, gone))
+        held = entries.reserved_by(EntryPaths(digest, gone))
         if held is None or os.path.lexists(directory):  # published again since
             return False
         try:
@@ -219,8 +216,6 @@ class Store:
         """`before`: the bytes of a record of which only the mount changes."""
         new = replace(record, generation=entry.require().generation + 1)
         paths = self.layout.entry(record.target)
-        if reserved.to_bytes(new) != reserved.to_bytes(entry.require()):
-            durable.publish(paths.reserved, reserved.to_bytes(new), mode=layout.FILE_MODE)
         data = rewritten(new, before) if before else new.to_bytes()
         durable.publish(paths.record, data, mode=layout.FILE_MODE)
         claims.touch(paths)

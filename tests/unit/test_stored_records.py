@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crust.handoff import reserved
+from crust.handoff import record as records
 from crust.handoff.entry import Entry
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
@@ -67,8 +67,7 @@ def _check_handoff(stores: Stores) -> None:
     assert entry.claim is not None
     assert entry.claim.sandbox_id == "sandbox-1"
     paths = stores.handoff.layout.entry(TARGET)
-    Path(paths.record).write_text("damaged")
-    held = reserved.read(paths)
+    held = records.reserved(Path(paths.record).read_bytes(), TARGET.digest)
     assert held is not None
     assert held.key == RECORD.key
 
@@ -174,7 +173,7 @@ def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_p
 
 def test_files_that_are_never_rewritten_may_have_fields_of_a_later_version(tmp_path: Path) -> None:
     root = _written(tmp_path)
-    for where in ("pool/pool.json", "handoff/*/claim.json", "handoff/*/.reserved"):
+    for where in ("pool/pool.json", "handoff/*/claim.json"):
         [path] = root.glob(where)
         path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
     before = (root / "pool" / "pool.json").read_text()

@@ -75,6 +75,6 @@ async def test_bug_report_files_contain_no_secret(
         entry = node.entry(target)
         assert entry is not None
         files = sorted(Path(entry.directory).iterdir())
-        assert [each.name for each in files] == [".reserved", "claim.lock", "mountInfo.json"]
+        assert [each.name for each in files] == ["claim.lock", "mountInfo.json"]
         assert all("hunter2" not in each.read_text() for each in files)
-        assert json.loads(files[2].read_text())["crust"]["volume_id"] == "vol-1"
+        assert json.loads(files[1].read_text())["crust"]["volume_id"] == "vol-1"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import claims, reserved
+from crust.handoff import claims
 from crust.handoff.store import Store
 from tests.support.faults import crashes, syncs
 from tests.support.records.records import TARGET, a_record
@@ -87,31 +87,6 @@ def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Sto
         _unpublish(store)
         assert _names(store) == []
     assert len(seen) == 2
-
-
-@pytest.mark.spec("H-41")
-def test_rewrite_killed_at_any_call_never_leaves_a_device_that_is_not_reserved(
-    stores: Stores,
-) -> None:
-    """The record may become unreadable before anybody repeats the rewrite."""
-    moved = a_record(source=volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99)))
-
-    def rewrite(number: int) -> None:
-        stores(number).rewrite(RECORD, moved.mount)
-
-    seen = set()
-    for number in crashes.crash_points(stores.published, rewrite):
-        store = stores(number)
-        entry, held = store.read(TARGET), reserved.read(store.layout.entry(TARGET))
-        assert entry is not None
-        assert held is not None
-        seen.add((entry.require().block.path, held.identity))
-    old, new = RECORD.block, moved.block
-    assert seen == {
-        (old.path, old.identity),
-        (old.path, new.identity),
-        (new.path, new.identity),
-    }
 
 
 def test_unpublish_killed_at_any_call_leaves_the_entry_or_none_and_can_be_repeated(

@@ -1,10 +1,8 @@
 """crust.handoff.record: every written record can be read, and nothing else can."""
 
 import json
-import os
 import string
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ from hypothesis import strategies as st
 
 from crust.core import errors, mount_options, volumes
 from crust.handoff import record as records
-from crust.handoff import reserved
-from crust.handoff.layout import Layout
 from crust.handoff.record import Record, UnreadableHandoffRecord, UnrecordableMount
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, IMAGE, KEY, MOUNT, TARGET, a_record
@@ -302,12 +298,8 @@ def test_record_with_two_kinds_of_source_or_none_is_refused(
 
 
 @pytest.mark.spec("H-50")
-def test_unreadable_record_of_an_image_reserves_the_image(tmp_path: Path) -> None:
-    paths = Layout(str(tmp_path)).entry(TARGET)
-    os.mkdir(paths.directory)
-    Path(paths.reserved).write_bytes(reserved.to_bytes(a_record(source=IMAGE)))
-    Path(paths.reserved).chmod(0o600)
-    found = reserved.read(paths)
+def test_unreadable_record_of_an_image_reserves_the_image() -> None:
+    found = records.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
     assert found is not None
     assert (found.identity, found.image) == (None, IMAGE.identity)
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import claims, layout, reserved
+from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
 from crust.handoff.look import IN_TURN, Looks
-from crust.handoff.record import UnreadableHandoffRecord
-from crust.handoff.reserved import Reserved
+from crust.handoff.record import Reserved, UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store, UnknownHandoffFile, UntrustedDirectory
 from crust.host.files import durable
 from tests.support.raised import raised
@@ -59,7 +58,7 @@ def test_a_published_record_can_be_read_and_only_by_root(store: Store) -> None:
         name: stat.S_IMODE(os.stat(f"{entry.directory}/{name}").st_mode)
         for name in os.listdir(entry.directory)
     }
-    assert modes == {"mountInfo.json": 0o600, ".reserved": 0o600, "claim.lock": 0o600}
+    assert modes == {"mountInfo.json": 0o600, "claim.lock": 0o600}
 
 
 def test_open_store_is_empty_and_opening_again_changes_nothing(store: Store) -> None:
@@ -237,55 +236,31 @@ def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: 
     assert os.listdir(store.root) == []
 
 
-@pytest.mark.parametrize("damage", ["{", "newer"])
-def test_unreadable_entry_still_says_what_it_reserves(store: Store, damage: str) -> None:
+@pytest.mark.spec("H-41")
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_unreadable_record_says_what_it_reserves_if_its_envelope_can_be_read(
+    store: Store, *, is_newer: bool
+) -> None:
     store.publish(a_record())
-    paths = _paths(store)
-    if damage == "newer":
-        damage = Path(paths.record).read_text().replace('"schema":1', '"schema":9,"more":{}')
-    Path(paths.record).write_text(damage)
+    path = Path(_paths(store).record)
+    newer = path.read_text().replace('"schema":1', '"schema":9,"more":{}')
+    path.write_text(newer if is_newer else "{")
+    entry = store.read(TARGET)
+    assert entry is not None
+    assert entry.error is not None
     wanted = Reserved(KEY, TARGET, a_record().identity, readonly=False)
-    entry = store.read(TARGET)
-    assert entry is not None
-    assert entry.error is not None
-    assert entry.reserved == wanted
-    os.unlink(paths.reserved)  # then a newer record itself is tried
-    entry = store.read(TARGET)
-    assert entry is not None
-    assert entry.reserved == (None if damage == "{" else wanted)
-
-
-def test_entry_of_which_nothing_can_be_read_reserves_what_is_not_known(store: Store) -> None:
-    store.publish(a_record())
-    for path in (_paths(store).record, _paths(store).reserved):
-        Path(path).write_text("{")
-    entry = store.read(TARGET)
-    assert entry is not None
-    assert entry.error is not None
-    assert entry.reserved is None
+    assert entry.reserved == (wanted if is_newer else None)
 
 
 def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
     """Else an entry could reserve, and let `remove_orphans` clear, a target that is not its own."""
     store.publish(a_record())
     other = store.publish(a_record(OTHER))
-    shutil.copyfile(_paths(store).reserved, f"{other.directory}/{layout.RESERVED}")
     shutil.copyfile(_paths(store).record, f"{other.directory}/{layout.RECORD}")
     found = store.read(OTHER)
     assert found is not None
     assert isinstance(found.error, UnreadableHandoffRecord)
-    assert reserved.read(_paths(store, OTHER)) is None
-
-
-def test_rewrite_with_another_device_changes_what_is_reserved(store: Store) -> None:
-    source = volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 99))
-    store.publish(a_record())
-    store.publish(a_record(source=source), replace=True)
-    Path(_paths(store).record).write_text("{")
-    entry = store.read(TARGET)
-    assert entry is not None
-    assert entry.reserved is not None
-    assert entry.reserved.identity == source.identity
+    assert found.reserved is None
 
 
 @pytest.mark.spec("H-16")
