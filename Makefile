@@ -144,7 +144,7 @@ lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
 	$(VENV)/bin/ruff format --check $(SOURCES) specs deploy
 	$(VENV)/bin/ruff check $(SOURCES) specs deploy
 	$(VENV)/bin/mypy $(addprefix -p ,$(SOURCES))
-	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py
+	$(VENV)/bin/mypy specs/generate.py specs/make_vectors.py specs/make_schema.py
 	$(VENV)/bin/mypy deploy/image/build.py
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell $(SOURCES) docs specs deploy README.md CHANGELOG.md Makefile pyproject.toml

@@ -44,11 +44,9 @@ def generate(into: Path) -> list[Path]:
     made = [path for path in made if "__pycache__" not in path.parts]
     for path in made:
         _into_own_pool(path)
-    from crust.handoff import mount_info
-
     schema = into / SCHEMA
     schema.parent.mkdir(parents=True, exist_ok=True)
-    schema.write_text(mount_info.json_schema())
+    schema.write_text(importlib.import_module("make_schema").json_schema())
     vectors = importlib.import_module("make_vectors")
     found = (*made, schema, *man_pages(into / MAN))
     return [*(path.relative_to(into) for path in found), *vectors.write(into)]

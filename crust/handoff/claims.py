@@ -10,15 +10,17 @@ dead claim.
 import contextlib
 import datetime
 import enum
+import fcntl
 import json
 import os
+import stat
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import pydantic
 
 from crust.core import errors, volumes
-from crust.handoff import layout, lock_file
+from crust.handoff import layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host.files import durable, ofdlocks
 from crust.host.process import open_files, oserrors
@@ -63,6 +65,14 @@ class HeldBySandbox(errors.NotReady):
         self.target = target
         self.sandbox_id = sandbox_id
         self.handler = handler
+
+
+class UntrustedLock(errors.Refused):
+    """claim.lock is not the file that the proxy created."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} is not used as a lock", why=why, hint="find out who replaced it")
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +137,14 @@ class ClaimLock:
     def _try(
         cls, paths: layout.EntryPaths, target: volumes.TargetPath, *, keep_claim: bool
     ) -> Self | None:
-        fd = lock_file.open_existing(paths.claim_lock, os.O_RDWR)
+        fd = _open_lock(paths.claim_lock, os.O_RDWR)
         if fd is None:
             raise NotPublished(target)
         keep = False
         try:
             if not ofdlocks.try_lock(fd):
                 raise _held(paths, target)
-            if lock_file.is_at(paths.claim_lock, fd):
+            if _is_at(paths.claim_lock, fd):
                 if not keep_claim:  # of a dead claim: nobody may treat it as the new holder's
                     durable.remove(paths.claim)
                 keep = True
@@ -156,7 +166,7 @@ class ClaimLock:
             file = os.lstat(paths.claim_lock)
         with contextlib.closing(open_files.copies(pid, file)) as copies:
             for copy in copies:
-                if lock_file.holds(copy) and lock_file.is_at(paths.claim_lock, copy):
+                if _holds(copy) and _is_at(paths.claim_lock, copy):
                     return cls(copy, paths)
                 os.close(copy)
         return None
@@ -189,7 +199,7 @@ def is_held(paths: layout.EntryPaths) -> bool:
 
     Does not take the lock; False if there is no entry.
     """
-    fd = lock_file.open_existing(paths.claim_lock, os.O_RDONLY)
+    fd = _open_lock(paths.claim_lock, os.O_RDONLY)
     if fd is None:
         return False
     try:
@@ -274,3 +284,50 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
         if claim
         else HeldBySandbox(target, "", "")
     )
+
+
+def create_lock(path: str) -> None:
+    """Create the lock file of a new entry."""
+    with oserrors.translating(f"cannot create {path}"):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path, flags, layout.FILE_MODE))
+
+
+def _open_lock(path: str, access: int) -> int | None:
+    """Open the lock file, never create it; None if there is none."""
+    with oserrors.translating(f"cannot open {path}"):
+        try:
+            fd = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+    try:
+        _check_lock(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_lock(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UntrustedLock(path, "it is not a regular file")
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise UntrustedLock(path, "other users may write to it")
+    if status.st_nlink > 1:
+        raise UntrustedLock(path, "it has a second hard link")
+
+
+def _holds(fd: int) -> bool:
+    """Whether the description behind `fd` has the lock, which the caller knows to be held by somebody."""
+    is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    return is_writable and ofdlocks.try_lock(fd)
+
+
+def _is_at(path: str, fd: int) -> bool:
+    """Whether the path still names the locked file."""
+    with oserrors.translating(f"cannot look at {path}"):
+        try:
+            there = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(fd))

@@ -1,4 +1,4 @@
-"""The format of mountInfo.json: a strict pydantic model, and its JSON schema.
+"""The format of mountInfo.json: a strict pydantic model.
 
 A later version may add keys without a new schema. A reader ignores the keys that it does not know, so that an older
 runtime works with a newer proxy; a key that must not be ignored is named in `crust.required`, and a reader that does
@@ -11,12 +11,8 @@ two allowed keys, and `crust.core.mount_options` checks the options.
 `make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
 
-import ast
-import itertools
 import json
-from collections.abc import Iterator
-from inspect import cleandoc, isclass
-from pathlib import Path
+from inspect import isclass
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
@@ -261,36 +257,3 @@ class ReservingEnvelope(BaseModel):
     """The part of a record that says what it reserves, for records of any version."""
 
     crust: _ReservingPart
-
-
-def json_schema() -> str:
-    """The JSON schema of mountInfo.json, with a final newline."""
-    schema = MountInfo.model_json_schema(by_alias=True)
-    for name, fields in _docstrings().items():
-        part = schema if name == MountInfo.__name__ else schema["$defs"].get(name)
-        for alias, text in fields.items() if part else ():
-            described = {**part["properties"][alias], "description": text}
-            part["properties"][alias] = dict(sorted(described.items()))
-    return (
-        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2)
-        + "\n"
-    )
-
-
-def _docstrings() -> dict[str, dict[str, str]]:
-    """The docstrings of the fields, by model and alias.
-
-    Read here and not by pydantic's `use_attribute_docstrings`, which parses this file at each start of a program.
-    """
-    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    return {
-        each.name: dict(_documented(each)) for each in module.body if isinstance(each, ast.ClassDef)
-    }
-
-
-def _documented(model: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for field, text in itertools.pairwise(model.body):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(value=str(said))):
-                fields = globals()[model.name].model_fields
-                yield fields[name].alias or name, cleandoc(said)

@@ -10,13 +10,13 @@ import datetime
 import functools
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import pydantic
 
 from crust.core import errors, logs, mount_options, traces, volumes
-from crust.handoff import layout, mount_info, mount_keys
+from crust.handoff import layout, mount_info
 
 LIMIT_BYTES = 64 * 1024
 """The largest record that is read or written."""
@@ -290,8 +290,8 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
 
 def _plain_of(record: Record) -> dict[str, Any]:
     mount = record.mount
-    outer, inner = mount_keys.of_source(mount.source)
-    work = mount_keys.of_guest_work(mount)
+    outer, inner = _source_keys(mount.source)
+    work = _guest_work_keys(mount)
     required = [key for key in (*inner, *work) if key != "identity"]
     part = {
         "schema": mount_info.SCHEMA,
@@ -305,7 +305,7 @@ def _plain_of(record: Record) -> dict[str, Any]:
         "generation": record.generation,
         "content_generation": mount.content_generation,
         "published_at": record.published_at.isoformat().replace("+00:00", "Z"),
-        "limits": mount_keys.of_limits(mount.io_limits),
+        "limits": _limit_keys(mount.io_limits),
         "decided_by": record.decided_by or None,
         "request_id": record.published_by.request_id or None,
         "traceparent": record.published_by.traceparent or None,
@@ -315,9 +315,9 @@ def _plain_of(record: Record) -> dict[str, Any]:
     return {
         **outer,
         "fstype": mount.fs_type,
-        "metadata": mount_keys.of_group(mount.group),
+        "metadata": _group_keys(mount.group),
         "options": ["ro", *mount.mount_options] if mount.readonly else mount.mount_options,
-        "crust": mount_keys.without_none(part),
+        "crust": _without_none(part),
     }
 
 
@@ -327,9 +327,82 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         key=volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
         target=volumes.TargetPath.parse(part.target_path),
         handler=volumes.HandlerName(part.handler),
-        mount=mount_keys.mount_of(model),
+        mount=_mount_of(model),
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
         published_by=PublishedBy(part.request_id or "", part.traceparent or ""),
     )
+
+
+def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys that have a value: a record has no null."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _source_keys(
+    source: volumes.BlockSource | volumes.NetworkImage,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outer keys, and those of the object "crust"."""
+    if isinstance(source, volumes.NetworkImage):
+        return {"volume-type": "network"}, {"image": asdict(source)}
+    outer = {"volume-type": "block", "device": source.path}
+    return outer, {"identity": source.identity.numbers()}
+
+
+def _guest_work_keys(mount: volumes.DeferredMount) -> dict[str, Any]:
+    """The keys that a runtime must know, because it must not mount without that work."""
+    work: dict[str, Any] = {}
+    if mount.format is not None:
+        work["format"] = _without_none(asdict(mount.format))
+    if mount.encryption is not None:
+        work["encryption"] = mount.encryption.value
+    return work
+
+
+def _limit_keys(limits: volumes.IoLimits) -> dict[str, int] | None:
+    """The key `limits`; None if there is no limit."""
+    return None if limits == volumes.IoLimits() else asdict(limits)
+
+
+def _group_keys(group: volumes.GroupChange | None) -> dict[str, str]:
+    """The outer key `metadata`."""
+    if group is None:
+        return {}
+    return {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
+
+
+def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:
+    """The deferred mount of a record."""
+    part = model.crust
+    return volumes.DeferredMount(
+        source=_source_from(model),
+        fs_type=model.fs_type,
+        mount_options=tuple(each for each in model.options if each != "ro"),
+        group=_group_of(model.metadata),
+        readonly=part.readonly,
+        capacity_bytes=part.capacity_bytes,
+        content_generation=part.content_generation,
+        io_limits=volumes.IoLimits(**part.limits.model_dump())
+        if part.limits
+        else volumes.IoLimits(),
+        format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
+        encryption=volumes.Encryption(part.encryption) if part.encryption else None,
+    )
+
+
+def _source_from(model: mount_info.MountInfo) -> volumes.BlockSource | volumes.NetworkImage:
+    part = model.crust
+    if part.image is not None:
+        return volumes.NetworkImage(**part.image.model_dump())
+    assert model.device is not None  # the model has checked it
+    assert part.identity is not None
+    device = volumes.TargetPath.parse(model.device, role="device")
+    return volumes.BlockSource(device.text, volumes.DeviceIdentity(**part.identity.model_dump()))
+
+
+def _group_of(metadata: mount_info.Metadata) -> volumes.GroupChange | None:
+    if metadata.fs_group is None:
+        return None
+    policy = metadata.change_policy or volumes.GroupPolicy.ON_ROOT_MISMATCH.value
+    return volumes.GroupChange.parse(metadata.fs_group, volumes.GroupPolicy(policy))

@@ -18,12 +18,13 @@ record.
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
+from typing import Self
 
 from crust.core import errors, volumes
-from crust.handoff import claims, layout, lock_file
+from crust.handoff import claims, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
 from crust.handoff.entry import (
@@ -35,7 +36,6 @@ from crust.handoff.entry import (
 )
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import LIMIT_BYTES, Record, rewritten
-from crust.handoff.unpublish import Unpublish, delete_files, put_back
 from crust.host.files import durable, flocks
 from crust.host.process import oserrors
 
@@ -49,9 +49,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-_LOCKS = 64
-"""Entries share locks by their names, so that the locks need no bookkeeping."""
 
 Clear = Callable[[volumes.TargetPath], None]
 """Removes from a target what belongs to its entry: the guard mount and the directory. Idempotent."""
@@ -69,12 +66,56 @@ class EntryDiffers(errors.Conflict):
         self.there = there
 
 
+class Unpublish:
+    """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
+
+    A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
+    """
+
+    def __init__(self, lock: claims.ClaimLock, entry: Entry, root: Layout) -> None:
+        self._lock = lock
+        self._layout = root
+        self.entry = entry
+
+    def complete(self, clear: Callable[[], None] | None = None) -> None:
+        """Remove the entry, and clear its target meanwhile. If that fails, the entry is there again.
+
+        If the process dies after the rename, `remove_orphans` does the rest.
+        """
+        directory = self._lock.paths.directory
+        gone = self._layout.new_gone(self._lock.paths.digest, is_target_clear=clear is None)
+        with oserrors.translating(f"cannot unpublish {directory}"):
+            os.rename(directory, gone)
+        try:
+            durable.sync_directory(self._layout.root)
+            if clear is not None:
+                clear()
+        except BaseException:
+            _put_back(gone, directory)
+            raise
+        _delete_files(gone)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
 class Store:
-    """The handoff directory at `root`. The threads of its writer change one entry one after the other."""
+    """The handoff directory at `root`. Its writer makes one call at a time that changes an entry."""
 
     def __init__(self, root: str = layout.DEFAULT_ROOT) -> None:
         self.layout = Layout(root)
-        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     @property
     def root(self) -> str:
@@ -107,28 +148,24 @@ class Store:
             return entry
         if not replace:
             raise EntryDiffers(there)
-        with self.begin_unpublish(record.target) as alone, self._writing(record.digest):
+        with self.begin_unpublish(record.target) as alone:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
         """`publish` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if
         it exists.
         """
-        with self._writing(record.digest):
-            return self._create(record)
-
-    def _create(self, record: Record) -> Entry:
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
         self._remove_incomplete(record.target, paths)
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
-            lock_file.create(f"{staging}/{layout.CLAIM_LOCK}")
+            claims.create_lock(f"{staging}/{layout.CLAIM_LOCK}")
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
-            delete_files(staging)
+            _delete_files(staging)
             raise
         return Entry(paths.digest, paths.directory, record)
 
@@ -138,19 +175,18 @@ class Store:
         Returns the entry with the record's new generation. Raises `NotPublished`, and `EntryChanged` if the record
         is not `there` any more: a change may take long, and the volume may be published again meanwhile.
         """
-        with self._writing(there.digest):
-            entry = self.read(there.target)
-            if entry is None:
-                raise NotPublished(there.target)
-            if entry.require() != there:
-                raise errors.OperationPending.named(
-                    "EntryChanged",
-                    f"the entry for {there.target} was not changed",
-                    why="it was published again or changed meanwhile",
-                    hint="retry",
-                )
-            before = durable.read(self.layout.entry(there.target).record, limit_bytes=LIMIT_BYTES)
-            return self._replace(replace(there, mount=mount), entry, before=before)
+        entry = self.read(there.target)
+        if entry is None:
+            raise NotPublished(there.target)
+        if entry.require() != there:
+            raise errors.OperationPending.named(
+                "EntryChanged",
+                f"the entry for {there.target} was not changed",
+                why="it was published again or changed meanwhile",
+                hint="retry",
+            )
+        before = durable.read(self.layout.entry(there.target).record, limit_bytes=LIMIT_BYTES)
+        return self._replace(replace(there, mount=mount), entry, before=before)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -175,7 +211,7 @@ class Store:
         unclaimed = replace(
             entry, claim=None
         )  # this process holds the lock that was read as a claim
-        return Unpublish(lock, unclaimed, self.layout, self._writing(paths.digest))
+        return Unpublish(lock, unclaimed, self.layout)
 
     def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
@@ -188,7 +224,7 @@ class Store:
         return tuple(
             f"{self.root}/{name}"
             for name in orphans
-            if not (self._is_put_back(name, clear) or delete_files(f"{self.root}/{name}"))
+            if not (self._is_put_back(name, clear) or _delete_files(f"{self.root}/{name}"))
         )
 
     def _is_put_back(self, name: str, clear: Clear) -> bool:
@@ -205,12 +241,9 @@ class Store:
         except errors.CrustError as error:
             extra = {"target": held.target.text, "error": str(error)}
             _log.error("an interrupted unpublish cannot be finished", extra=extra)
-            put_back(gone, directory)
+            _put_back(gone, directory)
             return True
         return False
-
-    def _writing(self, digest: str) -> threading.RLock:
-        return self._locks[int(digest[:8], 16) % _LOCKS]
 
     def _replace(self, record: Record, entry: Entry, *, before: bytes = b"") -> Entry:
         """`before`: the bytes of a record of which only the mount changes."""
@@ -245,5 +278,35 @@ class Store:
                 f"{layout.CLAIM} still runs",
                 hint=f"make sure that it does not run, then remove {layout.CLAIM}",
             )
-        lock_file.create(paths.claim_lock)
+        claims.create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
+
+
+def _put_back(gone: str, directory: str) -> None:
+    """Undo the rename of an unpublish: what exists must be visible."""
+    with oserrors.translating(f"cannot restore {directory}"):
+        os.rename(gone, directory)
+    durable.sync_directory(os.path.dirname(directory))
+
+
+def _delete_files(directory: str) -> bool:
+    """Delete a directory with a temporary name, file by file; False if it had to be kept.
+
+    Only known names are deleted, and never recursively: unknown names stay for a person to look at.
+    """
+    for name in names(directory):
+        if layout.kind_in_entry(name) is layout.NameKind.UNKNOWN:
+            continue
+        # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
+        harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)
+        with oserrors.translating(f"cannot remove {directory}/{name}"), harmless:
+            os.unlink(f"{directory}/{name}")
+    kept = names(directory)
+    if kept:
+        _log.warning(
+            "kept a directory with unknown files", extra={"directory": directory, "names": kept}
+        )
+        return False
+    with oserrors.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
+        os.rmdir(directory)
+    return True

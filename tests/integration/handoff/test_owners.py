@@ -8,8 +8,7 @@ import pytest
 
 from crust.core import errors
 from crust.handoff import claims, layout
-from crust.handoff.claims import ClaimLock
-from crust.handoff.lock_file import UntrustedLock
+from crust.handoff.claims import ClaimLock, UntrustedLock
 from crust.handoff.store import Store, UntrustedDirectory
 from crust.runtime_handler import resolve_source
 from tests.support.records.records import TARGET, a_record

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,34 +109,6 @@ def test_rewrite_refuses_an_absent_entry_and_one_that_is_not_what_was_read(store
         with raised("EntryChanged"):
             store.rewrite(other, grown)
     assert store.publish(a_record()).require().generation == 1
-
-
-def test_rewrite_of_an_entry_that_is_republished_meanwhile_never_replaces_the_new_record(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread unpublishes the volume and publishes it on another device, just before the record's rename."""
-    replacement = a_record(
-        source=volumes.BlockSource("/dev/loop9", volumes.DeviceIdentity(7, 9, 999))
-    )
-    store.publish(a_record())
-    real = durable.publish
-
-    def republish() -> None:
-        with store.begin_unpublish(TARGET) as unpublish:
-            unpublish.complete()
-        store.create(replacement)
-
-    other = threading.Thread(target=republish)
-
-    def rename_late(*arguments: object, **options: object) -> None:
-        other.start()
-        other.join(0.2)  # as far as it gets
-        real(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(durable, "publish", rename_late)
-    store.rewrite(a_record(), a_record(capacity_bytes=1).mount)
-    other.join()
-    assert store.publish(replacement).require().same_content(replacement)
 
 
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:

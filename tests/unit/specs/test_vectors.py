@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import claims, layout, lock_file
+from crust.handoff import claims, layout
 from crust.handoff.record import parse
 from tests.support.records.records import TARGET
 
@@ -81,7 +81,7 @@ def test_claim_is_accepted_or_refused_as_the_vector_says(
 ) -> None:
     paths = layout.Layout(str(tmp_path)).entry(TARGET)
     os.makedirs(paths.directory, 0o700)
-    lock_file.create(paths.claim_lock)
+    claims.create_lock(paths.claim_lock)
     descriptor = os.open(paths.claim, os.O_WRONLY | os.O_CREAT, 0o600)
     os.write(descriptor, vector["text"].encode())
     os.close(descriptor)
