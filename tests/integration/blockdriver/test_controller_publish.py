@@ -23,8 +23,7 @@ async def entries(bench: Bench) -> dict[str, Any]:
 
 
 async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench) -> None:
-    volume_id = (await bench.create()).volume_id
-    await bench.stage(volume_id)
+    volume_id = await bench.staged()
     target = bench.target("a")
     await bench.publish(volume_id, target)
     await bench.unpublish(volume_id, target)
@@ -36,8 +35,6 @@ async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench)
     with pytest.raises(OSError, match="Read-only"):
         Path(target, "file").write_text("words")
     await bench.publish(volume_id, target)
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 async def test_raw_volume_published_read_only_refuses_writes(
@@ -50,8 +47,6 @@ async def test_raw_volume_published_read_only_refuses_writes(
     await bench.publish(volume_id, target, block())
     with pytest.raises(PermissionError):
         write_raw(target)
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 async def test_stage_without_controller_publish_succeeds_unless_another_node_has_it(
@@ -68,7 +63,6 @@ async def test_stage_without_controller_publish_succeeds_unless_another_node_has
     assert bench.driver.stores.access.attached(volume_id) is None
     volume_records.save(volume_records.load(volume_id).but(nodes=()))
     await bench.stage(volume_id)
-    await bench.unstage(volume_id)
 
 
 async def test_list_names_the_node_and_unpublish_of_a_staged_volume_is_refused(

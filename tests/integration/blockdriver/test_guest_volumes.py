@@ -51,7 +51,6 @@ async def test_host_neither_makes_nor_reads_the_filesystem(bench: Bench) -> None
     await bench.stage(volume.volume_id)  # ContentInDoubt for any other volume
     with raised("FilesystemOfGuest"):
         await bench.publish(volume.volume_id, bench.target("pod-a"))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_guest_is_told_to_format_until_a_pod_had_the_raw_device(bench: Bench) -> None:
@@ -70,8 +69,6 @@ async def test_guest_is_told_to_format_until_a_pod_had_the_raw_device(bench: Ben
     await bench.stage(volume.volume_id)
     answer = await bench.publish(volume.volume_id, target, deferred=True)
     assert not answer.deferred_mount.HasField("format")
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_encrypted_volume_has_the_passphrase_of_its_stage_or_its_publish(
@@ -101,8 +98,6 @@ async def test_encrypted_volume_without_a_passphrase_is_refused_and_nothing_is_p
     with raised("PassphraseMissing", match="delete the pod"):
         await bench.publish(volume.volume_id, target, deferred=True)
     await bench.publish(volume.volume_id, target, deferred=True, secrets=SECRET)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
@@ -114,8 +109,6 @@ async def test_encrypted_volume_is_published_on_no_host(bench: Bench) -> None:
         await bench.publish(volume.volume_id, target)
     answer = await bench.publish(volume.volume_id, target, deferred=True, secrets=SECRET)
     assert answer.deferred_mount.HasField("format")
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_copy_of_a_volume_that_a_guest_had_is_formatted_by_nobody(bench: Bench) -> None:

@@ -55,37 +55,31 @@ def in_force(bench: Bench, kernel: FakeThrottle, volume_id: str) -> volumes.IoLi
 async def test_io_limits_hold_from_publish_to_unstage(
     limited: Bench, kernel: FakeThrottle, capability: volumes.VolumeCapability
 ) -> None:
-    made = await limited.create(capability=capability, mutable=SENT)
+    made = await limited.staged(capability=capability, mutable=SENT)
     target = limited.target("pod-a")
-    await limited.stage(made.volume_id, capability)
-    assert in_force(limited, kernel, made.volume_id) == NONE  # mkfs and fsck are not its user's
-    identity = device_of(limited, made.volume_id).host_device.identity
-    await limited.publish(made.volume_id, target, capability)
-    assert in_force(limited, kernel, made.volume_id) == LIMITS
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
+    assert in_force(limited, kernel, made) == NONE  # mkfs and fsck are not its user's
+    identity = device_of(limited, made).host_device.identity
+    await limited.publish(made, target, capability)
+    assert in_force(limited, kernel, made) == LIMITS
+    await limited.unpublish(made, target)
+    await limited.unstage(made)
     assert kernel.limits_of(identity) == NONE
-    await limited.delete(made.volume_id)
+    await limited.delete(made)
 
 
 async def test_modify_changes_mounted_volumes_and_keeps_unnamed_limits(
     limited: Bench, kernel: FakeThrottle
 ) -> None:
-    made = await limited.create()
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target)
-    assert in_force(limited, kernel, made.volume_id) == NONE
+    made, _ = await limited.published()
+    assert in_force(limited, kernel, made) == NONE
     for _ in range(2):
-        await limited.modify(made.volume_id, **SENT)
-        assert in_force(limited, kernel, made.volume_id) == LIMITS
-    await limited.modify(made.volume_id, writeIOPS="77", readIOPS="0")
+        await limited.modify(made, **SENT)
+        assert in_force(limited, kernel, made) == LIMITS
+    await limited.modify(made, writeIOPS="77", readIOPS="0")
     after = volumes.IoLimits(write_iops=77, write_bytes_per_second=20 * MIB)
-    assert in_force(limited, kernel, made.volume_id) == after
-    await limited.modify(made.volume_id, writeIOPS="0", writeBytesPerSecond="0")
-    assert in_force(limited, kernel, made.volume_id) == NONE
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
+    assert in_force(limited, kernel, made) == after
+    await limited.modify(made, writeIOPS="0", writeBytesPerSecond="0")
+    assert in_force(limited, kernel, made) == NONE
 
 
 @pytest.mark.parametrize(
@@ -96,21 +90,13 @@ async def test_modify_changes_mounted_volumes_and_keeps_unnamed_limits(
 async def test_modify_with_one_invalid_key_changes_nothing(
     limited: Bench, kernel: FakeThrottle, sent: dict[str, str]
 ) -> None:
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target)
+    made, _ = await limited.published(mutable=SENT)
     with pytest.raises(errors.InvalidRequest):
-        await limited.modify(made.volume_id, **sent)
-    assert in_force(limited, kernel, made.volume_id) == LIMITS
-    assert (
-        limited.driver.stores.volume_records.load(volumes.VolumeId(made.volume_id)).io_limits
-        == LIMITS
-    )
+        await limited.modify(made, **sent)
+    assert in_force(limited, kernel, made) == LIMITS
+    assert limited.driver.stores.volume_records.load(volumes.VolumeId(made)).io_limits == LIMITS
     with pytest.raises(errors.InvalidRequest):
         await limited.create("other", mutable=sent)
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> None:
@@ -150,19 +136,16 @@ async def test_publish_on_a_node_without_io_limits_is_refused(
 async def test_unstage_that_is_refused_keeps_the_limits_of_whoever_has_the_device(
     limited: Bench, kernel: FakeThrottle
 ) -> None:
-    made = await limited.create(capability=block(), mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id, block())
-    await limited.publish(made.volume_id, target, block())
-    holder = os.open(device_of(limited, made.volume_id).host_device.path, os.O_RDONLY)
-    await limited.unpublish(made.volume_id, target)
+    made, target = await limited.published(capability=block(), mutable=SENT)
+    holder = os.open(device_of(limited, made).host_device.path, os.O_RDONLY)
+    await limited.unpublish(made, target)
     try:
         with pytest.raises(errors.NotReady):
-            await limited.unstage(made.volume_id)
-        assert in_force(limited, kernel, made.volume_id) == LIMITS
+            await limited.unstage(made)
+        assert in_force(limited, kernel, made) == LIMITS
     finally:
         os.close(holder)
-    await limited.unstage(made.volume_id)
+    await limited.unstage(made)
     assert set(kernel.lines.values()) <= {NONE}
 
 
@@ -183,7 +166,6 @@ async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
     made = await limited.create()
     await limited.stage(made.volume_id)
     assert in_force(limited, kernel, made.volume_id) == NONE
-    await limited.unstage(made.volume_id)
 
 
 async def test_start_sets_missing_limits_and_removes_others(
@@ -200,9 +182,6 @@ async def test_start_sets_missing_limits_and_removes_others(
     limited.restart()
     assert in_force(limited, kernel, used.volume_id) == LIMITS
     assert in_force(limited, kernel, idle.volume_id) == NONE
-    await limited.unpublish(used.volume_id, target)
-    for each in (used, idle):
-        await limited.unstage(each.volume_id)
 
 
 def test_driver_killed_during_modify_has_all_limits_or_none_after_a_start(
@@ -236,35 +215,26 @@ async def test_modify_of_a_deferred_volume_changes_only_the_guest(
 ) -> None:
     limited.runtime_guests = end = FakeGuests()
     limited.restart()
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    published = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    made, target = await limited.staged(mutable=SENT), limited.target("pod-a")
+    published = (await limited.publish(made, target, deferred=True)).deferred_mount
     assert csi.deferred_mount(published).io_limits == LIMITS
     guest = end.add(target)
-    await limited.modify(made.volume_id, readIOPS="50")
+    await limited.modify(made, readIOPS="50")
     after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
     assert guest.applied == after
-    assert in_force(limited, kernel, made.volume_id) == NONE
-    again = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+    assert in_force(limited, kernel, made) == NONE
+    again = (await limited.publish(made, target, deferred=True)).deferred_mount
     assert csi.deferred_mount(again).io_limits == after
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_modify_of_a_deferred_volume_without_runtime_socket_is_refused(
     limited: Bench,
 ) -> None:
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target, deferred=True)
+    made, target = await limited.published(mutable=SENT, deferred=True)
     with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
-        await limited.modify(made.volume_id, readIOPS="50")
-    again = (await limited.publish(made.volume_id, target, deferred=True)).deferred_mount
+        await limited.modify(made, readIOPS="50")
+    again = (await limited.publish(made, target, deferred=True)).deferred_mount
     assert csi.deferred_mount(again).io_limits == LIMITS
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_io_limits_follow_a_volume_from_guest_to_host(
@@ -272,22 +242,17 @@ async def test_io_limits_follow_a_volume_from_guest_to_host(
 ) -> None:
     limited.runtime_guests = FakeGuests()
     limited.restart()
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target)
-    await limited.unpublish(made.volume_id, target)
-    assert in_force(limited, kernel, made.volume_id) == LIMITS
-    await limited.publish(made.volume_id, target, deferred=True)
-    assert in_force(limited, kernel, made.volume_id) == NONE  # its hypervisor is in a pod's group
+    made, target = await limited.published(mutable=SENT)
+    await limited.unpublish(made, target)
+    assert in_force(limited, kernel, made) == LIMITS
+    await limited.publish(made, target, deferred=True)
+    assert in_force(limited, kernel, made) == NONE  # its hypervisor is in a pod's group
     limited.runtime_guests.add(target)
-    await limited.modify(made.volume_id, readIOPS="50")
-    assert in_force(limited, kernel, made.volume_id) == NONE
-    await limited.unpublish(made.volume_id, target)
-    await limited.publish(made.volume_id, target)
-    assert in_force(limited, kernel, made.volume_id).read_iops == 50
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
+    await limited.modify(made, readIOPS="50")
+    assert in_force(limited, kernel, made) == NONE
+    await limited.unpublish(made, target)
+    await limited.publish(made, target)
+    assert in_force(limited, kernel, made).read_iops == 50
 
 
 async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
@@ -312,9 +277,6 @@ async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
         await limited.modify(made.volume_id, readIOPS="70")
     assert readers[0].applied == after
     assert in_force(limited, kernel, made.volume_id) == after
-    for target in (one, two, host):
-        await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
@@ -342,36 +304,28 @@ async def test_validate_confirms_the_present_limits(limited: Bench) -> None:
 async def test_modify_of_an_unreachable_guest_is_finished_by_the_retry(limited: Bench) -> None:
     limited.runtime_guests = end = FakeGuests()
     limited.restart()
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target, deferred=True)
+    made, target = await limited.published(mutable=SENT, deferred=True)
     with raised("PublishInProgress"):
-        await limited.modify(made.volume_id, readIOPS="50")
+        await limited.modify(made, readIOPS="50")
     guest = end.add(target)
     guest.error = errors.PeerUnavailable("absent")
     with pytest.raises(errors.PeerUnavailable):
-        await limited.modify(made.volume_id, readIOPS="50")
+        await limited.modify(made, readIOPS="50")
     limited.restart()
     guest.error = None
-    await limited.modify(made.volume_id, readIOPS="50")
+    await limited.modify(made, readIOPS="50")
     assert guest.applied is not None
     assert guest.applied.read_iops == 50
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> None:
     limited.runtime_guests = end = FakeGuests()
     limited.restart()
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id)
-    await limited.publish(made.volume_id, target, deferred=True)
+    made, target = await limited.published(mutable=SENT, deferred=True)
     guest = end.add(target)
     guest.error = errors.PeerUnavailable("killed before the call")
     with pytest.raises(errors.PeerUnavailable):
-        await limited.modify(made.volume_id, readIOPS="50")
+        await limited.modify(made, readIOPS="50")
     guest.error = None
     limited.restart()
     with tempfile.TemporaryDirectory(prefix="crust-") as short:
@@ -384,8 +338,6 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
     assert guest.limits.read_iops == 50
     assert end.closed
     limited.restart()
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)
 
 
 async def test_of_two_changes_of_a_volume_at_once_one_is_aborted_and_succeeds_when_repeated(
@@ -405,5 +357,3 @@ async def test_of_two_changes_of_a_volume_at_once_one_is_aborted_and_succeeds_wh
     await limited.modify(made.volume_id, readIOPS="50")
     assert in_force(limited, kernel, made.volume_id).read_iops == 50
     assert device_of(limited, made.volume_id).size_bytes == 128 * MIB
-    await limited.unpublish(made.volume_id, target)
-    await limited.unstage(made.volume_id)

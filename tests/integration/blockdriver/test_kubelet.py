@@ -58,9 +58,7 @@ async def test_kubelet_maps_and_unmaps_a_raw_volume(bench: Bench) -> None:
 
 
 async def test_publish_repeated_with_fresh_tokens_succeeds(bench: Bench) -> None:
-    volume_id = (await bench.create()).volume_id
-    target = bench.target("pod-a")
-    await bench.stage(volume_id)
+    volume_id, target = await bench.staged(), bench.target("pod-a")
     await bench.publish(volume_id, target, context={TOKENS: "first", "crust.dev/defer": "never"})
     before = mountinfo.at(target)
     with (Path(target) / "open").open("w"):

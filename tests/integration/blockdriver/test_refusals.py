@@ -26,34 +26,23 @@ async def test_unpublish_of_another_volume_at_the_target_is_refused(bench: Bench
     await bench.publish(volume.volume_id, target)
     with pytest.raises(errors.Conflict, match=volume.volume_id):
         await bench.unpublish(other.volume_id, target)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_unpublish_of_a_busy_volume_names_its_user(bench: Bench) -> None:
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, target)
+    volume_id, target = await bench.published()
     with (
         (Path(target) / "open").open("w"),
         pytest.raises(holders.DeviceInUse, match=str(os.getpid())),
     ):
-        await bench.unpublish(volume.volume_id, target)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+        await bench.unpublish(volume_id, target)
 
 
 async def test_publish_with_a_refused_mount_option_leaves_nothing(bench: Bench) -> None:
-    volume = await bench.create()
-    target = bench.target("pod-a")
-    await bench.stage(volume.volume_id)
+    volume_id, target = await bench.staged(), bench.target("pod-a")
     with pytest.raises(errors.InvalidRequest, match="bogus"):
-        await bench.publish(volume.volume_id, target, mount("ext4", "bogus"))
+        await bench.publish(volume_id, target, mount("ext4", "bogus"))
     assert not is_there(target)
-    await bench.publish(volume.volume_id, target)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+    await bench.publish(volume_id, target)
 
 
 async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) -> None:
@@ -67,7 +56,6 @@ async def test_stage_never_formats_a_device_that_a_process_writes(bench: Bench) 
         await bench.stage(volume_id)
     assert bench.driver.stores.content_records.load(volume_id).state == "new"
     await bench.stage(volume_id)
-    await bench.unstage(volume_id)
 
 
 async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
@@ -80,7 +68,6 @@ async def test_stage_never_formats_foreign_content(bench: Bench) -> None:
     with pytest.raises(format_decision.ContentInDoubt):
         await bench.stage(volume.volume_id)
     assert image.read_bytes() == before
-    await bench.unstage(volume.volume_id)
 
 
 async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(bench: Bench) -> None:
@@ -91,7 +78,6 @@ async def test_stage_never_formats_what_only_the_page_cache_of_the_device_has(be
         device.write(b"a foreign backup superblock")
         with pytest.raises(format_decision.ContentInDoubt):
             await bench.stage(volume.volume_id)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
@@ -111,46 +97,38 @@ async def test_first_stage_of_a_volume_without_data_reads_nothing_of_the_device(
             patched.setattr(module, name, refused)
         await bench.stage(volume.volume_id)
     await bench.publish(volume.volume_id, bench.target("pod-a"))
-    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_stage_of_a_formatted_volume_that_reads_blank_is_refused(bench: Bench) -> None:
-    volume = await bench.create()
-    await bench.stage(volume.volume_id)
-    await bench.unstage(volume.volume_id)
-    image = pool_layout.image(bench.root / "state", volume.volume_id)
+    volume_id = await bench.staged()
+    await bench.unstage(volume_id)
+    image = pool_layout.image(bench.root / "state", volume_id)
     os.truncate(image, 0)
     os.truncate(image, 64 * MIB)
     with pytest.raises(format_decision.ContentInDoubt, match="ext4 was made"):
-        await bench.stage(volume.volume_id)
-    await bench.unstage(volume.volume_id)
+        await bench.stage(volume_id)
 
 
 async def test_stage_with_another_filesystem_is_refused(bench: Bench) -> None:
-    volume = await bench.create(size=320 * MIB)
-    await bench.stage(volume.volume_id)
+    volume_id = await bench.staged(size=320 * MIB)
     with raised("StagedDifferently"):
-        await bench.stage(volume.volume_id, mount("xfs"))
-    await bench.unstage(volume.volume_id)
+        await bench.stage(volume_id, mount("xfs"))
+    await bench.unstage(volume_id)
     with raised("FormattedDifferently"):
-        await bench.stage(volume.volume_id, mount("xfs"))
-    await bench.unstage(volume.volume_id)
+        await bench.stage(volume_id, mount("xfs"))
 
 
 async def test_publish_outside_the_roots_or_through_links_is_refused(bench: Bench) -> None:
-    volume = await bench.create()
-    await bench.stage(volume.volume_id)
+    volume_id = await bench.staged()
     (bench.root / "elsewhere").mkdir()
     (bench.root / "pods" / "link").symlink_to(bench.root / "elsewhere")
     with pytest.raises(target_paths.SymlinkInPath):
-        await bench.publish(volume.volume_id, f"{bench.root}/pods/link/mount")
+        await bench.publish(volume_id, f"{bench.root}/pods/link/mount")
     with pytest.raises(target_paths.PathOutsideRoots):
-        await bench.publish(volume.volume_id, "/etc/crust-test-target")
+        await bench.publish(volume_id, "/etc/crust-test-target")
     assert mountinfo.below(str(bench.root)) == ()
     with raised("StagingPathMissing"):
-        await bench.stage(volume.volume_id, path=f"{bench.root}/staging/absent")
-    await bench.unstage(volume.volume_id)
+        await bench.stage(volume_id, path=f"{bench.root}/staging/absent")
 
 
 async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
@@ -171,20 +149,18 @@ async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
 
 
 async def test_publish_on_a_target_with_files_or_a_foreign_mount_is_refused(bench: Bench) -> None:
-    volume = await bench.create()
-    await bench.stage(volume.volume_id)
+    volume_id = await bench.staged()
     target = Path(bench.target("pod-a"))
     target.mkdir()
     (target / "precious").write_text("kept")
     with pytest.raises(target_paths.TargetConflict):
-        await bench.publish(volume.volume_id, str(target))
+        await bench.publish(volume_id, str(target))
     assert (target / "precious").read_text() == "kept"
     (target / "precious").unlink()
     mount_api.mount_guard(str(target))
     with pytest.raises(node_publish.TargetOccupied, match="guard mount"):
-        await bench.publish(volume.volume_id, str(target))
+        await bench.publish(volume_id, str(target))
     mount_api.unmount(str(target))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> None:
@@ -197,9 +173,6 @@ async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> Non
         await bench.publish(second.volume_id, target)
     mount_api.unmount(target)  # without the driver: its node state is stale, and the kernel decides
     await bench.publish(second.volume_id, target)
-    await bench.unpublish(second.volume_id, target)
-    for volume in (first, second):
-        await bench.unstage(volume.volume_id)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -221,24 +194,20 @@ async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
     with pytest.raises(node_unpublish.StillPublished, match=str(kubelets)):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(kubelets))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_unpublish_with_a_mount_of_somebody_else_at_the_target_leaves_it(
     bench: Bench, tmp_path: Path
 ) -> None:
-    volume, target = await bench.create(), bench.target("pod-a")
-    await bench.stage(volume.volume_id)
+    volume_id, target = await bench.staged(), bench.target("pod-a")
     Path(target).mkdir()
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     mount_api.bind(str(foreign), target)
     with raised("ForeignMountAtTarget"):
-        await bench.unpublish(volume.volume_id, target)
+        await bench.unpublish(volume_id, target)
     assert mountinfo.at(target) is not None
     mount_api.unmount(target)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_failed_publish_leaves_a_mount_that_somebody_put_in_place_of_its_own(
@@ -261,8 +230,6 @@ async def test_failed_publish_leaves_a_mount_that_somebody_put_in_place_of_its_o
             await bench.publish(volume.volume_id, target, grouped)
     assert os.path.samefile(target, foreign)
     mount_api.unmount(target)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 @pytest.mark.parametrize("known", ["new", "lost"])
@@ -271,10 +238,9 @@ async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_t
 ) -> None:
     """With its node state lost, the mount at the target is one that a pod may be using."""
     grouped = mount(group=volumes.GroupChange(5000, volumes.GroupPolicy.ALWAYS))
-    volume, target = await bench.create(), bench.target("pod-a")
-    await bench.stage(volume.volume_id)
+    volume_id, target = await bench.staged(), bench.target("pod-a")
     if known == "lost":
-        await bench.publish(volume.volume_id, target, grouped)
+        await bench.publish(volume_id, target, grouped)
         bench.driver.stores.node_state.forget_published(volumes.TargetPath(target))
 
     def fail(*_: object) -> None:
@@ -287,11 +253,9 @@ async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_t
         patched.setattr(fs_group, "apply", fail)
         for _ in range(2):
             with pytest.raises(errors.RuntimeFailed, match="the first error"):
-                await bench.publish(volume.volume_id, target, grouped)
+                await bench.publish(volume_id, target, grouped)
             assert (mountinfo.at(target) is not None) == (known == "lost")
         patched.setattr(target_paths, "remove", fail_too)
         with pytest.raises(errors.RuntimeFailed, match="the first error"):
-            await bench.publish(volume.volume_id, target, grouped)
-    await bench.publish(volume.volume_id, target, grouped)
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
+            await bench.publish(volume_id, target, grouped)
+    await bench.publish(volume_id, target, grouped)

@@ -81,7 +81,6 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
         entry.chmod(0o600)
         await asyncio.to_thread(copying.restart)
         assert not entry.exists()
-    await copying.unstage(source.volume_id)
 
 
 async def test_snapshot_that_takes_too_long_is_thawed_and_fails(

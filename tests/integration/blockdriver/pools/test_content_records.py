@@ -57,8 +57,6 @@ async def test_stage_without_a_content_record_is_refused_and_writes_nothing(
     await bench.stage(volume_id)
     await bench.publish(volume_id, target)
     assert Path(target, "kept").exists() == used
-    await bench.unpublish(volume_id, target)
-    await bench.unstage(volume_id)
 
 
 async def test_delete_without_a_content_record_removes_the_volume(bench: Bench) -> None:

@@ -65,7 +65,6 @@ async def test_gc_keeps_a_volume_that_was_used_although_its_record_is_of_its_cre
     bench.driver.stores.volume_records.save(left.but(phase=created.phase))
     bench.restart()
     await bench.stage(volume_id)
-    await bench.unstage(volume_id)
 
 
 async def test_gc_does_not_delete_what_was_made_again_since_it_looked(bench: Bench) -> None:
@@ -103,8 +102,7 @@ async def test_gc_detaches_a_device_that_was_never_staged(bench: Bench) -> None:
 
 
 async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
-    staged = (await bench.create("a")).volume_id
-    await bench.stage(staged)
+    await bench.staged("a")
     used, target = (await bench.create("b", block())).volume_id, bench.target("b")
     await bench.stage(used, block())
     await bench.publish(used, target, block())
@@ -122,7 +120,6 @@ async def test_gc_keeps_devices_that_are_staged_or_in_use(bench: Bench) -> None:
         await bench.unpublish(volume_id, path)
     await collect(bench)
     assert len(devices(bench)) == 1
-    await bench.unstage(staged)
 
 
 async def test_gc_keeps_images_without_record_and_records_without_image(
@@ -142,8 +139,7 @@ async def test_gc_keeps_images_without_record_and_records_without_image(
 async def test_gc_detaches_a_device_of_a_removed_image_by_its_tag_when_unused(
     bench: Bench,
 ) -> None:
-    volume_id = (await bench.create()).volume_id
-    await bench.stage(volume_id)
+    volume_id = await bench.staged()
     image = pool_layout.image(bench.root / "state", volume_id)
     [device] = devices(bench)
     image.unlink()
@@ -210,7 +206,6 @@ async def test_start_and_gc_open_no_device_of_another_program(
         assert opened == {ours.host_device.identity.minor}
     finally:
         loop.detach(stranger)
-    await bench.unstage(volume_id)
 
 
 async def test_gc_runs_again_after_a_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

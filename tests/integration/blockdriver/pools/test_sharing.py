@@ -39,8 +39,6 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     bench.restart()
     again = await bench.publish(volume.volume_id, target, capability, deferred=True)
     assert again == answer
-    await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def host_options(bench: Bench, volume_id: str) -> set[str]:
@@ -67,8 +65,7 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
     await bench.unstage(volume_id)
     assert await host_options(bench, volume_id) == {"nosuid", "nodev"}
 
-    raw_id = (await bench.create("raw", block())).volume_id
-    await bench.stage(raw_id, block())
+    raw_id = await bench.staged("raw", block())
     image = pool_layout.image(bench.root / "state", raw_id)
     [device] = loop_devices.find(str(image))
     await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
@@ -91,8 +88,6 @@ async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> 
     await bench.publish(volume.volume_id, host)
     with raised("PublishedElsewhere", match="pod-host"):
         await bench.publish(volume.volume_id, guest, deferred=True)
-    await bench.unpublish(volume.volume_id, host)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
@@ -109,25 +104,22 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
     with pytest.raises(node_unpublish.StillPublished, match="foreign"):
         await bench.unstage(volume.volume_id)
     mount_api.unmount(str(foreign))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
-    volume = await bench.create()
-    await bench.stage(volume.volume_id)
-    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
+    volume_id = await bench.staged()
+    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume_id)))
     hold = devices.open_exclusive(device.path)
     try:
         with pytest.raises(devices.DeviceInUse):
-            await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
+            await bench.publish(volume_id, bench.target("pod-a"), deferred=True)
         with pytest.raises(devices.DeviceInUse):
-            await bench.publish(volume.volume_id, bench.target("pod-a"))
+            await bench.publish(volume_id, bench.target("pod-a"))
         assert not is_there(bench.target("pod-a"))
         with pytest.raises(loop.LoopDeviceHeld):
-            await bench.unstage(volume.volume_id)
+            await bench.unstage(volume_id)
     finally:
         os.close(hold)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Bench) -> None:
@@ -140,9 +132,6 @@ async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Be
     mounted = mountinfo.at(host)
     assert mounted is not None
     assert "ro" in mounted.super_options
-    for target in (guest, other, host):
-        await bench.unpublish(volume.volume_id, target)
-    await bench.unstage(volume.volume_id)
 
 
 async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench) -> None:
@@ -154,8 +143,6 @@ async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench)
         await bench.publish(volume.volume_id, bench.target("pod-b"), one)
     with pytest.raises(publish_rules.TargetPublishedDifferently):
         await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)
-    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
@@ -184,7 +171,6 @@ async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench)
     await asyncio.gather(*calls)
     image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     assert len(loop_devices.find(image)) == 1
-    await bench.unstage(volume.volume_id)
 
 
 async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> None:
@@ -197,8 +183,6 @@ async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> Non
     await bench.driver.operations.drain()
     bench.restart()
     await bench.publish(volume.volume_id, bench.target("pod-a"))
-    await bench.unpublish(volume.volume_id, bench.target("pod-a"))
-    await bench.unstage(volume.volume_id)
 
 
 async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
@@ -226,8 +210,6 @@ async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
     await bench.stage(volume_id, capability)
     await bench.publish(volume_id, first, capability)
     assert Path(first, "file").read_text() == "words"
-    await bench.unpublish(volume_id, first)
-    await bench.unstage(volume_id)
 
 
 async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
@@ -247,6 +229,3 @@ async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
         assert (Path(bench.target(pod)) / "file").read_text() == "for all"
         with pytest.raises(OSError, match="Read-only"):
             (Path(bench.target(pod)) / "other").touch()
-    for pod in ("a", "b"):
-        await bench.unpublish(volume_id, bench.target(pod))
-    await bench.unstage(volume_id)
