@@ -86,6 +86,10 @@ $(CACHE)/csi-sanity/csi-sanity: $(CSI_SANITY)
 $(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
 
+.PHONY: wheel
+wheel: $(VENV)/.done ## build the wheel of crust, build/crust_csi-<version>-py3-none-any.whl
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+
 .PHONY: image
 image: root setup ## build the OCI image of crust, build/crust-csi-<version>.tar (root)
 	$(PY) deploy/image/build.py

@@ -38,6 +38,7 @@ MANIFEST = Path("usr/local/share/crust/installed")
 """The files that installations wrote, of earlier versions, too, and nobody has removed: a path in each line."""
 _PLACES = frozenset({UNITS, RULES, MAN_PAGES, *(path.parent for path in COMPLETIONS.values())})
 _OVERRIDES = Path("etc/systemd/system")
+_NAMED = 8
 _PROGRAM = "/usr/bin/crust"
 """As the units in deploy/systemd name it."""
 
@@ -122,9 +123,9 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
     wanted.append(_manifest(root, wanted))
     changed = [each for each in wanted if _differs(root, each)]
     _write(root, changed)
-    for each in wanted:
-        say(f"/{each.path}: {_outcome(each, changed=each in changed)}")
     _link(link, command)
+    for line in _report(wanted, changed):
+        say(line)
     say(f"/{COMMAND}: a link to {command}")
     for each in wanted:
         if (root / _OVERRIDES / each.path.name).exists():
@@ -236,10 +237,20 @@ def _write(root: Path, wanted: Sequence[File]) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _outcome(wanted: File, *, changed: bool) -> str:
-    if changed:
-        return "written"
-    return "kept, it is yours" if wanted.is_kept else "unchanged"
+def _report(wanted: Sequence[File], changed: Sequence[File]) -> Iterator[str]:
+    """A line for each directory, with the files that are new, or were kept because they are the operator's."""
+    for directory in dict.fromkeys(each.path.parent for each in wanted):
+        files_there = [each for each in wanted if each.path.parent == directory]
+        written = [each.path.name for each in files_there if each in changed]
+        kept = [each.path.name for each in files_there if each.is_kept and each not in changed]
+        parts = [f"{len(files_there)} files" if len(files_there) > 1 else files_there[0].path.name]
+        if written:
+            parts.append(
+                f"written: {', '.join(written) if len(written) <= _NAMED else len(written)}"
+            )
+        if kept:
+            parts.append(f"kept, they are yours: {', '.join(kept)}")
+        yield f"/{directory}: {'; '.join(parts)}" if written or kept else f"/{directory}: unchanged"
 
 
 def _check_ours(link: Path) -> None:

@@ -6,6 +6,7 @@ chain is not, the shim's socket says which part is away.
 
 import contextlib
 import os
+from pathlib import Path
 
 import grpc
 
@@ -35,7 +36,7 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
     problem: errors.CrustError | None = None
     try:
         version, shim, pool = await _probe(answer.name, answer.socket)
-        if answer.registration == "waiting":
+        if answer.registration == "waiting" and await workers.run(_has_kubelet, answer.socket):
             problem = errors.NotReady.named(
                 "NotRegisteredYet",
                 f"the driver {answer.name} is not registered with the kubelet",
@@ -58,6 +59,15 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
         pool=pool,
         message=problem.shown() if problem else "",
     )
+
+
+def _has_kubelet(socket: str) -> bool:
+    """Whether a kubelet has run on this node, by the socket that each has for device plugins. Blocks.
+
+    Without one nobody will ever register the driver, and the node is as ready as it can be.
+    """
+    root = Path(socket).parent.parent.parent
+    return (root / "device-plugins" / "kubelet.sock").exists()
 
 
 async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:

@@ -20,12 +20,16 @@ _UNKNOWN = "other"
 QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
 """Called several times per operation by a kubelet: logged at DEBUG."""
 
+_OF_OPERATORS = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
+"""An operator who looks leaves no line in the log, and a Watch that its reader ends is no failure."""
+
 _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
     grpc.StatusCode.OK: "OK",
     grpc.StatusCode.CANCELLED: "Canceled",
 }
 """The names that a kubelet's metrics have for the codes."""
 
+_FINE = frozenset({grpc.StatusCode.OK})
 _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
@@ -43,7 +47,9 @@ class CallRecord:
         self._driver = driver
         self._is_inner = is_inner
         self.rpc = method.rpartition("/")[2]
-        self.is_quiet = self.rpc in QUIET
+        is_look = method.startswith(_OF_OPERATORS)
+        self.is_quiet = is_look or self.rpc in QUIET
+        self._fine = _FINE | {grpc.StatusCode.CANCELLED} if is_look else _FINE
         self._method = method
         self._is_csi = method.startswith("/csi.")
         # the caller chooses the name of an unknown method that passes, and a metric would keep that name for good
@@ -88,7 +94,7 @@ class CallRecord:
 
     def _level_of(self, code: grpc.StatusCode) -> int:
         """Refusals are warnings. An inner call's failure is the outer one's, too."""
-        if self._is_inner or code is grpc.StatusCode.OK:
+        if self._is_inner or code in self._fine:
             return self._level
         return logging.ERROR if code in _OURS else logging.WARNING
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.systemd.test_installed import KUBELET, PAGE, follow
+from tests.integration.systemd.test_installed import PAGE, follow
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import CHECKOUT, Machine
 
@@ -27,10 +27,9 @@ def blocks() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """With crust installed as the page says, and a kubelet's directories."""
+    """With crust installed as the page says."""
     capabilities.need("mount", "loop", "vm", "systemd")
     with booted_systemd.machine() as booted:
-        booted.output("mkdir", "-p", f"{KUBELET}/plugins_registry", f"{KUBELET}/pods")
         follow(booted, "As units of systemd")
         yield booted
 
