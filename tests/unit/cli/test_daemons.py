@@ -1,19 +1,29 @@
-"""What every daemon has in common."""
+"""Each daemon: its flags, its metrics and its health over HTTP."""
 
 import asyncio
+import logging
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from crust.cli.programs import daemons
-from crust.core import operations
+from crust.cli.programs import daemons, monitoring
+from crust.core import errors, operations
 from crust.core.settings.driver import DriverSettings
 from crust.host.process import workers
+from crust.rpc.serving.daemon import Daemon, starting
+from tests.support.raised import raised
 
 
 def test_forty_hanging_calls_leave_threads_for_others() -> None:
@@ -108,3 +118,174 @@ def test_command_line_alone_imports_no_settings_no_grpc_and_no_daemon() -> None:
     loaded = set(done.stdout.split())
     assert {"click", "crust"} <= loaded
     assert not {"pydantic", "grpc", "google", "prometheus_client"} & loaded
+
+
+RUN = "from crust.cli.main import main; main()"
+
+
+async def shim(directory: Path, *flags: str) -> Process:
+    """A shim, which starts without its peers. It wraps nothing: a private mount namespace would end its start."""
+    sockets = (
+        f"--socket={directory}/shim.sock",
+        f"--driver-socket={directory}/driver.sock",
+        f"--runtime-socket={directory}/runtime.sock",
+    )
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, "shim", "--no-wrap", *sockets, *flags, stdout=PIPE, stderr=PIPE
+    )
+
+
+async def line_with(process: Process, word: bytes) -> str:
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while word not in (line := await process.stderr.readline()):
+            assert line, "it ended before it said so"
+    return line.decode()
+
+
+def read(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_metrics_health_and_readiness_are_served_by_path(tmp_path: Path) -> None:
+    process = await shim(tmp_path, "--metrics-address=127.0.0.1:0")
+    try:
+        line = await line_with(process, b"metrics  address=")
+        found = re.search(r"address=(\S+)", line)
+        assert found is not None
+        code, text = await asyncio.to_thread(read, found[1], "/metrics?x=1")
+        assert code == 200
+        for name in ("csi_operations_seconds histogram", "process_resident_memory_bytes gauge"):
+            assert f"# TYPE {name}" in text
+        assert "crust_build_info{" in text
+        assert re.search(r"^crust_log_queue_bytes \d", text, re.MULTILINE)
+        # those are the proxy's and the driver's
+        assert not re.search("crust_(runtime_handlers|pool_open|deferred_volumes)", text)
+        assert await asyncio.to_thread(read, found[1], "/healthz") == (200, "ok\n")
+        code, text = await asyncio.to_thread(read, found[1], "/readyz")
+        assert (code, text[0]) == (503, "[")
+        for path in ("/", "/metrics/", "/health", "/metricsx"):
+            code, _ = await asyncio.to_thread(read, found[1], path)
+            assert code == 404
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
+
+
+async def test_port_in_use_ends_start_with_error(tmp_path: Path) -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as taken:
+        address = "{}:{}".format(*taken.sockets[0].getsockname())
+        process = await shim(tmp_path, f"--metrics-address={address}")
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+    assert process.returncode == 1
+    assert f"cannot serve metrics on {address}" in said.decode()
+    assert b"Traceback" not in said
+    assert not (tmp_path / "shim.sock").exists()
+
+
+@pytest.mark.parametrize("address", ["9090", "localhost", "127.0.0.1:", "http://127.0.0.1:9090"])
+async def test_invalid_metrics_address_is_refused(tmp_path: Path, address: str) -> None:
+    process = await shim(tmp_path, f"--metrics-address={address}")
+    async with asyncio.timeout(60):
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"metrics_address" in said
+
+
+async def test_port_above_65535_is_refused(tmp_path: Path) -> None:
+    process = await shim(tmp_path, "--metrics-address=127.0.0.1:65536")
+    async with asyncio.timeout(60):
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert b"a port is at most 65535" in said
+
+
+@asynccontextmanager
+async def monitored(caplog: pytest.LogCaptureFixture) -> AsyncIterator[str]:
+    caplog.set_level(logging.INFO)
+    with monitoring.serving("127.0.0.1:0"):
+        (line,) = [vars(each) for each in caplog.records if each.msg == "metrics"]
+        yield f"http://{line['address']}"
+
+
+def ask(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def answers(address: str) -> tuple[int, int, str]:
+    healthy, _ = await asyncio.to_thread(ask, f"{address}/healthz")
+    ready, why = await asyncio.to_thread(ask, f"{address}/readyz")
+    return healthy, ready, why
+
+
+async def test_process_is_ready_while_it_serves_and_its_parts_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away: list[errors.CrustError] = []
+    async with monitored(caplog) as address:
+        assert (await answers(address))[:2] == (200, 503)
+        async with starting(f"{tmp_path}/lock") as daemon:
+            daemon.readiness.append(lambda: away[0] if away else None)
+            healthy, ready, why = await answers(address)
+            assert (healthy, ready) == (200, 503)
+            assert "[NotServing] this process does not serve" in why
+            async with daemon.serves():
+                assert await answers(address) == (200, 200, "ok\n")
+                away.append(errors.PeerUnavailable("the driver is away"))
+                healthy, ready, why = await answers(address)
+                assert (healthy, ready) == (200, 503)
+                assert "the driver is away" in why
+                away.clear()
+                await check_broken(daemon, address)
+            assert (await answers(address))[:2] == (200, 503)
+
+
+async def check_broken(daemon: Daemon, address: str) -> None:
+    daemon.health.report("part", errors.RuntimeFailed("broken"))
+    assert (await answers(address))[:2] == (503, 503)
+    daemon.health.report("part", errors.RuntimeFailed("slow"), is_fatal=False)
+    assert (await answers(address))[:2] == (200, 200)
+    daemon.health.report("part", None)
+
+
+async def test_server_connections_held_open_are_bounded_and_probe_is_answered(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "CONNECTIONS", 2)
+    async with monitored(caplog) as address:
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        with ExitStack() as held:
+            slow = [
+                held.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                for _ in range(2)
+            ]
+            slow[0].sendall(b"GET /healthz HT")
+            assert await asyncio.to_thread(ask, f"{address}/healthz") == (200, "ok\n")
+            assert await asyncio.to_thread(slow[0].recv, 1) == b""
+
+
+def test_loop_that_hangs_is_unhealthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring, "ANSWER_S", 0.01)
+    loop = asyncio.new_event_loop()  # it does not run
+    try:
+        with raised("LoopHangs", match=re.escape("its event loop has not answered")):
+            monitoring._Monitor(loop).check_health()
+    finally:
+        loop.close()

@@ -1,4 +1,4 @@
-"""`crust conformance`: flags, parameters file, and a driver that does not answer."""
+"""`crust conformance` for drivers and runtimes: flags, parameters, restart command, a driver without an answer."""
 
 import json
 import os
@@ -11,12 +11,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from crust.cli.main import main
-from crust.conformance import catalogue, options, suite
+from crust.conformance import catalogue, options, restart_command, suite
 from crust.conformance.capabilities import CREATE
-from crust.conformance.options import Options, Parameters
+from crust.conformance.options import Options, Parameters, RunOptions
+from crust.conformance.results import Results
+from crust.conformance.runtimes import suite as suite_of_runtimes
 from crust.core import errors
 from tests.support.memory_csi.driver import MemoryDriver, MemoryHost, serving
 from tests.support.memory_csi.state import Code, Refused
@@ -285,3 +287,72 @@ def test_conformance_that_cannot_run_here_is_no_broken_must(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert CliRunner().invoke(main, ["conformance", *words]).exit_code == 2
+
+
+def run(*flags: str) -> Result:
+    return CliRunner().invoke(main, ["conformance", "--runtime", *flags])
+
+
+def test_list_needs_no_command_and_shows_every_case() -> None:
+    ran = run("--list")
+    assert ran.exit_code == 0
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == sorted(catalogue.cases("R"))
+
+
+def test_list_shows_what_only_and_skip_leave() -> None:
+    ran = run("--list", "--only", "R-301..R-303", "--skip", "302")
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["R-301", "R-303"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("x", "--endpoint", "/s"), "--endpoint: not with --runtime"),
+        (("x", "--profile", "1.12", "--log", "/dev/null"), "--log, --profile: not with --runtime"),
+        (("--only", "C-101", "--list"), "begin with R"),
+        (("--only", "R-999", "--list"), "no case has such a number"),
+        (("--only", "R-101"), "--runtime needs the command"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why: str) -> None:
+    ran = run(*flags)
+    assert (ran.exit_code, why in ran.output) == (2, True), ran.output
+
+
+def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, RunOptions]] = []
+
+    def record(command: str, options: RunOptions) -> Results:
+        asked.append((command, options))
+        return Results()
+
+    monkeypatch.setattr(suite_of_runtimes, "run", record)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert run("mine", "--only", "R-101", "--timeout-s", "7", "--strict").exit_code == 0
+    assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))
+    assert run("mine").exit_code == 0
+    assert asked.pop() == ("mine", RunOptions(timeout_s=suite_of_runtimes.TIMEOUT_S))
+
+
+def test_case_for_runtimes_is_no_case_for_drivers() -> None:
+    ran = CliRunner().invoke(main, ["conformance", "--list", "--only", "R-101"])
+    assert ran.exit_code == 2
+    assert "begin with C" in ran.output
+
+
+def test_restart_command_may_leave_its_output_open(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    try:
+        restart_command.run(f"sleep 600 & echo $! > {pid}", 60.0)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_failed_restart_command_is_reported_with_its_output() -> None:
+    with pytest.raises(AssertionError, match="ended with 3: no such driver"):
+        restart_command.run("echo no such driver >&2; exit 3", 60.0)
+
+
+def test_hanging_restart_command_is_reported() -> None:
+    with pytest.raises(AssertionError, match=r"did not return within 0\.2 s: it printed nothing"):
+        restart_command.run("exec sleep 600", 0.2)

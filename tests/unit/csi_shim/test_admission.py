@@ -1,17 +1,19 @@
 """What may be deferred, judged by the original request; and what the driver is asked in its place."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crust.core import deferral_keys, errors, mount_options, volumes
-from crust.csi_shim.wrap import admission, as_block, private_directories, vendors
+from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
+from tests.support.raised import raised
 
 MODE = csi_pb2.VolumeCapability.AccessMode
 DRIVER = "csi.example.org"
@@ -251,3 +253,20 @@ def test_private_directories_hold_no_part_of_an_id_a_driver_name_or_a_target() -
 def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:
     assert not vendors.expands_at_node("linstor.csi.linbit.com")
     assert vendors.expands_at_node(DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("driver", "remedy"),
+    [
+        ("diskplugin.csi.alibabacloud.com", "RuntimeClass rund or runv"),
+        ("block.csi.example.com", "may not support raw block volumes"),
+    ],
+)
+def test_driver_that_published_no_device_is_named_with_what_is_known_of_it(
+    driver: str, remedy: str, tmp_path: Path
+) -> None:
+    key = volumes.VolumeKey(volumes.DriverName(driver), volumes.VolumeId("d-1"))
+    with raised("NotPublishedAsBlock") as caught:
+        leaves.device(key, str(tmp_path / "leaf"), None)
+    assert driver in caught.value.why
+    assert remedy in (caught.value.hint or "")

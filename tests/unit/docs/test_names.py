@@ -1,5 +1,7 @@
-"""What the pages name exists: files, tests, log messages, codes of errors, targets of links. Tables are complete."""
+"""Pages name what exists: files, tests, messages, errors, links, layers, stories of the KEP, the API of authors."""
 
+import ast
+import importlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -7,8 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from crust.cli import explain, main
+from crust.core import errors
 from crust.rpc import status
-from tests.support.pages import error_table
+from tests.support.pages import error_table, page_programs
+from tests.support.raised import raised
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -124,3 +129,215 @@ def test_every_line_of_defence_names_a_file_and_a_test() -> None:
     assert [
         each for each in defences if not any(map(each.__contains__, places)) or "`test_" not in each
     ] == []
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+BOTH = ARCHITECTURE + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LINE = re.compile(r"^\| `((?:crust|examples)/[\w/]+\.py)` \| ([^|]+) \|", re.MULTILINE)
+STEPS = [
+    (path, name)
+    for path, names in LINE.findall(ARCHITECTURE)
+    for name in re.findall(r"`([\w.]+)`", names)
+]
+FILES = sorted(set(re.findall(r"`((?:crust|deploy|examples|tests|specs|docs)/[\w./-]+)`", BOTH)))
+IN_PROSE = [
+    (name, path)
+    for name, path in re.findall(r"`(\w+)`\s+(?:of|in)\s+`((?:crust|examples)/[\w/]+\.py)`", BOTH)
+]
+
+
+def find(path: str, name: str) -> object:
+    found: object = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_every_row_of_a_request_flow_is_parsed() -> None:
+    lines = [
+        line for line in ARCHITECTURE.splitlines() if line.startswith(("| `crust/", "| `examples/"))
+    ]
+    named = [line for line in lines if line.split("|")[1].strip().endswith(".py`")]
+    assert len(named) == len(LINE.findall(ARCHITECTURE))
+    assert len(STEPS) > 70
+    assert len(FILES) > 60
+    assert len(IN_PROSE) >= 5
+
+
+@pytest.mark.parametrize(("path", "name"), STEPS)
+def test_step_of_request_flow_is_function_of_its_file(path: str, name: str) -> None:
+    assert callable(find(path, name))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_file_that_is_named_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("name", "path"), IN_PROSE)
+def test_name_that_prose_places_in_a_file_exists(name: str, path: str) -> None:
+    assert find(path, name) is not None
+
+
+def test_every_package_has_its_rule() -> None:
+    packages = {path.name for path in (ROOT / "crust").iterdir() if (path / "__init__.py").exists()}
+    assert {
+        package for package in packages if f"| `crust/{package}` |" not in ARCHITECTURE
+    } == set()
+
+
+TEST_FILES = Path(__file__).parents[2]
+
+
+def test_each_story_has_a_test() -> None:
+    found = {
+        argument.value
+        for path in TEST_FILES.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in node.decorator_list
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.story"
+        for argument in each.args
+        if isinstance(argument, ast.Constant)
+    }
+    assert found == set(range(1, 7))
+
+
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+MODULES = {
+    module: re.findall(r"`(\w+)`", names)
+    for module, names in re.findall(r"^\| `(crust\.[\w.]+)` \| ([^|]+) \|", API, re.MULTILINE)
+}
+
+
+def test_table_of_modules_is_parsed() -> None:
+    section = API.partition("## Python")[2].partition("## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(MODULES) > 5
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_of_public_module_equals_its_row(module: str) -> None:
+    public = importlib.import_module(module)
+    assert sorted(MODULES[module]) == sorted(public.__all__)
+    assert [name for name in public.__all__ if not hasattr(public, name)] == []
+
+
+@pytest.mark.parametrize("module", ["crust.core.errors", "crust.core.volumes"])
+def test_all_of_core_module_has_every_class(module: str) -> None:
+    public = importlib.import_module(module)
+    defined = {
+        name
+        for name, value in vars(public).items()
+        if isinstance(value, type) and value.__module__ == module
+    }
+    assert defined <= set(public.__all__)
+
+
+def test_every_command_has_its_exit_codes() -> None:
+    section = API.partition("## Exit codes")[2].partition("## ")[0]
+    first = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    commands = {word for cell in first for word in re.findall(r"`(?:crust )?(\w+)`", cell)}
+    assert commands == set(main.main.commands)
+
+
+def test_docstring_of_driver_library_uses_public_names() -> None:
+    library = importlib.import_module("crust.csi_shim.library")
+    used = set(re.findall(r"library\.(\w+)", library.__doc__ or ""))
+    assert used
+    assert used <= set(library.__all__)
+
+
+def test_example_runtime_takes_public_names_from_public_modules() -> None:
+    taken = {
+        (node.module, name.name)
+        for path in (ROOT / "examples" / "kata").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES
+        for name in node.names
+    }
+    assert len(taken) > 3
+    public = {(module, name) for module, names in MODULES.items() for name in names}
+    submodules = {tuple(module.rsplit(".", 1)) for module in MODULES}
+    assert taken - public - submodules == set()
+
+
+TEXT = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
+ERROR_PAGES = tuple(explain.pages(TEXT))
+BRANCHES = {branch.__name__ for branch in status.CODES}
+ROWS = [page for page in ERROR_PAGES if page.name not in BRANCHES]
+
+
+def test_table_has_each_name_of_the_code_under_its_branch() -> None:
+    code = {(name, branch.__name__) for name, branch, _ in error_table.names()}
+    page = {(row.name, row.kind.partition(":")[0]) for row in ERROR_PAGES}
+    assert page - code == set(), "not in the code"
+    assert {each for each in code if each[0] not in BRANCHES} - page == set(), "no row"
+
+
+def test_names_of_errors_are_unique() -> None:
+    """People look an error up by its name. A name has one branch, one row, and one class or none."""
+    classes = Counter(kind.__name__ for kind in error_table.all_errors())
+    rows = Counter(row.name for row in ERROR_PAGES)
+    kinds = Counter(name for name, _ in {(name, of) for name, of, _ in error_table.names()})
+    assert [name for name, count in (classes + Counter()).items() if count > 1] == []
+    assert [name for name, count in rows.items() if count > 1] == []
+    assert [name for name, count in kinds.items() if count > 1] == []
+    named = {name for name, _, _ in error_table.named()}
+    assert named & classes.keys() == set(), "raised by its class and by `named`"
+
+
+def test_errors_of_the_example_are_marked() -> None:
+    examples = {name for name, _, is_example in error_table.names() if is_example}
+    marked = {line.split("`")[1] for line in TEXT.splitlines() if "` *example* |" in line}
+    assert marked == examples - BRANCHES
+
+
+def test_every_branch_has_its_code_meaning_and_advice() -> None:
+    of_branches = {page.name: page for page in ERROR_PAGES if page.name in BRANCHES}
+    assert of_branches.keys() == BRANCHES
+    for branch, code in status.CODES.items():
+        page = of_branches[branch.__name__]
+        meaning = (branch.__doc__ or "").splitlines()[0]
+        assert (page.code, page.happened) == (code.name, meaning)
+        assert (page.retried_by, page.advice) == (branch.retried_by, branch.advice)
+
+
+@pytest.mark.parametrize("branch", sorted(BRANCHES))
+def test_rows_of_a_branch_are_complete_and_in_order(branch: str) -> None:
+    rows = [row for row in ROWS if row.kind.startswith(f"{branch}:")]
+    assert [row.name for row in rows] == sorted(row.name for row in rows)
+    assert [row.name for row in rows if not row.happened.strip()] == []
+
+
+def test_named_error_is_of_its_branch_and_shows_its_name() -> None:
+    with raised("StillDeferred", errors.NotReady, match="^volume a: b; c$") as caught:
+        raise errors.NotReady.named("StillDeferred", "volume a", why="b", hint="c")
+    assert caught.value.shown() == "[StillDeferred] volume a: b; c"
+    assert type(caught.value) is errors.NotReady
+
+
+MOST_LINES = {"driver-author.md": 100, "runtime-author.md": 75}
+
+
+def _lines_of_code(text: str) -> int:
+    """Without imports, docstrings, comments and blank lines."""
+    aside: set[int] = set()
+    for node in ast.parse(text).body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            aside |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    numbered = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) for number, line in numbered if number not in aside)
+
+
+@pytest.mark.parametrize("page", page_programs.PAGES)
+def test_program_of_page_is_the_example(page: str) -> None:
+    assert page_programs.program(page) == (ROOT / "examples" / page_programs.PAGES[page]).read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize("page", page_programs.PAGES)
+def test_program_of_page_is_short(page: str) -> None:
+    assert _lines_of_code(page_programs.program(page)) <= MOST_LINES[page]

@@ -51,7 +51,7 @@ TESTS = {
     29: (CLAIM, "claim_names_its_sandbox_and_holds_the_device_exclusively"),
     30: (f"{INTEGRATION}/handoff/test_watch.py", "queue_overflow_causes_a_hint_and_no_change_is_lost"),
     31: (f"{INTEGRATION}/handoff/test_watch.py", "publish_rewrite_claim_and_unpublish_cause_hints"),
-    32: ("tests/unit/runtime_handler/test_resolve.py", "the_longest_target_wins"),
+    32: ("tests/unit/runtime_handler/test_claims_of_authors.py", "the_longest_target_wins"),
     33: (KERNEL, "sub_path_that_a_kubelet_prepares_leads_to_the_volume"),
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),

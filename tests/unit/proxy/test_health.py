@@ -1,22 +1,32 @@
-"""The proxy's own health: problems fail a Probe, and all that blocks is on watched threads."""
+"""The proxy's own health, its events, and what it logs of a call."""
 
 import asyncio
+import io
+import json
+import logging
 import os
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
 from crust.cli.inspecting import show
+from crust.core import errors, logs
 from crust.handoff.store import Store
 from crust.host.process import workers
 from crust.host.process.workers import Workers
+from crust.proxy.events import QUEUE_LENGTH, Event, Events
+from crust.rpc import channel
 from crust.rpc.serving import server, worker_watch
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.reported import reported
+from tests.support.runtimes.fake_handler import FakeHandler, sandbox
 
 
 async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
@@ -105,3 +115,151 @@ async def test_hanging_look_at_a_claim_takes_one_thread_and_the_proxy_without_th
             monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
             reads.released.set()
         await until_probe(node.co.channel, Code.OK)
+
+
+async def test_watcher_that_leaves_leaves_no_task() -> None:
+    events, before = Events(), asyncio.all_tasks()
+    for _ in range(5):
+        async with events.watch() as watch:
+            heard = watch(asyncio.Event())
+            waiting = asyncio.ensure_future(anext(heard))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await heard.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
+async def test_every_watcher_gets_all_events_since_its_start() -> None:
+    events, stopping = Events(), asyncio.Event()
+    events.emit(Event("before"))
+    async with events.watch() as one, events.watch() as two:
+        streams = one(stopping), two(stopping)
+        events.emit(Event("first"))
+        events.emit(Event("second"))
+        for stream in streams:
+            assert [(await anext(stream)).kind for _ in range(2)] == ["first", "second"]
+            await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_slow_watcher_gets_the_number_of_dropped_events() -> None:
+    events, stopping = Events(), asyncio.Event()
+    async with events.watch() as watch:
+        for number in range(QUEUE_LENGTH + 5):
+            events.emit(Event(f"k{number}"))
+        stopping_soon = watch(stopping)
+        heard = [await anext(stopping_soon) for _ in range(QUEUE_LENGTH + 1)]
+        assert heard[-1].kind == "missed"
+        assert heard[-1].message.startswith("5 events")
+        stopping.set()
+        assert [each async for each in stopping_soon] == []
+
+
+async def test_a_stop_ends_a_watch_that_waits() -> None:
+    events, stopping = Events(), asyncio.Event()
+    async with events.watch() as watch:
+        waiting = asyncio.create_task(_all(watch(stopping)))
+        await asyncio.sleep(0)
+        stopping.set()
+        assert await waiting == []
+
+
+async def _all(stream: object) -> list[Event]:
+    return [each async for each in stream]  # type: ignore[attr-defined]
+
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    written = io.StringIO()
+    logs.configure(fmt="json", stream=written)
+    yield written
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def served(stream: io.StringIO, rpc: str) -> Lines:
+    await reported()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [line for line in lines if line["message"] == "served" and line["rpc"] == rpc]
+
+
+async def test_publish_has_one_request_id_in_proxy_shim_and_driver(
+    kata: Node, stream: io.StringIO
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    lines = await served(stream, "NodePublishVolume")
+    assert {line["server"] for line in lines} >= {"csi", "shim"}
+    (request_id,) = {line["request_id"] for line in lines}
+    (call,) = kata.driver.called("NodePublishVolume")
+    assert dict(call.metadata)["crust-request-id"] == request_id
+    assert {(line["volume_id"], line["target"]) for line in lines} == {("vol-1", target)}
+    assert {line["driver"] for line in lines if line["server"] == "csi"} == {kata.driver.name}
+    await kata.co.publish("vol-1", target)
+    assert len({line["request_id"] for line in await served(stream, "NodePublishVolume")}) == 2
+
+
+async def test_statistics_have_one_request_id_as_far_as_the_handler(
+    kata: Node, stream: io.StringIO
+) -> None:
+    target = kata.places.target("one")
+    await kata.co.publish("vol-1", target)
+    with kata.sandbox(target):
+        await kata.co.stats("vol-1", target)
+    (asked,) = {line["request_id"] for line in await served(stream, "NodeGetVolumeStats")}
+    (runtime,) = await served(stream, "RuntimeGetVolumeStats")
+    (handler,) = await served(stream, "GetVolumeStats")
+    for line in (runtime, handler):
+        assert (line["request_id"], line["volume_id"], line["target"], line["driver"]) == (
+            asked,
+            "vol-1",
+            target,
+            kata.driver.name,
+        )
+
+
+async def test_refusal_is_a_warning_and_names_its_volume(node: Node, stream: io.StringIO) -> None:
+    target = node.places.target("one")
+    await refused(node.co.publish("vol-1", target), grpc.StatusCode.FAILED_PRECONDITION, "handler")
+    (line,) = await served(stream, "NodePublishVolume")
+    assert line["level"] == "warning"
+    assert (line["volume_id"], line["target"]) == ("vol-1", target)
+
+
+async def test_driver_that_is_away_is_named_with_what_to_do(
+    places: nodes.Places, stream: io.StringIO
+) -> None:
+    async with nodes.shim(places), channel.connect(places.shim) as to_shim:
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id="vol-1", target_path="/t")
+        await refused(
+            csi_pb2_grpc.NodeStub(to_shim).NodeUnpublishVolume(request, timeout=20),
+            grpc.StatusCode.UNAVAILABLE,
+            f"[PeerNotReachable] the process that serves {places.driver} cannot be reached",
+            "there is no such socket; start it",
+        )
+    (line,) = await served(stream, "NodeUnpublishVolume")
+    assert (line["level"], line["volume_id"], line["target"]) == ("warning", "vol-1", "/t")
+    assert "failed to connect" not in line["error"]
+
+
+class GuestLost(errors.PeerUnavailable):
+    """An error of a runtime that crust does not know."""
+
+
+async def test_error_of_handler_keeps_its_name_through_proxy_and_shim(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        fake.error = GuestLost("the guest does not answer", hint="look at its console")
+        with sandbox(node.places.volumes, target), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.co.stats("vol-1", target)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == "[GuestLost] the guest does not answer; look at its console"
+    assert not [key for key, _ in caught.value.trailing_metadata() if "details" in key]

@@ -1,4 +1,4 @@
-"""A socket belongs to one process; the next process replaces the stale socket of a dead one."""
+"""A socket belongs to one process, a successor waits for its predecessor, and a caller for a slow peer."""
 
 import asyncio
 import os
@@ -7,16 +7,18 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
 from crust.core import errors
+from crust.core.operations import KeyedOperations
 from crust.host.files import flocks
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.serving import server, sockets
+from crust.rpc.serving import daemon, server, sockets
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Methods, Service
 from tests.support.raised import raised
@@ -246,3 +248,68 @@ async def test_stop_waits_for_running_calls(short: str) -> None:
     end.set()
     assert await call == b"done"
     await stop
+
+
+async def test_successor_serves_when_the_last_operation_of_its_predecessor_has_ended(
+    short: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock, path = f"{short}/lock", f"{short}/a.sock"
+    ends, began, ended = asyncio.Event(), asyncio.Event(), []
+    operations = KeyedOperations()
+
+    async def write() -> None:
+        began.set()
+        await ends.wait()
+        ended.append("the operation")
+
+    async def predecessor() -> None:
+        async with daemon.starting(lock):
+            async with server.serving(path, echo_service()):
+                caller = asyncio.create_task(operations.run("volume", "write", None, write))
+                await began.wait()
+            await operations.drain()
+            await caller
+
+    first = asyncio.create_task(predecessor())
+    await began.wait()
+
+    async def successor() -> None:
+        async with daemon.starting(lock), server.serving(path, echo_service()):
+            ended.append("the start")
+            async with channel.connect(path) as connected:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+                assert await call(b"hello", timeout=60) == b"hello"
+
+    second = asyncio.create_task(successor())
+    async with asyncio.timeout(60):
+        while "waits for another process to end" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ends.set()
+        await asyncio.gather(first, second)
+    assert ended == ["the operation", "the start"]
+
+
+async def test_successor_ends_and_names_a_holder_that_does_not(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
+    async with daemon.starting(f"{short}/lock") as first, first.serves():
+        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
+            async with daemon.starting(f"{short}/lock"):
+                raise AssertionError("two processes")
+        first.check_ready()
+
+
+async def test_slow_peer_is_waited_for_until_the_callers_deadline(
+    tmp_path: Path,
+) -> None:
+    """On a busy machine calls failed with UNAVAILABLE because one attempt to connect had 50 ms."""
+    path = str(tmp_path / "mute.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        async with channel.connect(path) as connected:
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connected.unary_unary("/x/Y")
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await method(b"", timeout=0.5)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

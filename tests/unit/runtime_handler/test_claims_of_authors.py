@@ -1,10 +1,13 @@
-"""What an author of a runtime meets without a device: needs, reasons of a release, defaults, refusals."""
+"""Claims as an author of a runtime meets them, without a device: needs, refusals, resolve, release, exports."""
 
 import asyncio
 import contextlib
 import logging
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,23 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust import runtime_handler
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
+from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
-from crust.runtime_handler import Claim, Resolved, State, needs, registration, service
+from crust.runtime_handler import (
+    Claim,
+    ClaimLost,
+    NotDeferred,
+    Resolved,
+    State,
+    needs,
+    reclaim_volume,
+    registration,
+    resolve_source,
+    service,
+)
 from crust.wire.v1 import handlers_pb2_grpc
 from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record
@@ -158,3 +174,162 @@ async def test_refused_registration_raises_one_error_and_logs_its_sentence(
     assert where in line
     assert "box" in line
     assert "use a-z" in line
+
+
+NEVER_OPEN = 10**6
+
+
+class ObservedLock(claims.ClaimLock):
+    """Notes whether the device is open when the lock is closed."""
+
+    device_fd = -1
+    closed_before: bool | None = None
+
+    def close(self) -> None:
+        """See `ClaimLock`."""
+        if self.fd >= 0:
+            self.closed_before = not os.path.exists(f"/proc/self/fd/{self.device_fd}")
+        super().close()
+
+
+@pytest.mark.parametrize("end", [Claim.hand_over, Claim.release])
+def test_device_is_closed_before_the_lock_that_says_that_it_is_used(
+    tmp_path: Path, end: Callable[[Claim], None]
+) -> None:
+    paths = layout.Layout(str(tmp_path)).entry(TARGET)
+    lock = ObservedLock(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT), paths)
+    lock.device_fd = os.open(tmp_path / "device", os.O_RDWR | os.O_CREAT)
+    sandbox = volumes.SandboxId("sandbox-1")
+    claim = Claim(paths, a_record(), sandbox, lock=lock, device_fd=lock.device_fd)
+    end(claim)
+    assert lock.closed_before is True
+    assert (lock.fd, claim.fds) == (-1, ())
+
+
+def test_lock_is_closed_though_the_device_is_not(tmp_path: Path) -> None:
+    lock = ObservedLock(
+        os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT),
+        layout.Layout(str(tmp_path)).entry(TARGET),
+    )
+    sandbox = volumes.SandboxId("sandbox-1")
+    claim = Claim(lock.paths, a_record(), sandbox, lock=lock, device_fd=NEVER_OPEN)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        claim.hand_over()
+    assert lock.fd == -1
+
+
+@pytest.mark.spec("H-46")
+def test_claim_of_another_handlers_sandbox_is_not_reclaimed(tmp_path: Path) -> None:
+    """Two runtimes may give their sandboxes the same id."""
+    store = Store(f"{tmp_path}/volumes")
+    store.open()
+    record = store.publish(a_record()).require()
+    paths = store.layout.entry(TARGET)
+    dead = claims.Claim(
+        "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.published_at, live=False
+    )
+    claims.write(paths, dead)
+    with pytest.raises(ClaimLost, match="sandbox-1"):
+        reclaim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), record.handler)
+    assert claims.read(paths) == dead
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/volumes")
+    made.open()
+    return made
+
+
+def test_the_target_itself_is_the_whole_volume(resolved: Store) -> None:
+    resolved.publish(a_record())
+    assert resolve_source(resolved.root, TARGET.text) == Resolved(a_record(), "")
+
+
+@pytest.mark.parametrize("sub_path", ["a", "a/b", "mount", "with space/ü", "x" * 200])
+def test_a_path_below_the_target_is_a_sub_path_of_the_volume(
+    resolved: Store, sub_path: str
+) -> None:
+    resolved.publish(a_record())
+    found = resolve_source(resolved.root, f"{TARGET.text}/{sub_path}")
+    assert found == Resolved(a_record(), sub_path)
+
+
+def test_a_source_is_normalised_before_it_is_looked_up(resolved: Store) -> None:
+    resolved.publish(a_record())
+    found = resolve_source(resolved.root, f"{TARGET.text}//a/./b/../c/")
+    assert found == Resolved(a_record(), "a/c")
+
+
+def test_path_with_the_target_as_string_prefix_is_not_the_target(resolved: Store) -> None:
+    resolved.publish(a_record())
+    for source in (f"{TARGET.text}-2", f"{TARGET.text}/../other", os.path.dirname(TARGET.text)):
+        assert resolve_source(resolved.root, source) == NotDeferred(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["tmpfs", "proc", "shm", "", "/", "/dev", "/nowhere/at/all", "/" + "a" * 300]
+)
+def test_source_that_is_not_a_deferred_volume_is_not_deferred(resolved: Store, source: str) -> None:
+    resolved.publish(a_record())
+    assert resolve_source(resolved.root, source) == NotDeferred(source)
+
+
+def test_the_longest_target_wins(resolved: Store) -> None:
+    outer, inner = a_record("/pods/a"), a_record("/pods/a/inner")
+    resolved.publish(outer)
+    resolved.publish(inner)
+    assert resolve_source(resolved.root, "/pods/a/inner/x") == Resolved(inner, "x")
+    assert resolve_source(resolved.root, "/pods/a/x") == Resolved(outer, "x")
+
+
+def test_a_source_behind_a_link_finds_the_volume_published_at_the_real_path(
+    resolved: Store, tmp_path: Path
+) -> None:
+    real = tmp_path / "data" / "kubelet" / "mount"
+    real.mkdir(parents=True)
+    (tmp_path / "kubelet").symlink_to(tmp_path / "data" / "kubelet")
+    resolved.publish(a_record(f"{real}"))
+    found = resolve_source(resolved.root, f"{tmp_path}/kubelet/mount/sub")
+    assert found == Resolved(a_record(f"{real}"), "sub")
+
+
+@pytest.mark.parametrize("sub_path", ["", "/sub"])
+def test_an_unreadable_record_is_an_error_and_not_an_ordinary_mount(
+    resolved: Store, sub_path: str
+) -> None:
+    resolved.publish(a_record())
+    Path(resolved.layout.entry(TARGET).record).write_text("{}")
+    with pytest.raises(UnreadableHandoffRecord):
+        resolve_source(resolved.root, f"{TARGET.text}{sub_path}")
+
+
+def test_without_a_directory_nothing_is_deferred(tmp_path: Path) -> None:
+    assert resolve_source(f"{tmp_path}/none", TARGET.text) == NotDeferred(TARGET.text)
+
+
+def test_path_too_long_for_a_target_resolves_below_one(resolved: Store) -> None:
+    resolved.publish(a_record())
+    deep = "/".join(["d" * 200] * 25)
+    found = resolve_source(resolved.root, f"{TARGET.text}/{deep}")
+    assert found == Resolved(a_record(), deep)
+    assert len(deep) > volumes.PATH_MAX_BYTES
+
+
+def test_source_with_nul_byte_is_invalid_request(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidRequest, match="NUL"):
+        resolve_source(str(tmp_path), "/pods/a\0b")
+
+
+def test_exports_are_sorted_and_exist() -> None:
+    assert runtime_handler.__all__ == sorted(runtime_handler.__all__)
+    for name in runtime_handler.__all__:
+        assert hasattr(runtime_handler, name)
+
+
+def test_claiming_and_resolving_import_no_grpc() -> None:
+    program = (
+        "import sys, crust.runtime_handler.keepers\n"
+        "sys.exit(any(m.partition('.')[0] == 'grpc' for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

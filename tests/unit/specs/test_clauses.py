@@ -1,12 +1,22 @@
-"""The specifications: clauses are numbered without gaps, and each is named by a test."""
+"""The specifications: clauses are numbered and tested, and each vector is computed or read back."""
 
 import ast
 import functools
+import hashlib
+import json
+import os
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from crust.core import errors, volumes
+from crust.handoff import claims, layout
+from crust.handoff.record import parse
+from tests.support.records.records import TARGET
 
 ROOT = Path(__file__).parents[3]
 CLAUSE = re.compile(r"^- \*\*([DN]-\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -60,3 +70,83 @@ def test_clause_has_an_obligation_and_a_test(clause: str) -> None:
 def test_no_test_names_a_clause_that_does_not_exist() -> None:
     named = {clause for clause in _named() if clause.partition("-")[0] in PAGES}
     assert sorted(named - set(_clauses())) == []
+
+
+VECTORS = Path(__file__).parents[3] / "specs" / "vectors"
+
+
+def _all(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((VECTORS / name).read_text())
+    assert found
+    return found
+
+
+@pytest.mark.spec("H-1")
+def test_digests_are_those_of_the_paths_bytes() -> None:
+    for each in _all("digests.json"):
+        assert hashlib.sha256(each["target_path"].encode()).hexdigest() == each["digest"]
+
+
+def test_lock_is_beside_the_record_in_the_entry() -> None:
+    found = json.loads((VECTORS / "locks.json").read_text())
+    digest = hashlib.sha256(found["target_path"].encode()).hexdigest()
+    assert found["lock"] == f"/run/crust/volumes/{digest}/claim.lock"
+    assert found["record"] == f"/run/crust/volumes/{digest}/mountInfo.json"
+
+
+def test_identities_are_those_of_the_device_numbers() -> None:
+    for each in _all("identities.json"):
+        identity = each["identity"]
+        assert (os.major(each["st_rdev"]), os.minor(each["st_rdev"])) == (
+            identity["major"],
+            identity["minor"],
+        )
+
+
+RECORDS = _all("records.json")
+
+
+@pytest.mark.parametrize("vector", RECORDS, ids=[each["name"] for each in RECORDS])
+def test_record_is_accepted_or_refused_as_the_vector_says(vector: dict[str, Any]) -> None:
+    if not vector["accepted"]:
+        with pytest.raises(errors.Corrupt):
+            parse(vector["text"].encode(), digest=vector["entry"])
+        return
+    found = parse(vector["text"].encode(), digest=vector["entry"])
+    value = vector["value"]
+    if "image" in value:
+        image = value["image"]
+        assert found.image == volumes.NetworkImage(**image | {"monitors": tuple(image["monitors"])})
+    else:
+        assert found.device == value["device"]
+    assert found.readonly is value["readonly"]
+    assert (found.mount.group.gid if found.mount.group else None) == value["group"]
+    assert replace(volumes.IoLimits(), **value["limits"]) == found.mount.io_limits
+
+
+def test_both_kinds_of_records_are_there() -> None:
+    refused = {each["clause"] for each in RECORDS if not each["accepted"]}
+    assert refused >= {"H-5", "H-6", "H-7", "H-8", "H-9"}
+    assert len([each for each in RECORDS if each["accepted"]]) >= 7
+
+
+CLAIMS = _all("claims.json")
+
+
+@pytest.mark.parametrize("vector", CLAIMS, ids=[each["name"] for each in CLAIMS])
+def test_claim_is_accepted_or_refused_as_the_vector_says(
+    tmp_path: Path, vector: dict[str, Any]
+) -> None:
+    paths = layout.Layout(str(tmp_path)).entry(TARGET)
+    os.makedirs(paths.directory, 0o700)
+    claims.create_lock(paths.claim_lock)
+    descriptor = os.open(paths.claim, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(descriptor, vector["text"].encode())
+    os.close(descriptor)
+    if vector["accepted"]:
+        found = claims.read(paths)
+        assert found is not None
+        assert found.sandbox_id == "sandbox-1"
+    else:
+        with pytest.raises(errors.Corrupt):
+            claims.read(paths)

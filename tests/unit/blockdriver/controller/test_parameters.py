@@ -1,11 +1,11 @@
-"""Parameters of a StorageClass, and the limits among them."""
+"""Parameters of a StorageClass, of mkfs, and the limits among them."""
 
 import pytest
 
 from crust.blockdriver.controller import class_parameters
 from crust.core import quantities, volumes
 from crust.core.deferral_keys import DEFER, Defer
-from crust.host.filesystems import supported
+from crust.host.filesystems import mkfs, supported
 from tests.support.raised import raised
 
 
@@ -109,3 +109,42 @@ def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
 )
 def test_parse_accepts_kubernetes_quantities(text: str, number: int | None) -> None:
     assert quantities.parse(text) == number
+
+
+ALL_FS_TYPES = ("ext4", "xfs", "btrfs")
+
+
+def test_mkfs_options_apply_to_their_filesystem_only() -> None:
+    sent = {
+        "crust.dev/ext4-bytes-per-inode": "65536",
+        "crust.dev/ext4-reserved-percent": "1",
+    }
+    kept = class_parameters.parse(sent, ALL_FS_TYPES).kept
+    assert kept == sent
+    assert mkfs.arguments("ext4", kept) == ("-i", "65536", "-m", "1")
+    assert mkfs.arguments("xfs", kept) == ()
+    assert class_parameters.parse(sent, ALL_FS_TYPES).volume_context == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ext4-bytes-per-inode", "1"),
+        ("ext4-bytes-per-inode", "65536 -F"),
+        ("ext4-bytes-per-inode", "+65536"),
+        ("ext4-bytes-per-inode", "٦٥٥٣٦"),
+        ("ext4-reserved-percent", ""),
+        ("ext4-reserved-percent", "51"),
+    ],
+)
+def test_mkfs_options_with_invalid_value_are_refused(key: str, value: str) -> None:
+    with pytest.raises(class_parameters.InvalidParameter):
+        class_parameters.parse({f"crust.dev/{key}": value}, ALL_FS_TYPES)
+
+
+@pytest.mark.parametrize(
+    "key", ["ext4-features", "ext4-inode-size", "xfs-reflink", "btrfs-metadata"]
+)
+def test_mkfs_options_with_unknown_key_are_refused_with_the_known_ones(key: str) -> None:
+    with raised("UnknownParameter", match="ext4-bytes-per-inode"):
+        class_parameters.parse({f"crust.dev/{key}": "1"}, ALL_FS_TYPES)

@@ -1,4 +1,4 @@
-"""Devices by identity, and sets of them."""
+"""Devices by identity, sets of them, and what is stacked on them."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.host.block import devices
+from crust.host.block import devices, holders, loop
 from crust.host.block.device_sets import DeviceSet, device_set
 
 MIB = 1024 * 1024
@@ -190,3 +190,51 @@ def test_partition_of_a_disk_whose_name_ends_in_a_digit_is_related(tmp_path: Pat
     )
     assert whole.shares_bytes_with(part)
     assert part.shares_bytes_with(whole)
+
+
+NUMBER = os.makedev(7, 3)
+
+
+@pytest.fixture
+def holders_of(tmp_path: Path) -> Path:
+    """A loop device that nobody holds yet."""
+    (tmp_path / "numbers" / "7:3" / "holders").mkdir(parents=True)
+    return tmp_path / "numbers"
+
+
+def hold(holders_of: Path, name: str, *, map_name: str = "") -> None:
+    """Build the device `name` upon it: a map with a name of its own, or an array."""
+    device = holders_of.parent / "devices" / name
+    device.mkdir(parents=True)
+    if map_name:
+        (device / "dm").mkdir()
+        (device / "dm" / "name").write_text(f"{map_name}\n")
+    (holders_of / "7:3" / "holders" / name).symlink_to(device)
+
+
+def test_device_in_use_names_the_map_and_the_array_upon_it(holders_of: Path) -> None:
+    hold(holders_of, "dm-0", map_name="data-one")
+    hold(holders_of, "md127")
+    stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
+    error = holders.DeviceInUse("/dev/loop3", stacked=stacked)
+    assert error.is_explained
+    assert error.why == "part of dm-0 (data-one), md127"
+
+
+def test_holder_of_a_partition_is_found(holders_of: Path) -> None:
+    partition = holders_of / "7:3" / "loop3p1"
+    (partition / "holders").mkdir(parents=True)
+    (partition / "partition").write_text("1\n")
+    (partition / "holders" / "md0").symlink_to(holders_of)
+    assert holders.stacked_on(NUMBER, by_number=str(holders_of)) == ("md0",)
+
+
+def test_device_that_is_gone_has_no_holders(tmp_path: Path) -> None:
+    assert holders.stacked_on(NUMBER, by_number=str(tmp_path)) == ()
+
+
+def test_loop_device_held_names_the_array_upon_it(holders_of: Path) -> None:
+    hold(holders_of, "md127")
+    stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
+    error = loop.LoopDeviceHeld("/dev/loop3", holders.DeviceInUse("/dev/loop3", stacked=stacked))
+    assert error.why == "part of md127"

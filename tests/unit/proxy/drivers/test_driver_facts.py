@@ -1,16 +1,35 @@
-"""What the proxy asks a driver before it defers, how often, and what passes between the two unchanged."""
+"""Drivers: what the proxy asks before it defers, their CSIDriver objects, and their registration with a kubelet."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
-from crust.proxy import app
+from crust.blockdriver import app, serve
+from crust.blockdriver.services.roles import Role
+from crust.core.settings.proxy import ProxySettings, ServedDriver
+from crust.kubernetes_api import api as kubernetes_api
+from crust.kubernetes_api.api import KubernetesApi
+from crust.proxy import app as proxy
+from crust.proxy.drivers import csi_driver_check
 from crust.rpc import channel
+from crust.rpc.port import SocketPort
+from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.support.co import Co, capability
-from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import Failure
+from tests.support.drivers import fake_driver, memory_backend
+from tests.support.drivers.fake_driver import Failure, FakeDriver
+from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults.refusals import refused
+from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
+from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.nodes.node import Node, Places
 from tests.support.runtimes import fake_handler
 
@@ -57,7 +76,9 @@ async def test_a_driver_that_was_downgraded_behind_its_socket_is_not_sent_the_fl
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
     old, new = fake_driver.FakeDriver(), fake_driver.FakeDriver(defers=False)
     async with (
-        app.running(places.settings(), targets=FakeTargets(places.kubelet), devices=FakeDevices()),
+        proxy.running(
+            places.settings(), targets=FakeTargets(places.kubelet), devices=FakeDevices()
+        ),
         nodes.shim(places),
         fake_handler.running(
             fake_handler.FakeHandler(),
@@ -129,3 +150,134 @@ async def test_an_option_that_is_a_credential_is_refused_before_the_driver_is_as
     given = capability(mount_flags=["password=hunter2"])
     await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "credential")
     assert kata.driver.called("NodePublishVolume") == []
+
+
+NAME = "disks.example.com"
+ATTACH_REQUIRED = pytest.mark.parametrize("attach_required", [True, False])
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    return FakeKubernetes()
+
+
+@pytest_asyncio.fixture
+async def client(api: FakeKubernetes, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    with fake_kubernetes.serving(api, tmp_path) as kubeconfig:
+        made = kubernetes_api.client(kubeconfig)
+        yield made
+        await made.close()
+
+
+async def said(client: KubernetesApi, socket: str) -> set[str]:
+    """Which fields of the object do not go with the driver."""
+    served = ServedDriver(name=NAME, socket=socket, backend=socket)
+    async with SocketPort(socket) as driver:
+        found = await csi_driver_check.mismatches(client, served, driver)
+    assert not any(each.is_fatal for each in found)
+    return {each.what.partition(" ")[0] for each in found}
+
+
+@pytest.mark.parametrize(
+    ("role", "attaches"),
+    [
+        (Role("node", is_shared=True), False),
+        (Role("node"), True),
+        (Role("all"), True),
+        (Role("all", node_deployment=True), False),
+    ],
+)
+@ATTACH_REQUIRED
+async def test_attach_of_our_driver_is_compared_in_each_mode(
+    client: KubernetesApi,
+    api: FakeKubernetes,
+    tmp_path: Path,
+    *,
+    role: Role,
+    attaches: bool,
+    attach_required: bool,
+) -> None:
+    spec = {"attachRequired": attach_required, "podInfoOnMount": True}
+    api.add_object("csidrivers", NAME, spec=spec)
+    (tmp_path / "state").mkdir()
+    driver = app.build(
+        engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
+        run_dir=str(tmp_path / "run"),
+        node_id="node-1",
+        target_roots=(str(tmp_path),),
+        throttle=FakeThrottle(obstacle="nothing here limits devices"),
+        role=role,
+    )
+    socket = str(tmp_path / "csi.sock")
+    async with serve.running(driver, socket=socket, run_dir=str(tmp_path / "run")):
+        found = await said(client, socket)
+    assert found == (set() if attaches == attach_required else {"attachRequired"})
+
+
+@ATTACH_REQUIRED
+async def test_attach_of_a_driver_that_does_not_state_it_is_not_reported(
+    client: KubernetesApi, api: FakeKubernetes, tmp_path: Path, *, attach_required: bool
+) -> None:
+    spec = {"attachRequired": attach_required, "podInfoOnMount": True}
+    api.add_object("csidrivers", NAME, spec=spec)
+    socket = str(tmp_path / "csi.sock")
+    async with fake_driver.serving(FakeDriver(), socket):
+        assert await said(client, socket) == set()
+
+
+REGISTERED = "one.example.com"
+
+
+@asynccontextmanager
+async def running(places: Places, **changes: object) -> AsyncIterator[None]:
+    """A proxy with one driver, whose table has `changes`, and a kubelet's directory of registrations."""
+    served = {"name": REGISTERED, "socket": f"{places.root}/one.sock", "backend": places.driver}
+    settings = ProxySettings.model_validate(
+        places.settings().model_dump()
+        | {"drivers": (served | changes,), "plugins_registry": f"{places.root}/registry"}
+    )
+    async with (
+        fake_driver.serving(fake_driver.FakeDriver(), places.driver),
+        proxy.running(settings, targets=FakeTargets(places.kubelet), devices=FakeDevices()),
+    ):
+        yield
+
+
+async def inspect(places: Places) -> tuple[list[str], list[str]]:
+    """Names of the drivers with their registration, and the error names of the proxy's conditions."""
+    async with channel.connect(places.sockets.inspect) as connected:
+        stub: inspect_pb2_grpc.InspectAsyncStub = inspect_pb2_grpc.InspectStub(connected)
+        drivers = (await stub.ListDrivers(inspect_pb2.ListDriversRequest())).drivers
+        conditions = (await stub.GetHealth(inspect_pb2.GetHealthRequest())).conditions
+    return (
+        [f"{driver.name} {driver.registration}" for driver in drivers],
+        [condition.error_name for condition in conditions],
+    )
+
+
+async def test_the_kubelet_finds_a_driver_registers_it_and_may_refuse_it(places: Places) -> None:
+    async with (
+        running(places),
+        channel.connect(f"{places.root}/registry/{REGISTERED}-reg.sock") as connected,
+    ):
+        kubelet: api_pb2_grpc.RegistrationAsyncStub = api_pb2_grpc.RegistrationStub(connected)
+        info = await kubelet.GetInfo(api_pb2.InfoRequest(), timeout=10)
+        assert info == api_pb2.PluginInfo(
+            type="CSIPlugin",
+            name=REGISTERED,
+            endpoint=f"{places.root}/one.sock",
+            supported_versions=["1.0.0"],
+        )
+        refused = api_pb2.RegistrationStatus(plugin_registered=False, error="no node id")
+        await kubelet.NotifyRegistrationStatus(refused, timeout=10)
+        assert await inspect(places) == ([f"{REGISTERED} refused"], ["RegistrationRefused"])
+        taken = api_pb2.RegistrationStatus(plugin_registered=True)
+        await kubelet.NotifyRegistrationStatus(taken, timeout=10)
+        assert await inspect(places) == ([f"{REGISTERED} registered"], [])
+    assert os.listdir(f"{places.root}/registry") == []
+
+
+async def test_a_driver_that_others_register_has_no_registration_socket(places: Places) -> None:
+    async with running(places, register_plugin=False):
+        assert await inspect(places) == ([f"{REGISTERED} "], [])
+        assert not os.path.exists(f"{places.root}/registry")

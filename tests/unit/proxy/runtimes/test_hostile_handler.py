@@ -1,9 +1,10 @@
-"""A handler speaks for a guest: what it answers is bounded before anything looks at it."""
+"""What the proxy lets a handler do and say: bounded answers, work in the guest, the health of a volume."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,15 +12,20 @@ import grpc.aio
 import pytest
 
 from crust.core import credentials, errors, volumes
+from crust.core.volumes import HandlerFeature
 from crust.proxy import handler_calls
 from crust.proxy.handlers import Handler
+from crust.proxy.runtime_api import REASON
 from crust.rpc import channel, status
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import SocketPort
 from crust.rpc.status import PeerStatus
+from crust.runtime_handler.registration import Feature
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, Places
+from tests.support.runtimes.fake_handler import ALL_FEATURES, FakeHandler
 
 TARGET = volumes.TargetPath("/a")
 UNBOUNDED = [
@@ -125,3 +131,111 @@ async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
     logged = [vars(each)["error"] for each in caplog.records if "error" in vars(each)]
     assert any("--key-" in str(each) for each in logged)
     assert max(len(str(each)) for each in logged) <= credentials.SHOWN_MAX_CHARS
+
+
+Code = grpc.StatusCode
+PASSPHRASE = "correct horse battery staple"
+
+
+@pytest.mark.spec("D-38")
+async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(node: Node) -> None:
+    target = node.places.target("one")
+    node.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
+    async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
+        await refused(
+            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "cannot make", "FORMAT"
+        )
+        node.check_untouched(target)
+
+
+@pytest.mark.spec("D-38")
+async def test_volume_created_empty_is_recorded_with_its_mkfs_options(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
+    await kata.co.publish("vol-1", target)
+    assert kata.record(target).mount.format == volumes.GuestFormat(None, 1)
+
+
+@pytest.mark.spec("D-39")
+async def test_encrypted_volume_is_refused_if_the_handler_cannot_decrypt(node: Node) -> None:
+    target = node.places.target("one")
+    node.driver.passphrase = PASSPHRASE
+    async with node.handler(features=ALL_FEATURES - {HandlerFeature.LUKS}):
+        await refused(
+            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "cannot open LUKS", "LUKS"
+        )
+        node.check_untouched(target)
+
+
+@pytest.mark.spec("D-39")
+async def test_passphrase_reaches_no_file_of_the_entry(kata: Node) -> None:
+    target = kata.places.target("one")
+    kata.driver.passphrase = PASSPHRASE
+    await kata.co.publish("vol-1", target)
+    assert kata.record(target).mount.encryption is volumes.Encryption.LUKS
+    files = [path for path in Path(kata.places.volumes).rglob("*") if path.is_file()]
+    assert files
+    assert not any(PASSPHRASE.encode() in path.read_bytes() for path in files)
+
+
+LOST = csi_pb2.VolumeHealth.VolumeHealthEntry(
+    status=csi_pb2.DATA_LOSS, reason="ImageMissing", message="the image is gone"
+)
+READ_ONLY = volumes.VolumeCondition(abnormal=True, message="remounted read-only")
+AWAY = errors.PeerUnavailable("the guest", why="it hangs")
+
+
+async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
+    """Reason to message."""
+    request = csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id, volume_publish_path=target)
+    found = (await node.co.node.NodeGetVolumeHealth(request, timeout=10)).volume_health
+    assert found.volume_id == volume_id
+    return {each.reason: each.message for each in found.health_statuses}
+
+
+@pytest.mark.spec("D-40")
+async def test_health_is_the_drivers_and_the_guests(node: Node) -> None:
+    target = node.places.target("one")
+    fake = FakeHandler()
+    async with node.handler(fake=fake):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            assert await reported(node, "vol-1", target) == {}
+            fake.condition = READ_ONLY
+            assert await reported(node, "vol-1", target) == {REASON: "remounted read-only"}
+            node.driver.findings = [LOST]
+            assert set(await reported(node, "vol-1", target)) == {REASON, "ImageMissing"}
+            assert set(await reported(node, "vol-1", "")) == {REASON, "ImageMissing"}
+
+
+@pytest.mark.spec("D-40")
+async def test_health_is_an_error_if_the_driver_finds_nothing_and_the_guest_is_not_reached(
+    node: Node,
+) -> None:
+    target = node.places.target("one")
+    async with node.handler(fake=FakeHandler(error=AWAY)):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
+            node.driver.findings = [LOST]
+            assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
+
+
+async def test_health_without_a_sandbox_is_the_drivers(node: Node) -> None:
+    target = node.places.target("one")
+    async with node.handler(fake=FakeHandler(error=AWAY)):
+        await node.co.publish("vol-1", target)
+        assert await reported(node, "vol-1", target) == {}
+        assert await reported(node, "vol-2", node.places.target("two")) == {}
+
+
+async def test_handler_without_the_feature_is_not_asked(node: Node) -> None:
+    target = node.places.target("one")
+    features = ALL_FEATURES - {Feature.HEALTH, Feature.STATS}
+    async with node.handler(fake=FakeHandler(error=AWAY), features=features):
+        await node.co.publish("vol-1", target)
+        with node.sandbox(target):
+            assert await reported(node, "vol-1", target) == {}
+            await refused(
+                node.co.stats("vol-1", target), Code.FAILED_PRECONDITION, "does not offer STATS"
+            )
