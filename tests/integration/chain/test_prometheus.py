@@ -25,6 +25,7 @@ OF_CONTROLLERS = ("crust_nodes_waiting_for_fencing", "crust_fencing_failures_tot
 """A node has none: tests/integration/ceph/claims/test_lost_nodes.py."""
 WITHOUT_PANEL = (
     "crust_snapshots", "crust_worker_threads", "crust_worker_calls_waiting", "crust_background_failures_total",
+    "crust_pool_open", "crust_build_info",
 )  # fmt: skip
 
 

@@ -43,15 +43,20 @@ def dashboard(monitored: Monitored) -> Figure:
 
 def _draw(axes: Axes, panel: dict[str, Any], monitored: Monitored) -> None:
     top = 0.0
+    below: dict[float, float] = {}
     for target in panel["targets"]:
         for series in _range(monitored, target["expr"]):
             points = [(float(at) - monitored.began_s, float(y)) for at, y in series["values"]]
             label = _label(target["legendFormat"], series["metric"])
+            if "custom" in panel["fieldConfig"]["defaults"]:  # each series upon those before it
+                points = [(at, y + below.get(at, 0.0)) for at, y in points]
+                below |= points
             axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
             top = max(top, *(y for _, y in points))
     axes.set_title(panel["title"], fontsize=9, loc="left", fontweight="bold")
     axes.set_ylim(0, 1.5 * top or 1)  # above the lines is the legend
     axes.set_xlim(0, monitored.ended_s - monitored.began_s)
+    axes.set_xlabel("seconds", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.grid(visible=True, alpha=0.3)
     if panel["fieldConfig"]["defaults"]["unit"] == "bytes":

@@ -304,24 +304,24 @@ async def test_csi_call_is_measured_as_a_kubelet_measures_it(
         each for each in samples if {k: v for k, v in each.labels.items() if k != "le"} == labels
     ]
     buckets = [each.labels["le"] for each in ours if each.name == "csi_operations_seconds_bucket"]
-    assert buckets == (
-        [
-            "0.1",
-            "0.25",
-            "0.5",
-            "1.0",
-            "2.5",
-            "5.0",
-            "10.0",
-            "15.0",
-            "25.0",
-            "50.0",
-            "120.0",
-            "300.0",
-            "600.0",
-            "+Inf",
-        ]
-    )
+    of_a_kubelet = [
+        "0.1",
+        "0.25",
+        "0.5",
+        "1.0",
+        "2.5",
+        "5.0",
+        "10.0",
+        "15.0",
+        "25.0",
+        "50.0",
+        "120.0",
+        "300.0",
+        "600.0",
+        "+Inf",
+    ]
+    assert buckets[buckets.index("0.1") :][:10] == of_a_kubelet
+    assert buckets[0] == "0.001", "most calls take milliseconds"
 
 
 async def _nothing(_: Any) -> None:
