@@ -1,115 +1,127 @@
-"""Answers the calls whose flag says "deferred", for a driver in this process or behind a socket.
+"""The flagged calls of a driver that defers by itself.
 
-The shim calls the inner driver with the flag set, and the driver must answer with metadata. If it mounts instead, the
-shim unpublishes at once and reports an error: a deferred publish must never leave a mount on the host. An inline
-volume alone stays mounted until the CO unpublishes it: its unpublish deletes it, with the data of before a reboot.
+A publish passes to the driver as it is, if the driver defers now: an older version, which may have replaced it, would
+mount on the host. The caller checks the answer, and undoes a bad one (specs/deferral.md, D-10 and D-11).
+Statistics come from the kernel that has the volume mounted, through the proxy's Runtime API (KEP-2857); an expansion
+goes to the driver first and then there.
 """
 
-import asyncio
-from typing import Protocol
-
-from crust.core import deferral_keys, errors, volumes
-from crust.csi_shim.runtime_client import RuntimeClient
-from crust.rpc import outcome
+from crust.core import volumes
+from crust.rpc import status
 from crust.rpc.call import Call
-from crust.rpc.driver_facts import DeferralUnsupported
-from crust.rpc.messages import csi, limits
-from crust.wire.csi.v1 import csi_pb2
+from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.messages import crust_v1, csi, limits
+from crust.rpc.port import Port, stub
+from crust.rpc.serving.service import Methods, parsed
+from crust.rpc.status import PeerStatus
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
-UNDO_TIMEOUT_S = 30.0
-"""For undoing a publish: of the caller's time nothing may be left, and the mount must go."""
+STATS_TIMEOUT_S = 10.0
+"""A kubelet asks once a minute and waits two minutes: calls to a hung guest must not accumulate."""
+
+EXPAND_TIMEOUT_S = 100.0
+"""Below the kubelet's two minutes, so that it gets this error and not its own deadline."""
 
 
-class InnerNode(Protocol):
-    """The Node service of the wrapped driver."""
+class RuntimeClient:
+    """Calls the proxy for a volume, by its target path. Raises the proxy's errors, or `PeerUnavailable`."""
 
-    async def publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, call: Call
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume."""
+    def __init__(self, port: Port) -> None:
+        self._stub = stub(runtime_pb2_grpc.RuntimeStub, port)
 
-    async def unpublish(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call, timeout_s: float
-    ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """NodeUnpublishVolume, within a deadline of its own."""
+    async def stats(self, target_path: str) -> volumes.VolumeStats:
+        """Statistics from the kernel that has the volume mounted."""
+        request = runtime_pb2.RuntimeGetVolumeStatsRequest(volume_target_path=target_path)
+        try:
+            answer = await self._stub.RuntimeGetVolumeStats(request, timeout=STATS_TIMEOUT_S)
+        except PeerStatus as err:
+            raise status.to_error(err) from err
+        condition = answer.volume_condition if answer.HasField("volume_condition") else None
+        return crust_v1.stats(answer.usage, condition)
 
     async def expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
-    ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume."""
-
-    async def defers(self, call: Call) -> bool:
-        """Whether it advertises DEFER_FS_OPS now, to a caller that opts in to deferral."""
+        self, target_path: str, capacity: volumes.CapacityRange, time_left_s: float | None
+    ) -> int:
+        """Grow the filesystem to its device's size; returns that size in bytes."""
+        request = runtime_pb2.RuntimeExpandVolumeRequest(
+            volume_target_path=target_path,
+            capacity_range=crust_v1.capacity_range_to_wire(capacity),
+        )
+        # the driver has used some of the caller's time; the proxy answers a little before ours ends
+        timeout_s = EXPAND_TIMEOUT_S
+        if time_left_s is not None:
+            timeout_s = min(timeout_s, time_left_s * 0.98)
+        try:
+            answer = await self._stub.RuntimeExpandVolume(request, timeout=timeout_s)
+        except PeerStatus as err:
+            raise status.to_error(err) from err
+        return answer.capacity_bytes
 
 
 class Deferral:
-    """Answers the flagged calls. Constructed with the driver and a client of the proxy's Runtime API."""
+    """Answers the flagged calls of a driver that defers by itself."""
 
-    def __init__(self, inner: InnerNode, runtime: RuntimeClient, *, report_condition: bool) -> None:
-        self._inner = inner
+    def __init__(
+        self, driver: Port, facts: DriverFacts, runtime: RuntimeClient, *, report_condition: bool
+    ) -> None:
+        self._driver = driver
+        self._facts = facts
+        self._node = stub(csi_pb2_grpc.NodeStub, driver)
         self._runtime = runtime
-        self._tell_condition = report_condition
-        self._undos: set[asyncio.Task[outcome.Residue]] = set()
+        self._report_condition = report_condition
 
-    async def publish(
-        self, request: csi_pb2.NodePublishVolumeRequest, call: Call
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """Return deferred-mount metadata.
+    def methods(self) -> Methods:
+        """The calls that may be flagged, for a shim that wraps nothing; all others pass."""
+        publish = csi_pb2.NodePublishVolumeRequest
+        stats, expand = csi_pb2.NodeGetVolumeStatsRequest, csi_pb2.NodeExpandVolumeRequest
+        return Methods(
+            {
+                "/csi.v1.Node/NodePublishVolume": parsed(publish, self._pass_publish),
+                "/csi.v1.Node/NodeGetVolumeStats": parsed(stats, self._stats_or_pass),
+                "/csi.v1.Node/NodeExpandVolume": parsed(expand, self._expand_or_pass),
+            }
+        )
 
-        Raises `DeferralUnsupported`, `MountedInsteadOfDeferred`, `csi.InvalidDeferredMount`.
-        """
-        if not await self._inner.defers(call):
-            raise DeferralUnsupported()
-        response = await self._inner.publish(request, call)
-        try:
-            if not response.HasField("deferred_mount"):
-                raise errors.RuntimeFailed.named(
-                    "MountedInsteadOfDeferred",
-                    f"volume {request.volume_id[:128]} was not deferred",
-                    why="the driver answered a deferred publish without deferred_mount",
-                    hint="this is a bug in the driver; do not defer its volumes until it is fixed",
-                )
-            csi.deferred_mount(response.deferred_mount)
-        except errors.CrustError as error:
-            undo = asyncio.create_task(self._undo(request, call))
-            self._undos.add(undo)
-            undo.add_done_callback(self._undos.discard)
-            residue = await asyncio.shield(undo)  # whether or not the caller still waits
-            raise outcome.answer("NodePublishVolume", error, residue) from error
-        return response
+    async def _pass_publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
+    ) -> bytes:
+        if request.defer_fs_ops:
+            await self._facts.check_defers(call.time_remaining())
+        return await self._driver.forward(call, data)
 
-    async def stats(
-        self, request: csi_pb2.NodeGetVolumeStatsRequest
-    ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """Statistics from the kernel that has the volume mounted."""
+    async def _stats_or_pass(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, call: Call
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            return await self._driver.forward(call, data)
+        return await self.stats(request)
+
+    async def _expand_or_pass(
+        self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
+    ) -> bytes:
+        if not request.defer_fs_ops:
+            return await self._driver.forward(call, data)
+        return await self.expand(request, call)
+
+    async def stats(self, request: csi_pb2.NodeGetVolumeStatsRequest) -> bytes:
+        """The answer: statistics from the kernel that has the volume mounted."""
         limits.volume_id_of_any_driver(request.volume_id)
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         response = csi.stats_to_wire(await self._runtime.stats(target.text))
-        if not self._tell_condition:
+        if not self._report_condition:
             response.ClearField("volume_condition")
-        return response
+        return response.SerializeToString()
 
-    async def expand(
-        self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
-    ) -> csi_pb2.NodeExpandVolumeResponse:
-        """Let the driver grow the device, then the runtime the filesystem. Idempotent."""
+    async def expand(self, request: csi_pb2.NodeExpandVolumeRequest, call: Call) -> bytes:
+        """Let the driver grow the device, then the runtime the filesystem; the answer. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         wanted = csi.capacity_range(request.capacity_range)
-        grown = await self._inner.expand(request, call)
+        grown = await self._node.NodeExpandVolume(
+            request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
+        )
         wanted = volumes.CapacityRange(
             max(wanted.required_bytes, grown.capacity_bytes), wanted.limit_bytes
         )
         capacity_bytes = await self._runtime.expand(target.text, wanted, call.time_remaining())
-        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes)
-
-    async def _undo(self, request: csi_pb2.NodePublishVolumeRequest, call: Call) -> outcome.Residue:
-        if deferral_keys.is_inline(request.volume_context, request.volume_id):
-            return outcome.Residue.UNKNOWN
-        undo = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=request.volume_id, target_path=request.target_path
-        )
-        try:
-            await self._inner.unpublish(undo, call, UNDO_TIMEOUT_S)
-        except (errors.CrustError, TimeoutError):  # report the error of the publish, not this one
-            return outcome.Residue.UNKNOWN
-        return outcome.Residue.NONE
+        return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=capacity_bytes).SerializeToString()

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
 from crust.core.settings.driver import DriverSettings
-from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import process as shim_process
 from crust.host.files import durable, flocks
 from crust.host.process import workers
@@ -41,7 +40,7 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
         for driver in settings.driver:
             await stack.enter_async_context(_driver(driver, daemon, ports))
         for shim in settings.shim:
-            await stack.enter_async_context(_shim(shim, daemon, ports))
+            await stack.enter_async_context(shim_process.part(shim, daemon, ports=ports))
         await stack.enter_async_context(proxy_app.part(settings.proxy, daemon, ports=ports))
         await stack.enter_async_context(daemon.serves())
         yield daemon
@@ -62,17 +61,3 @@ async def _driver(settings: DriverSettings, daemon: Daemon, ports: Ports) -> Asy
             ports=ports,
         ):
             yield
-
-
-@asynccontextmanager
-async def _shim(settings: ShimSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
-    async with shim_process.part(
-        daemon,
-        socket_path=settings.socket,
-        driver_socket=settings.driver_socket,
-        runtime_socket=settings.runtime_socket,
-        report_condition=settings.csi_profile == "1.12",
-        wrapping=shim_process.wrapping_of(settings),
-        ports=ports,
-    ):
-        yield

@@ -480,7 +480,7 @@ def _mount_of(
             "DriverIgnoredDeferral",
             f"volume {wanted.key} was not deferred",
             why="the driver answered without deferred_mount",
-            hint="put a crust shim between the proxy and the driver",
+            hint="put a crust shim between the proxy and the driver; if there is one, this is a bug in the driver",
         )
     answer = csi.deferred_mount(response.deferred_mount)
     asked = deferral_keys.encryption(request.volume_context)

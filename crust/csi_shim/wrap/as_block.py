@@ -1,5 +1,8 @@
 """The requests that the driver gets in place of the CO's: the same volume, as a raw block device at private paths.
 
+They belong to operations that outlive their caller, so they have a deadline of their own. The driver knows nothing of
+crust: the metadata is the caller's without the opt-in, and no request has a field or a key of crust.
+
 Different are the kind of access, the paths, `readonly` (some drivers refuse a read-only block volume, and where they
 take it, nothing enforces it), the flag, the keys of crust in the volume context, and of an encrypted volume the
 passphrase, which is the guest's. Everything else stays: access mode, publish context, other secrets, the pod's data,
@@ -8,7 +11,13 @@ the vendor's keys.
 
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
-from crust.wire.csi.v1 import csi_pb2
+from crust.rpc.messages import extensions
+from crust.rpc.port import Port, stub
+from crust.rpc.status import Metadata
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+TIMEOUT_S = 100.0
+"""Below the proxy's deadline for the shim, so that the proxy gets the driver's status."""
 
 _POD_INFO = "csi.storage.k8s.io/"
 """The kubelet adds these to a publish and not to a stage."""
@@ -93,3 +102,45 @@ def _take_own_keys(
     kept = deferral_keys.without(request.volume_context)
     request.ClearField("volume_context")
     request.volume_context.update(kept)
+
+
+def plain(metadata: Metadata) -> Metadata:
+    """The caller's metadata without the opt-in."""
+    return tuple(pair for pair in metadata if pair[0] != extensions.KEY)
+
+
+class InnerNode:
+    """The Node service of the wrapped driver. Each method raises `PeerStatus`, the driver's own."""
+
+    def __init__(self, driver: Port) -> None:
+        self._stub = stub(csi_pb2_grpc.NodeStub, driver)
+
+    async def stage(self, request: csi_pb2.NodeStageVolumeRequest, metadata: Metadata) -> None:
+        """NodeStageVolume."""
+        await self._stub.NodeStageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+
+    async def unstage(self, volume_id: str, path: str, metadata: Metadata) -> None:
+        """NodeUnstageVolume."""
+        request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=path)
+        await self._stub.NodeUnstageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+
+    async def publish(
+        self, request: csi_pb2.NodePublishVolumeRequest, metadata: Metadata
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """NodePublishVolume."""
+        return await self._stub.NodePublishVolume(
+            request, metadata=plain(metadata), timeout=TIMEOUT_S
+        )
+
+    async def unpublish(self, volume_id: str, path: str, metadata: Metadata) -> None:
+        """NodeUnpublishVolume."""
+        request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=path)
+        await self._stub.NodeUnpublishVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+
+    async def expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, metadata: Metadata
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        """NodeExpandVolume."""
+        return await self._stub.NodeExpandVolume(
+            request, metadata=plain(metadata), timeout=TIMEOUT_S
+        )

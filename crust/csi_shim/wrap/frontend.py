@@ -9,7 +9,6 @@ through as bytes.
 from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors, volumes
-from crust.csi_shim import version
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import (
     admission,
@@ -79,7 +78,7 @@ class Frontend:
             "NodeGetVolumeHealth": parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
         }
         unary = {_NODE + name: each for name, each in own.items()}
-        return Methods({**unary, version.PROBE: version.telling(self._driver)})
+        return Methods(unary)
 
     async def _get_capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call
@@ -177,7 +176,7 @@ class Frontend:
             return await self._host_publish(request, data, call)
         volume = await self._volume(request.volume_id, call)
         if await self._defers_itself(volume, call):
-            return (await self._deferral.publish(request, call)).SerializeToString()
+            return await self._driver.forward(call, data)
         response = await self._operations.run(
             volume, request, call, lambda: self._wrapped.publish(volume, request)
         )
@@ -231,14 +230,14 @@ class Frontend:
             path = request.volume_path
             if not await self._operations.finds(volume, private_directories.has_leaf, path):
                 return await self._pass(None, data, call)
-        return (await self._deferral.stats(request)).SerializeToString()
+        return await self._deferral.stats(request)
 
     async def _expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         volume = await self._volume(request.volume_id, call)
         if request.defer_fs_ops and await self._defers_itself(volume, call):
-            return (await self._deferral.expand(request, call)).SerializeToString()
+            return await self._deferral.expand(request, call)
         is_staged = await self._operations.finds(volume, private_directories.is_staged)
         expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):

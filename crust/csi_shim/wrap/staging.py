@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import as_block, leaves, private_directories
-from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import outcome

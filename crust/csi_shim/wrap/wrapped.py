@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, volumes
-from crust.csi_shim.runtime_client import RuntimeClient
+from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
-from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.leaves import Driver, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume

@@ -11,6 +11,7 @@ import grpc.aio
 
 from crust.core import volumes
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
+from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import process
 from crust.csi_shim.wrap import frontend
 from crust.handoff import store
@@ -225,14 +226,20 @@ def shim(
     threads: Workers | None = None,
 ) -> Any:
     """The shim as a process would serve it."""
-    return process.serving(
-        socket_path=places.shim,
+    wraps: dict[str, Any] = {"wrap": False}
+    if wrapping is not None:
+        wraps = {
+            "kubelet_root": wrapping.kubelet_root,
+            "defer": wrapping.default.value,
+            "driver_name": wrapping.driver_name,
+        }
+    settings = ShimSettings(
+        socket=places.shim,
         driver_socket=places.driver,
         runtime_socket=places.sockets.runtime,
-        report_condition=True,
-        wrapping=wrapping,
-        threads=threads,
+        **wraps,
     )
+    return process.serving(settings, threads=threads)
 
 
 async def until(event: asyncio.Event) -> None:

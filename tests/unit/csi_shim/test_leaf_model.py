@@ -15,7 +15,7 @@ import pytest
 
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves, private_directories
-from crust.csi_shim.wrap.inner import InnerNode
+from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.leaves import Driver, Kind, Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume

@@ -1,6 +1,5 @@
 """The contract of a shim in front of the socket of a driver that defers by itself."""
 
-import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,17 +10,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.core import deferral_keys
-from crust.csi_shim import deferral, process
+from crust.core.settings.shim import ShimSettings
+from crust.csi_shim import process
 from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
 from tests.support.co import publish_request
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver, Gate
+from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver
 from tests.support.faults.refusals import refused
-from tests.support.nodes.node import until
 
 Code = grpc.StatusCode
 CALLERS_S = 10
@@ -119,13 +117,14 @@ async def _built(stack: AsyncExitStack, *, report_condition: bool) -> Shim:
     await server.start()
     stack.push_async_callback(server.stop, None)
     await stack.enter_async_context(fake_driver.serving(driver, f"{root}/driver.sock"))
-    wrapping = process.serving(
-        socket_path=f"{root}/shim.sock",
+    settings = ShimSettings(
+        socket=f"{root}/shim.sock",
         driver_socket=f"{root}/driver.sock",
         runtime_socket=f"{root}/runtime.sock",
-        report_condition=report_condition,
+        csi_profile="1.12" if report_condition else "1.13",
+        wrap=False,
     )
-    await stack.enter_async_context(wrapping)
+    await stack.enter_async_context(process.serving(settings))
     caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
     return Shim(driver, back, caller)
 
@@ -179,27 +178,6 @@ class TestShim:
             assert call.request.defer_fs_ops
             assert ("crust-extensions", "deferral") in call.metadata
 
-    @pytest.mark.spec("D-10")
-    async def test_a_driver_that_mounts_instead_is_undone(self, shim: Shim) -> None:
-        shim.driver.mounts_instead = True
-        await refused(shim.publish(), Code.INTERNAL, "vol-1", "without deferred_mount", "bug")
-        assert shim.driver.published == {}
-
-    @pytest.mark.spec("D-10")
-    async def test_inline_volume_is_not_deleted_by_an_undo(self, shim: Shim) -> None:
-        shim.driver.mounts_instead = True
-        inline = {deferral_keys.INLINE: "true"}
-        await refused(shim.publish(volume_context=inline), Code.UNAVAILABLE, "vol-1")
-        assert shim.driver.called("NodeUnpublishVolume") == []
-        assert shim.driver.published
-
-    async def test_an_undo_that_the_driver_refuses_is_no_final_answer(self, shim: Shim) -> None:
-        """NOT_FOUND of the driver would say that nothing is published, and the mount is there."""
-        shim.driver.mounts_instead = True
-        shim.driver.failing["NodeUnpublishVolume"] = Failure(Code.NOT_FOUND, "no such volume")
-        await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "MountedInsteadOfDeferred")
-        assert shim.driver.published
-
     async def test_code_that_the_driver_sets_is_its_answer(
         self, shim: Shim, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -215,29 +193,6 @@ class TestShim:
         shim.driver.failing["NodePublishVolume"] = Failure(Code.RESOURCE_EXHAUSTED, "too many")
         await refused(shim.publish(), Code.RESOURCE_EXHAUSTED, "too many")
         assert shim.driver.called("NodeUnpublishVolume") == []
-
-    @pytest.mark.spec("D-11")
-    async def test_invalid_metadata_of_the_driver_is_refused_and_undone(self, shim: Shim) -> None:
-        shim.driver.alter = lambda answer: answer.ClearField("block_device")
-        await refused(shim.publish(), Code.INTERNAL, "unknown kind")
-        assert shim.driver.published == {}
-
-    async def test_undo_goes_on_after_its_caller_gave_up(self, shim: Shim) -> None:
-        shim.driver.mounts_instead = True
-        gate = shim.driver.gates["NodeUnpublishVolume"] = Gate()
-        left: asyncio.Event = asyncio.Event()
-        shim.driver.after_unpublish = left.set
-        publishing = asyncio.ensure_future(shim.publish())
-        await until(gate.entered)
-        publishing.cancel()
-        await asyncio.wait([publishing])
-        # on the same connection: when this is answered, the server knows that the other call was cancelled
-        await shim.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=10)
-        assert not gate.cancelled.is_set()
-        gate.opened.set()
-        await until(left)
-        assert not gate.cancelled.is_set()
-        assert shim.driver.published == {}
 
     @pytest.mark.spec("D-24")
     async def test_a_drivers_status_passes_as_it_is(self, shim: Shim) -> None:
@@ -319,28 +274,3 @@ async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
             data = publish_request("vol-1", f"{TARGET}{defer}", defer=defer).SerializeToString()
             await raw(data + unknown, metadata=extensions.METADATA, timeout=10)
             assert b"later" in shim.driver.calls[-1].request.SerializeToString()
-
-
-@pytest.mark.spec("D-36")
-async def test_publish_with_undo_that_fails_is_unavailable() -> None:
-    async with AsyncExitStack() as stack:
-        shim = await _built(stack, report_condition=True)
-        shim.driver.mounts_instead = True
-        shim.driver.failures["NodeUnpublishVolume"] = Failure(Code.INTERNAL, "busy")
-        await refused(shim.publish(), Code.UNAVAILABLE, "vol-1", "bug")
-        assert shim.driver.published != {}
-
-
-async def test_undo_has_its_own_deadline_and_not_the_rest_of_its_callers() -> None:
-    """A publish that took nearly all of its caller's time would otherwise never be undone."""
-    async with AsyncExitStack() as stack:
-        shim = await _built(stack, report_condition=True)
-        shim.driver.mounts_instead = True
-        await refused(shim.publish(), Code.INTERNAL, "without deferred_mount")
-        (publish,) = shim.driver.called("NodePublishVolume")
-        (undo,) = shim.driver.called("NodeUnpublishVolume")
-        assert publish.time_left_s is not None
-        assert undo.time_left_s is not None
-        # gRPC rounds a deadline up, by a second at most
-        assert publish.time_left_s <= CALLERS_S + 1 < deferral.UNDO_TIMEOUT_S / 2
-        assert undo.time_left_s > deferral.UNDO_TIMEOUT_S / 2
