@@ -320,7 +320,7 @@ async def test_csi_call_is_measured_as_a_kubelet_measures_it(
         "600.0",
         "+Inf",
     ]
-    assert buckets[buckets.index("0.1") :][:10] == of_a_kubelet
+    assert buckets[buckets.index("0.1") :] == of_a_kubelet
     assert buckets[0] == "0.001", "most calls take milliseconds"
 
 
