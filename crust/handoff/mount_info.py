@@ -158,6 +158,8 @@ class CrustPart(_Model):
         Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
     ) = None
     """The span of that call (W3C Trace Context). A runtime that traces continues the trace with it."""
+    pod: Annotated[str, Field(max_length=TEXT_MAX)] | None = None
+    """`namespace/name` of the pod that the volume was published for, for people; absent where the CO does not say."""
     format: Format | None = None
     """Absent: no filesystem is made, whatever is on the device."""
     encryption: Literal["luks"] | None = None

@@ -47,16 +47,21 @@ class UnrecordableMount(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class PublishedBy:
-    """The call that published a volume, for whoever follows it: its request id, and its span (W3C traceparent)."""
+    """The call that published a volume, for people: its request id, its span (W3C traceparent), and the pod.
+
+    The pod is `namespace/name`, empty where the CO named none.
+    """
 
     request_id: str = ""
     traceparent: str = ""
+    pod: str = ""
 
     @classmethod
-    def current(cls) -> Self:
-        """The call that is being served."""
+    def current(cls, pod: str = "") -> Self:
+        """The call that is being served, for a pod."""
         fields = logs.context.get()  # not by its truth: that reads the whole request
-        return cls("" if fields is None else fields.get("request_id", ""), traces.traceparent())
+        request_id = "" if fields is None else fields.get("request_id", "")
+        return cls(request_id, traces.traceparent(), pod[: mount_info.TEXT_MAX])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Record:
         handler: volumes.HandlerName,
         *,
         decided_by: str = "",
+        pod: str = "",
     ) -> Self:
         """A new record (generation 1, published now), checked.
 
@@ -107,7 +113,7 @@ class Record:
             1,
             now,
             decided_by[: mount_info.TEXT_MAX],
-            PublishedBy.current(),
+            PublishedBy.current(pod),
         )
         record.to_bytes()
         return record
@@ -309,6 +315,7 @@ def _plain_of(record: Record) -> dict[str, Any]:
         "decided_by": record.decided_by or None,
         "request_id": record.published_by.request_id or None,
         "traceparent": record.published_by.traceparent or None,
+        "pod": record.published_by.pod or None,
         **work,
         "required": required or None,
     }
@@ -331,7 +338,7 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         generation=part.generation,
         published_at=part.published_at,
         decided_by=part.decided_by or "",
-        published_by=PublishedBy(part.request_id or "", part.traceparent or ""),
+        published_by=PublishedBy(part.request_id or "", part.traceparent or "", part.pod or ""),
     )
 
 

@@ -30,5 +30,11 @@ class PodName:
             )
         return cls(*found)
 
+    @classmethod
+    def shown(cls, context: Mapping[str, str]) -> str:
+        """`namespace/name` from a volume context; empty where the CO names no pod."""
+        found = [context.get(f"{_POD_INFO}{key}", "") for key in ("namespace", "name")]
+        return "/".join(found) if all(found) else ""
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -172,6 +172,7 @@ def _volume(entry: Entry) -> inspect_pb2.DeferredVolume:
         claimed_at=_timestamp(claim.claimed_at.timestamp()) if claim and claim.claimed_at else None,
         claimed_by_pid=claim.pid if claim else 0,
         request_id=record.published_by.request_id,
+        pod=record.published_by.pod,
         message=_message(entry),
     )
 

@@ -277,6 +277,7 @@ class Publish:
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
         """The record, checked with the driver's answer."""
         key, target, decider = run.wanted.key, run.target, run.decision.decider
+        pod = run.wanted.pod
         handler_admission.check_answer(run.wanted.access, mount)
         if handler is not None:
             handler_admission.check(
@@ -284,13 +285,13 @@ class Publish:
             )
             handler_admission.check_limits(handler, mount.io_limits)
             handler_admission.check_guest_work(handler, mount)
-            return Record.of(mount, key, target, handler.name, decided_by=decider)
+            return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
         assert run.began is not None
         assert run.began.entry is not None
         known = run.began.entry.require()
         # a retry keeps the first choice: a second handler may have registered since
         name = run.decision.handler or known.handler
-        return Record.of(mount, key, target, name, decided_by=known.decided_by)
+        return Record.of(mount, key, target, name, decided_by=known.decided_by, pod=pod)
 
     def _place(
         self, run: _Run, record: Record, secrets: Mapping[str, str]

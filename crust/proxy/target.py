@@ -17,6 +17,7 @@ from crust.handoff.record import Record
 from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo
+from crust.kubernetes_api.pod_name import PodName
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
@@ -190,6 +191,8 @@ class Wanted:
     readonly: bool
     is_inline: bool = False
     """A volume of the pod itself, which its unpublish deletes."""
+    pod: str = ""
+    """The pod's namespace and name, where the CO says them."""
 
     @classmethod
     def of(cls, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Self:
@@ -201,7 +204,8 @@ class Wanted:
         options = mount_options.for_guest(capability.access.mount_flags)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
-        return cls(key, target, capability.access, options.options, readonly, is_inline)
+        pod = PodName.shown(request.volume_context)
+        return cls(key, target, capability.access, options.options, readonly, is_inline, pod)
 
     def contradicts(self, record: Record) -> bool:
         """Whether the record is certainly of a publish with other arguments.

@@ -52,7 +52,7 @@ def status(run_dir: str, form: "Format", *, watch: bool) -> None:
 @click.option("--handler", default="", help="For this runtime handler.")
 @click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
 @click.option("--target", default="", help="At or below this path.")
-@click.option("--pod", default="", help="Of the pod whose UID begins so.")
+@click.option("--pod", default="", help="Of this pod: NAMESPACE/NAME, NAME, or how its UID begins.")
 def volumes(run_dir: str, form: "Format", *, watch: bool, **filters: Any) -> None:
     """Deferred volumes of this node."""
     from crust.cli.inspecting import show, watching
@@ -120,7 +120,7 @@ def delete(run_dir: str, volume: str, *, yes: bool) -> None:
 @_shows
 @click.argument("volume")
 def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
-    """One deferred volume: by its id, its PersistentVolume, its target path or the name of its entry."""
+    """One deferred volume: by its PersistentVolume, its pod, its id, its target path or the name of its entry."""
     from crust.cli.inspecting import show, watching
 
     sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))

@@ -26,7 +26,10 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PoolVolume:
-    """A volume of a pool. `pods` are UIDs; `state` is `unused` if nobody has it, as far as this node knows."""
+    """A volume of a pool. `pods` are names, UIDs where the CO does not say names.
+
+    `state` is `unused` if nobody has the volume, as far as this node knows.
+    """
 
     pv: str
     pods: tuple[str, ...]
@@ -141,7 +144,8 @@ async def _volumes(driver: views.Driver, deferred: Iterable[views.Volume]) -> li
 
 
 def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.Volume | None) -> PoolVolume:
-    pods = [views.pod_of(target) for target in listed.targets]
+    known = {entry.target_path: entry.pod} if entry is not None else {}
+    pods = [known.get(target) or views.pod_of(target) for target in listed.targets]
     return PoolVolume(
         pv=listed.name,
         pods=tuple(dict.fromkeys(filter(None, pods))),

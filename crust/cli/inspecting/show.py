@@ -50,13 +50,15 @@ class Filters:
     pod: str = ""
 
     def admits(self, row: views.Volume) -> bool:
-        """Whether the volume is shown. A target or a pod admits what is below it or begins with it."""
+        """Whether the volume is shown. A target admits what is below it; a pod is a name, or how its UID begins."""
         return (
             self.driver in ("", row.driver)
             and self.handler in ("", row.handler)
             and self.state in ("", row.state)
             and row.target_path.startswith(self.target)
-            and row.pod_uid.startswith(self.pod)
+            and (
+                row.pod_uid.startswith(self.pod) or self.pod in (row.pod, row.pod.partition("/")[2])
+            )
         )
 
 
@@ -156,7 +158,8 @@ def describe(name: str, run_dir: str) -> Question:
         rows = tuple(
             each
             for each in await volumes_of(stub)
-            if name in (each.volume_id, each.target_path, each.entry, each.pv)
+            if name
+            in (each.volume_id, each.target_path, each.entry, each.pv, each.pod, each.pod_uid)
         )
         if not rows:
             raise errors.NotFound.named(
@@ -164,8 +167,8 @@ def describe(name: str, run_dir: str) -> Question:
                 f"{name} is not deferred on this node",
                 why="the handoff directory has no entry for it",
                 hint=(
-                    "`crust volumes` lists what is deferred; give a volume id, a "
-                    "PersistentVolume, a target path or an entry"
+                    "`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, "
+                    "a pod, a target path or an entry"
                 ),
             )
         return Shown(
@@ -238,6 +241,7 @@ def described(row: views.Volume, run_dir: str) -> Text:
             ("request id", row.request_id),
             ("decided by", row.decided_by),
             ("target", row.target_path),
+            ("pod", row.pod),
             ("pod uid", row.pod_uid),
             ("pv", row.pv),
             ("device", row.device),

@@ -117,6 +117,8 @@ class Volume:
     entry: str
     message: str
     request_id: str = ""
+    pod: str = ""
+    """Namespace and name; empty where the CO does not say them."""
 
     @classmethod
     def of(cls, answer: inspect_pb2.DeferredVolume) -> "Volume":
@@ -175,7 +177,8 @@ HANDLERS = (
 )
 
 VOLUMES = (
-    Column("volume", "name"),
+    Column("pv", lambda row: row.pv or row.name),
+    Column("pod", lambda row: row.pod or row.pod_uid),
     Column("driver"),
     Column("handler"),
     Column("state", styles=STATES),
@@ -183,8 +186,8 @@ VOLUMES = (
     Column("size", lambda row: size(row.capacity_bytes)),
     Column("access", lambda row: access(row)),
     Column("age", lambda row: _age(row.published_at)),
-    Column("pv", wide=True),
-    Column("pod", "pod_uid", wide=True),
+    Column("volume", "volume_id", wide=True),
+    Column("pod-uid", "pod_uid", wide=True),
     Column("device", wide=True),
     Column("fs", "fs_type", wide=True),
     Column("pid", lambda row: str(row.claimed_by_pid or ""), wide=True),

@@ -210,6 +210,7 @@ class DeferredVolume(_message.Message):
     CLAIMED_AT_FIELD_NUMBER: _builtins.int
     CLAIMED_BY_PID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
     target_path: _builtins.str
     driver: _builtins.str
     volume_id: _builtins.str
@@ -231,6 +232,8 @@ class DeferredVolume(_message.Message):
     claimed_by_pid: _builtins.int
     request_id: _builtins.str
     """Of the publish: the log lines of proxy, shim, driver and runtime about it have it. Empty if the record has none."""
+    pod: _builtins.str
+    """"namespace/name"; empty where the CO named none (in Kubernetes: CSIDriver.spec.podInfoOnMount)."""
     @_builtins.property
     def published_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -257,10 +260,11 @@ class DeferredVolume(_message.Message):
         claimed_at: _timestamp_pb2.Timestamp | None = ...,
         claimed_by_pid: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        pod: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["claimed_at", b"claimed_at", "published_at", b"published_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "claimed_at", b"claimed_at", "claimed_by_pid", b"claimed_by_pid", "decided_by", b"decided_by", "device", b"device", "driver", b"driver", "entry", b"entry", "fs_type", b"fs_type", "handler", b"handler", "message", b"message", "published_at", b"published_at", "readonly", b"readonly", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "state", b"state", "target_path", b"target_path", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "claimed_at", b"claimed_at", "claimed_by_pid", b"claimed_by_pid", "decided_by", b"decided_by", "device", b"device", "driver", b"driver", "entry", b"entry", "fs_type", b"fs_type", "handler", b"handler", "message", b"message", "pod", b"pod", "published_at", b"published_at", "readonly", b"readonly", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "state", b"state", "target_path", b"target_path", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

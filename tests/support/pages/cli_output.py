@@ -22,6 +22,7 @@ _AWAY = (
     "there is no such socket; start crust-shim, or correct `backend`"
 )
 NOW = datetime.datetime(2026, 1, 2, 12, 0, tzinfo=datetime.UTC)
+_POD_NAME = "shop/db-0"
 _POD = "1d0bd0f6-2b50-4b0e-8b43-6d1f3a2a9c11"
 _KUBELET = "/var/lib/kubelet"
 _RAW = f"{_KUBELET}/plugins/kubernetes.io/csi/volumeDevices"
@@ -105,11 +106,12 @@ def _volume(state: str, sandbox: str) -> views.Volume:
         entry="3f" * 32,
         message="",
         request_id="5ff31c2a9d07" if sandbox else "a41b09f2c6de",
+        pod=_POD_NAME if sandbox else "shop/db-1",
     )
 
 
 def _pool_volumes() -> Iterator[pool.PoolVolume]:
-    for name, pods, state in (("pvc-1", (_POD,), "mounted"), ("pvc-9", (), "unused")):
+    for name, pods, state in (("pvc-1", (_POD_NAME,), "mounted"), ("pvc-9", (), "unused")):
         yield pool.PoolVolume(name, pods, state, 10 << 30, (), f"{name}-id", "csi.example.com", "")
 
 

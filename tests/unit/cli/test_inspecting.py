@@ -140,6 +140,17 @@ async def test_filters_admit_what_matches_alone(node: Node) -> None:
     assert two in (await crust(node, "volumes", "-o", "wide")).output
 
 
+async def test_volume_is_found_by_the_name_of_its_pod(node: Node) -> None:
+    pod = {"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "db-0"}
+    context = {**nodes.NAMED, **pod}
+    await node.co.publish("vol-1", node.places.target("pod-1"), volume_context=context)
+    await published(node, "vol-2", "pod-2")
+    assert "shop/db-0" in (await crust(node, "volumes")).output
+    for words in (("--pod", "shop/db-0"), ("--pod", "db-0")):
+        assert (await crust(node, "volumes", "-o", "name", *words)).output == "vol-1\n"
+    assert "volume        vol-1" in (await crust(node, "describe", "shop/db-0")).output
+
+
 async def test_described_volume_has_sandbox_process_and_times(node: Node) -> None:
     target = await published(node)
     with node.sandbox(target):
@@ -239,7 +250,7 @@ async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
     text = b""
     try:
         async with asyncio.timeout(60):
-            while b"VOLUME" not in text:
+            while b"SANDBOX" not in text:
                 text += await asyncio.to_thread(os.read, leader, 4096)
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
@@ -247,4 +258,4 @@ async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
                 text += await asyncio.to_thread(os.read, leader, 4096)
     finally:
         os.close(leader)
-    assert text.index(b"\x1b[?1049h") < text.index(b"VOLUME") < text.index(b"\x1b[?1049l")
+    assert text.index(b"\x1b[?1049h") < text.index(b"SANDBOX") < text.index(b"\x1b[?1049l")
