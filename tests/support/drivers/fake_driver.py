@@ -66,6 +66,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     def __init__(self, *, defers: bool = True) -> None:
         self.defers = defers
         self.name = "csi.example.com"
+        self.ready = True
         self.expands = False
         """Whether its volumes can be expanded, as a plugin says it."""
         self.expands_at_node = True
@@ -165,6 +166,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, context: Context
     ) -> csi_pb2.GetPluginInfoResponse:
+        await self._fail(self.failing.get("GetPluginInfo"), context)
         return csi_pb2.GetPluginInfoResponse(name=self.name, vendor_version="1")
 
     async def GetPluginCapabilities(self, request: Any, context: Context) -> Any:
@@ -175,7 +177,10 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         return answer
 
     async def Probe(self, request: Any, context: Context) -> Any:
-        return csi_pb2.ProbeResponse()
+        await self._fail(self.failing.get("Probe"), context)
+        answer = csi_pb2.ProbeResponse()
+        answer.ready.value = self.ready
+        return answer
 
     async def NodeGetVolumeHealth(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context

@@ -26,6 +26,9 @@ class MountingDriver(FakeDriver):
     def __init__(self, sizes_file: str) -> None:
         super().__init__()
         self._sizes_file = sizes_file
+        self.leaves = ""
+        """A file that an unpublish leaves in the target."""
+        self.keeps_raw_targets = False
         self.staged: set[tuple[str, str]] = set()
         self.needs_attachment = False
         self.unattached: list[str] = []
@@ -55,8 +58,10 @@ class MountingDriver(FakeDriver):
         target = Path(request.target_path)
         mounted = target / MOUNTED
         answer = await super().NodeUnpublishVolume(request, context)
-        if target.is_file():
+        if target.is_file() and not self.keeps_raw_targets:
             target.unlink()
+        elif self.leaves:
+            (target / self.leaves).touch()
         elif mounted.exists():
             mounted.unlink()
             with contextlib.suppress(OSError):

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import grpc
@@ -20,24 +19,9 @@ from click.testing import CliRunner, Result
 
 import crust as crust_package
 from crust.cli import main
-from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import DRIVER, Node, Places
-
-
-class StartingDriver(fake_driver.FakeDriver):
-    """A driver whose Probe can say that it is not ready."""
-
-    ready = True
-    is_away = False
-
-    async def Probe(self, request: Any, context: Any) -> csi_pb2.ProbeResponse:
-        if self.is_away:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "failed to connect")
-        answer = csi_pb2.ProbeResponse()
-        answer.ready.value = self.ready
-        return answer
 
 
 @pytest.fixture
@@ -48,7 +32,7 @@ def places() -> Iterator[Places]:
 
 @pytest_asyncio.fixture
 async def node(places: Places) -> AsyncIterator[Node]:
-    async with nodes.running(places, driver=StartingDriver()) as running, running.handler():
+    async with nodes.running(places, driver=fake_driver.FakeDriver()) as running, running.handler():
         yield running
 
 
@@ -71,7 +55,7 @@ async def test_node_that_is_ready_exits_0(node: Node) -> None:
 
 
 async def test_driver_that_is_starting_makes_status_exit_1(node: Node) -> None:
-    node.driver.ready = False  # type: ignore[attr-defined]
+    node.driver.ready = False
     result = await crust(node, "status", "-o", "name")
     assert (result.exit_code, result.output) == (1, f"driver {DRIVER}\n")
     table = await crust(node, "drivers")
@@ -209,7 +193,8 @@ async def test_volume_is_described_by_its_persistent_volume(node: Node) -> None:
 
 
 async def test_driver_that_is_stopped_is_not_looked_for_at_the_proxys_socket(node: Node) -> None:
-    node.driver.is_away = True  # type: ignore[attr-defined]
+    away = fake_driver.Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect")
+    node.driver.failing["Probe"] = away
     result = await crust(node, "drivers")
     assert f"its own socket, which the shim at {node.places.shim} calls" in result.output
     assert "failed to connect" not in result.output

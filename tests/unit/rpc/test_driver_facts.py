@@ -1,7 +1,6 @@
 """What a caller learns when the driver does not answer what it is asked first."""
 
 import tempfile
-from typing import Any
 
 import grpc
 import pytest
@@ -9,27 +8,8 @@ import pytest
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.port import SocketPort
 from crust.rpc.status import PeerStatus
-from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import FakeDriver
-
-
-class Refusing(FakeDriver):
-    """It answers no question about itself."""
-
-    def __init__(self, details: str) -> None:
-        super().__init__()
-        self._details = details
-
-    async def GetPluginInfo(self, request: Any, context: Any) -> csi_pb2.GetPluginInfoResponse:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, self._details)
-        raise AssertionError("abort raises")
-
-    async def NodeGetCapabilities(
-        self, request: Any, context: Any
-    ) -> csi_pb2.NodeGetCapabilitiesResponse:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, self._details)
-        raise AssertionError("abort raises")
+from tests.support.drivers.fake_driver import Failure, FakeDriver
 
 
 @pytest.mark.parametrize(
@@ -40,7 +20,8 @@ class Refusing(FakeDriver):
     ],
 )
 async def test_status_names_the_call_that_the_caller_did_not_send(details: str, shown: str) -> None:
-    driver = Refusing(details)
+    driver, failure = FakeDriver(), Failure(grpc.StatusCode.UNAVAILABLE, details)
+    driver.failing = dict.fromkeys(("GetPluginInfo", "NodeGetCapabilities"), failure)
     with tempfile.TemporaryDirectory(prefix="crust-") as directory:
         socket = f"{directory}/csi.sock"
         async with fake_driver.serving(driver, socket), SocketPort(socket) as port:

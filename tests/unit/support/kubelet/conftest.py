@@ -1,6 +1,5 @@
 """A simulated kubelet on a driver of somebody else's, without crust in between."""
 
-import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -8,40 +7,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import FakeDriver
+from tests.support.drivers.mounting_driver import MountingDriver
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import PlainContainers
 
 DRIVER = "csi.example.com"
-
-
-class MountingDriver(FakeDriver):
-    """Makes and removes its targets, as CSI says. `leaves`: what an unpublish leaves in the target."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.leaves = ""
-        self.keeps_raw_targets = False
-
-    async def NodePublishVolume(self, request, context):  # type: ignore[no-untyped-def]
-        answer = await super().NodePublishVolume(request, context)
-        if request.volume_capability.HasField("block"):
-            open(request.target_path, "w").close()
-        else:
-            os.makedirs(request.target_path, exist_ok=True)
-        return answer
-
-    async def NodeUnpublishVolume(self, request, context):  # type: ignore[no-untyped-def]
-        answer = await super().NodeUnpublishVolume(request, context)
-        if os.path.isfile(request.target_path):
-            if not self.keeps_raw_targets:
-                os.unlink(request.target_path)
-        elif self.leaves:
-            open(f"{request.target_path}/{self.leaves}", "w").close()
-        elif os.path.isdir(request.target_path):
-            os.rmdir(request.target_path)
-        return answer
 
 
 @dataclass
@@ -72,7 +43,7 @@ def root() -> Iterator[str]:
 @pytest.fixture
 async def simulated(root: str) -> AsyncIterator[Simulated]:
     """A kubelet whose driver serves; a published target is a mount point."""
-    driver, runtime = MountingDriver(), PlainContainers()
+    driver, runtime = MountingDriver(f"{root}/sizes.json"), PlainContainers()
     mount_points = FakeMountPoints(lambda path: path in driver.published)
     kubelet = Kubelet(
         root=f"{root}/kubelet",

@@ -9,13 +9,14 @@ import pytest
 
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure
+from tests.support.drivers.mounting_driver import MountingDriver
 from tests.support.kubelet.attach import FORCE_AFTER_S
 from tests.support.kubelet.attaching_controller import AttachingController
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
 from tests.support.kubelet.pods import PlainContainers
 from tests.support.kubelet.state import Pod, State, Volume
-from tests.unit.support.kubelet.conftest import DRIVER, MountingDriver, Simulated
+from tests.unit.support.kubelet.conftest import DRIVER, Simulated
 
 POD = Pod("pod-1", (Volume("pv-1", "vol-1"),))
 
@@ -25,7 +26,7 @@ class Node:
 
     def __init__(self, root: str, *, force_after_s: float | None = None) -> None:
         self.forces = force_after_s is not None
-        self.driver = MountingDriver()
+        self.driver = MountingDriver(f"{root}/sizes.json")
         self.controller = AttachingController()
         self.kubelet = Kubelet(
             root=f"{root}/kubelet",
