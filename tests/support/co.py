@@ -59,10 +59,7 @@ def create_request(
 
 
 def stage_request(
-    volume_id: str,
-    staging: str,
-    given: csi_pb2.VolumeCapability | None = None,
-    **fields: Any,
+    volume_id: str, staging: str, given: csi_pb2.VolumeCapability | None = None, **fields: Any
 ) -> csi_pb2.NodeStageVolumeRequest:
     """NodeStageVolume."""
     return csi_pb2.NodeStageVolumeRequest(
@@ -240,10 +237,7 @@ class Co:
         return await self._call(self.node.NodeExpandVolume, request)
 
     async def _call(
-        self,
-        method: Callable[..., Awaitable[Answer]],
-        request: Any,
-        timeout_s: float | None = None,
+        self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
         return await method(
             request,

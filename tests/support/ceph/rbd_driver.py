@@ -73,13 +73,7 @@ class RbdDriver:
 
 
 def write_config(
-    base: Path,
-    ceph: CephCluster,
-    user: str,
-    key: str,
-    namespace: str,
-    *,
-    has_node: bool = False,
+    base: Path, ceph: CephCluster, user: str, key: str, namespace: str, *, has_node: bool = False
 ) -> Path:
     """The settings and the key file."""
     of_node = f'target_roots = ["{base}"]\ncheck_propagation = false\n' if has_node else ""

@@ -78,10 +78,7 @@ class DirectCo(Co):
         )
 
     async def _call(
-        self,
-        method: Callable[..., Awaitable[Answer]],
-        request: Any,
-        timeout_s: float | None = None,
+        self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
         return await method(request, caller(left_s=timeout_s))
 

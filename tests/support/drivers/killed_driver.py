@@ -89,10 +89,7 @@ class RetryingCo(Co):
         self._driver = driver
 
     async def _call(
-        self,
-        method: Callable[..., Awaitable[Answer]],
-        request: Any,
-        timeout_s: float | None = None,
+        self, method: Callable[..., Awaitable[Answer]], request: Any, timeout_s: float | None = None
     ) -> Answer:
         """Raises the errors that a CO does not retry, and a refusal that does not end."""
         for left in range(_TRIES, 0, -1):

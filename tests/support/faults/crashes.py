@@ -59,10 +59,7 @@ def at_call(
 
 
 def crash_points(
-    prepare: Callable[[int], None],
-    operation: Callable[[int], None],
-    *,
-    within: range = range(1000),
+    prepare: Callable[[int], None], operation: Callable[[int], None], *, within: range = range(1000)
 ) -> Iterator[int]:
     """Yield after each crash of `operation(n)`, n counting up, until one run of it comes through unharmed.
 
@@ -77,10 +74,7 @@ def crash_points(
 
 
 def failure_points(
-    prepare: Callable[[int], None],
-    operation: Callable[[int], None],
-    *,
-    within: range = range(1000),
+    prepare: Callable[[int], None], operation: Callable[[int], None], *, within: range = range(1000)
 ) -> Iterator[tuple[int, Exception]]:
     """Like `crash_points`, with ENOSPC raised once at each point; yields the error that came out of the operation."""
     for number in within:

@@ -220,10 +220,7 @@ async def running(
 
 
 def shim(
-    places: Places,
-    *,
-    wrapping: frontend.Wrapping | None = None,
-    threads: Workers | None = None,
+    places: Places, *, wrapping: frontend.Wrapping | None = None, threads: Workers | None = None
 ) -> Any:
     """The shim as a process would serve it."""
     wraps: dict[str, Any] = {"wrap": False}

@@ -279,9 +279,7 @@ async def test_server_connections_held_open_are_bounded_and_probe_is_answered(
             assert await asyncio.to_thread(slow[0].recv, 1) == b""
 
 
-def test_loop_that_hangs_is_unhealthy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loop_that_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "ANSWER_S", 0.01)
     loop = asyncio.new_event_loop()  # it does not run
     try:

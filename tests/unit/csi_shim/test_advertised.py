@@ -92,9 +92,7 @@ async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_check
     assert kubelet.driver.called("NodeExpandVolume") == []
 
 
-async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
-    kubelet: Kubelet,
-) -> None:
+async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(kubelet: Kubelet) -> None:
     async def look() -> bool:
         raise AssertionError("a volume was looked for")
 

@@ -24,9 +24,7 @@ def places() -> Iterator[nodes.Places]:
         yield nodes.Places.make(root)
 
 
-async def test_unreadable_entry_moved_away_lets_unpublish_succeed(
-    places: nodes.Places,
-) -> None:
+async def test_unreadable_entry_moved_away_lets_unpublish_succeed(places: nodes.Places) -> None:
     """ "An entry is unreadable", step 4."""
     target = places.target("one")
     async with nodes.running(places) as node, node.handler():
@@ -44,9 +42,7 @@ async def test_unreadable_entry_moved_away_lets_unpublish_succeed(
         node.check_untouched(target)
 
 
-async def test_entry_from_before_a_reboot_is_removed_by_unpublish(
-    places: nodes.Places,
-) -> None:
+async def test_entry_from_before_a_reboot_is_removed_by_unpublish(places: nodes.Places) -> None:
     """ "After a reboot", where /run is not a tmpfs: mounts and the driver's memory are gone, entries are not."""
     old, new = places.target("old"), places.target("new")
     async with nodes.running(places) as node, node.handler():
@@ -60,9 +56,7 @@ async def test_entry_from_before_a_reboot_is_removed_by_unpublish(
         assert node.entry(old) is None
 
 
-async def test_bug_report_files_contain_no_secret(
-    places: nodes.Places,
-) -> None:
+async def test_bug_report_files_contain_no_secret(places: nodes.Places) -> None:
     """ "For a bug report": records, of a volume whose publish carried secrets and a token."""
     target = places.target("one")
     async with nodes.running(places) as node, node.handler():

@@ -186,9 +186,7 @@ async def test_unkillable_command_does_not_keep_its_sandbox(
     await until(endpoint.world.killed)
 
 
-async def test_daemon_stop_ends_one_command_sandboxes_and_keeps_others(
-    tmp_path: Path,
-) -> None:
+async def test_daemon_stop_ends_one_command_sandboxes_and_keeps_others(tmp_path: Path) -> None:
     """Ended while they are still controlled: a directory removed under a running VM would hide who has the volume."""
     async with opened(tmp_path) as endpoint:
         await endpoint.client.run(run(keep=True, sandbox="kept", mounts=()))
@@ -204,9 +202,7 @@ async def test_daemon_stop_ends_one_command_sandboxes_and_keeps_others(
     assert not endpoint.world.is_locked(TARGET)
 
 
-async def test_daemon_stop_ends_a_starting_one_command_sandbox(
-    tmp_path: Path,
-) -> None:
+async def test_daemon_stop_ends_a_starting_one_command_sandbox(tmp_path: Path) -> None:
     async with opened(tmp_path) as endpoint:
         gate = endpoint.world.gates["start"] = Gate()
         running = asyncio.create_task(endpoint.client.run(run()))

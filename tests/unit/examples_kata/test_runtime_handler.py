@@ -71,9 +71,7 @@ async def test_expand_waits_for_thaw_and_does_not_block_it(
         await growing
 
 
-async def test_freeze_thaw_and_limits_without_sandbox_are_refused(
-    sandboxes: Sandboxes,
-) -> None:
+async def test_freeze_thaw_and_limits_without_sandbox_are_refused(sandboxes: Sandboxes) -> None:
     answers = handler.Volumes(sandboxes)
     for asked in (
         answers.freeze(TARGET, 10),

@@ -101,9 +101,7 @@ async def test_record_limits_are_set_before_mount(world: World) -> None:
     assert limits == LIMITS
 
 
-async def test_resume_sets_the_current_limits_of_the_record(
-    world: World,
-) -> None:
+async def test_resume_sets_the_current_limits_of_the_record(world: World) -> None:
     """The daemon died before it set the limits, or the proxy changed the record meanwhile."""
     world.records[TARGET.text] = limited(LIMITS)
     await take(world, ONE)
@@ -114,9 +112,7 @@ async def test_resume_sets_the_current_limits_of_the_record(
     assert limits == volumes.IoLimits()
 
 
-async def test_resume_thaws_a_frozen_volume(
-    world: World,
-) -> None:
+async def test_resume_thaws_a_frozen_volume(world: World) -> None:
     """No caller can thaw it before it is adopted, and growing a frozen filesystem waits for the thaw."""
     taken = await take(world, ONE)
     await vm_of(world, ONE).guest.freeze(taken.serial, 60)

@@ -56,9 +56,7 @@ def test_held_lock_without_claim_file_is_a_live_claim_without_sandbox(
     assert found.sandbox_id == ""
 
 
-def test_new_lock_holder_does_not_get_the_dead_claims_name(
-    paths: layout.EntryPaths,
-) -> None:
+def test_new_lock_holder_does_not_get_the_dead_claims_name(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         claims.write(paths, _claim("dead"))
     with ClaimLock.acquire(paths, TARGET):

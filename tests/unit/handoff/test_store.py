@@ -407,9 +407,7 @@ def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
     assert os.listdir(store.root) == []
 
 
-def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(
-    store: Store,
-) -> None:
+def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(store: Store) -> None:
     store.publish(a_record())
     os.unlink(_paths(store).claim_lock)
     with store.begin_unpublish(TARGET) as unpublish:

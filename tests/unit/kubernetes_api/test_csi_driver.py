@@ -72,9 +72,7 @@ async def test_each_combination_is_compared_with_the_configuration(
         assert "spec." in each.todo
 
 
-async def test_absent_object_has_kubernetes_defaults_and_says_so(
-    client: KubernetesApi,
-) -> None:
+async def test_absent_object_has_kubernetes_defaults_and_says_so(client: KubernetesApi) -> None:
     found = await csi_driver_objects.read(client, THEIRS)
     assert (found.exists, found.attach_required, found.pod_info_on_mount) == (False, True, False)
     mismatches = csi_driver.mismatches(found, running(attaches=False))

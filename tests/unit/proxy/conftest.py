@@ -27,3 +27,16 @@ async def kata(node: nodes.Node) -> AsyncIterator[nodes.Node]:
     """A node with one handler that has all features."""
     async with node.handler():
         yield node
+
+
+@pytest.fixture
+def target(places: nodes.Places) -> str:
+    """A target path."""
+    return places.target("one")
+
+
+@pytest.fixture
+async def published(kata: nodes.Node, target: str) -> str:
+    """The target at which "vol-1" is deferred."""
+    await kata.co.publish("vol-1", target)
+    return target

@@ -190,9 +190,8 @@ async def served(stream: io.StringIO, rpc: str) -> Lines:
 
 
 async def test_publish_has_one_request_id_in_proxy_shim_and_driver(
-    kata: Node, stream: io.StringIO
+    kata: Node, target: str, stream: io.StringIO
 ) -> None:
-    target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     lines = await served(stream, "NodePublishVolume")
     assert {line["server"] for line in lines} >= {"csi", "shim"}
@@ -206,12 +205,10 @@ async def test_publish_has_one_request_id_in_proxy_shim_and_driver(
 
 
 async def test_statistics_have_one_request_id_as_far_as_the_handler(
-    kata: Node, stream: io.StringIO
+    kata: Node, published: str, stream: io.StringIO
 ) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target):
-        await kata.co.stats("vol-1", target)
+    with kata.sandbox(published):
+        await kata.co.stats("vol-1", published)
     (asked,) = {line["request_id"] for line in await served(stream, "NodeGetVolumeStats")}
     (runtime,) = await served(stream, "RuntimeGetVolumeStats")
     (handler,) = await served(stream, "GetVolumeStats")
@@ -219,13 +216,14 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
         assert (line["request_id"], line["volume_id"], line["target"], line["driver"]) == (
             asked,
             "vol-1",
-            target,
+            published,
             kata.driver.name,
         )
 
 
-async def test_refusal_is_a_warning_and_names_its_volume(node: Node, stream: io.StringIO) -> None:
-    target = node.places.target("one")
+async def test_refusal_is_a_warning_and_names_its_volume(
+    node: Node, target: str, stream: io.StringIO
+) -> None:
     await refused(node.co.publish("vol-1", target), grpc.StatusCode.FAILED_PRECONDITION, "handler")
     (line,) = await served(stream, "NodePublishVolume")
     assert line["level"] == "warning"
@@ -252,8 +250,9 @@ class GuestLost(errors.PeerUnavailable):
     """An error of a runtime that crust does not know."""
 
 
-async def test_error_of_handler_keeps_its_name_through_proxy_and_shim(node: Node) -> None:
-    target = node.places.target("one")
+async def test_error_of_handler_keeps_its_name_through_proxy_and_shim(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)

@@ -42,16 +42,16 @@ def generation(node: Node, target: str) -> int:
 
 
 @pytest.mark.spec("D-32")
-async def test_limits_of_the_driver_are_in_the_record(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_limits_of_the_driver_are_in_the_record(kata: Node, target: str) -> None:
     kata.driver.io_limits = LIMITS
     await kata.co.publish("vol-1", target)
     assert recorded(kata, target) == LIMITS
 
 
 @pytest.mark.spec("D-32")
-async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(node: Node) -> None:
-    target = node.places.target("one")
+async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(
+    node: Node, target: str
+) -> None:
     node.driver.io_limits = LIMITS
     async with node.handler(features=CANNOT):
         await refused(
@@ -67,8 +67,9 @@ async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(
 
 
 @pytest.mark.spec("D-33")
-async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(node: Node) -> None:
-    target = node.places.target("one")
+async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -84,8 +85,7 @@ async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(node: Nod
 
 
 @pytest.mark.spec("D-33")
-async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node) -> None:
-    target = node.places.target("one")
+async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -98,9 +98,8 @@ async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node) ->
 
 @pytest.mark.spec("D-33")
 async def test_limits_are_restored_if_the_record_cannot_be_written(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -117,9 +116,8 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
 
 @pytest.mark.spec("D-33")
 async def test_sandbox_that_claims_during_the_write_gets_the_limits(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -131,9 +129,8 @@ async def test_sandbox_that_claims_during_the_write_gets_the_limits(
 
 
 async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterwards(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     rewrite, loop = Store.rewrite, asyncio.get_running_loop()
 
     def rewrite_then_unpublish(self: Store, *change: Any) -> Any:
@@ -156,9 +153,8 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
 
 @pytest.mark.spec("D-33")
 async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     fake, first = FakeHandler(), ExitStack()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -178,9 +174,8 @@ async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
 
 @pytest.mark.spec("D-33")
 async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     sandbox, rewrite = ExitStack(), Store.rewrite
 
     def end_and_rewrite(self: Store, *change: Any) -> Any:
@@ -197,9 +192,8 @@ async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
 
 @pytest.mark.spec("D-33")
 async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = node.places.target("one")
     fake = FakeHandler(error=errors.NotReady("it could not be mounted"))
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -210,8 +204,9 @@ async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
 
 
 @pytest.mark.spec("D-34")
-async def test_limits_are_refused_without_a_handler_that_can_enforce_them(node: Node) -> None:
-    target = node.places.target("one")
+async def test_limits_are_refused_without_a_handler_that_can_enforce_them(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake, features=CANNOT) as session:
         await node.co.publish("vol-1", target)
@@ -228,24 +223,21 @@ async def test_limits_are_refused_without_a_handler_that_can_enforce_them(node: 
     assert (fake.limits, recorded(node, target)) == ({}, NONE)
 
 
-async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, published: str) -> None:
     request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
-        volume_target_path=target, limits=types_pb2.IoLimits(read_iops=-1)
+        volume_target_path=published, limits=types_pb2.IoLimits(read_iops=-1)
     )
     await refused(
         kata.runtime.RuntimeSetVolumeLimits(request, timeout=10), Code.INVALID_ARGUMENT, "read_iops"
     )
     await refused(limit(kata, "/nowhere"), Code.NOT_FOUND, "/nowhere")
-    assert recorded(kata, target) == NONE
+    assert recorded(kata, published) == NONE
 
 
 @pytest.mark.spec("D-35")
 async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     kata.driver.io_limits = OTHER
     await kata.co.publish("vol-1", target)
     await limit(kata, target)
@@ -256,9 +248,8 @@ async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
 
 
 async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record_afterwards(
-    node: Node,
+    node: Node, target: str
 ) -> None:
-    target = node.places.target("one")
     async with node.gated_handler(target) as (_, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * fake_driver.MIB
         with node.sandbox(target):
@@ -273,9 +264,8 @@ async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record
 
 
 async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
-    node: Node,
+    node: Node, target: str
 ) -> None:
-    target = node.places.target("one")
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             first = asyncio.ensure_future(limit(node, target))
@@ -290,17 +280,15 @@ async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
     assert (fake.limits, recorded(node, target)) == ({target: LIMITS}, LIMITS)
 
 
-async def test_set_limits_are_reported_as_an_event(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_set_limits_are_reported_as_an_event(kata: Node, published: str) -> None:
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()
-    await limit(kata, target)
+    await limit(kata, published)
     async with asyncio.timeout(60):
         while (event := await watch.read()).kind != "limits-set":
             pass
     watch.cancel()
-    assert (event.target_path, "read_iops=1" in event.message) == (target, True)
+    assert (event.target_path, "read_iops=1" in event.message) == (published, True)
 
 
 def _sandbox_begins_with_the_next_rewrite(

@@ -61,33 +61,31 @@ async def _problems(node: Node) -> list[str]:
     return [each.part for each in answer.conditions]
 
 
-async def test_lost_guard_mount_is_restored_and_reported(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_lost_guard_mount_is_restored_and_reported(kata: Node, published: str) -> None:
     async with _events(kata) as next_of:
-        os.unlink(f"{target}/{GUARD}")
-        _touch(kata, target)
-        assert await next_of("guard-restored") == target
-    kata.check_published("vol-1", target)
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+        os.unlink(f"{published}/{GUARD}")
+        _touch(kata, published)
+        assert await next_of("guard-restored") == published
+    kata.check_published("vol-1", published)
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
-async def test_guard_that_cannot_be_restored_is_reported_until_it_is(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_guard_that_cannot_be_restored_is_reported_until_it_is(
+    kata: Node, published: str
+) -> None:
     await _look(kata)
     async with _events(kata) as next_of:
-        os.unlink(f"{target}/{GUARD}")
-        kata.targets.foreign.add(target)
-        _touch(kata, target)
-        assert await next_of("unhealthy") == target
-        assert await _problems(kata) == [f"guard mount of {target}"]
+        os.unlink(f"{published}/{GUARD}")
+        kata.targets.foreign.add(published)
+        _touch(kata, published)
+        assert await next_of("unhealthy") == published
+        assert await _problems(kata) == [f"guard mount of {published}"]
         kata.targets.foreign.clear()
-        _touch(kata, target)
-        assert await next_of("healthy") == target
+        _touch(kata, published)
+        assert await next_of("healthy") == published
     assert await _problems(kata) == []
-    assert kata.targets.has_guard(volumes.TargetPath(target))
+    assert kata.targets.has_guard(volumes.TargetPath(published))
 
 
 async def test_device_that_is_another_one_now_is_reported_until_the_volume_is_unpublished(
@@ -108,25 +106,24 @@ async def test_device_that_is_another_one_now_is_reported_until_the_volume_is_un
 
 
 @pytest.mark.spec("H-38")
-async def test_restored_guard_has_the_group_that_a_look_has_seen(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    kata.targets.groups[target] = 3000
+async def test_restored_guard_has_the_group_that_a_look_has_seen(
+    kata: Node, published: str
+) -> None:
+    kata.targets.groups[published] = 3000
     await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
     async with _events(kata) as next_of:
-        os.unlink(f"{target}/{GUARD}")
+        os.unlink(f"{published}/{GUARD}")
         kata.targets.groups.clear()
-        _touch(kata, target)
-        assert await next_of("guard-restored") == target
-    assert kata.targets.groups[target] == 3000
+        _touch(kata, published)
+        assert await next_of("guard-restored") == published
+    assert kata.targets.groups[published] == 3000
     assert await _problems(kata) == []
 
 
 async def test_guard_lost_before_its_group_was_seen_is_reported_and_its_volume_not_renewed(
-    places: Places,
+    places: Places, target: str
 ) -> None:
     """The first look of a proxy that was started finds the target open."""
-    target = places.target("one")
     async with nodes.running(places) as node, node.handler():
         await node.co.publish("vol-1", target)
     os.unlink(f"{target}/{GUARD}")

@@ -107,9 +107,7 @@ async def test_second_proxy_names_the_first_and_serves_when_that_has_ended(place
             await second.communicate()
 
 
-async def test_the_cos_socket_that_another_process_serves_is_left_alone(
-    places: Places,
-) -> None:
+async def test_the_cos_socket_that_another_process_serves_is_left_alone(places: Places) -> None:
     async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
         await writer.wait_closed()

@@ -40,15 +40,15 @@ async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> 
     assert two not in kata.driver.published
 
 
-async def test_device_that_is_not_what_the_driver_reports_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_device_that_is_not_what_the_driver_reports_is_refused(
+    kata: Node, target: str
+) -> None:
     kata.driver.alter = lambda answer: setattr(answer.block_device.identity, "disk_sequence", 77)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "the driver reports", "@77")
     kata.check_untouched(target)
 
 
-async def test_device_that_is_not_there_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_device_that_is_not_there_is_refused(kata: Node, target: str) -> None:
     kata.driver.alter = lambda answer: setattr(answer.block_device, "path", "/nowhere/vol-1")
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "there is no /nowhere/vol-1")
     kata.check_untouched(target)
@@ -68,9 +68,10 @@ async def test_volume_whose_device_is_a_partition_of_a_published_disk_is_refused
     assert two not in kata.driver.published
 
 
-async def test_second_volume_at_a_target_leaves_the_first_ones_publish_alone(kata: Node) -> None:
+async def test_second_volume_at_a_target_leaves_the_first_ones_publish_alone(
+    kata: Node, target: str
+) -> None:
     """A confused CO: the loser must not remove the winner's guard, directory or entry."""
-    target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     winner = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -115,13 +116,14 @@ async def test_a_reader_on_the_host_may_join_readers(kata: Node) -> None:
 
 
 @pytest.mark.spec("D-17")
-async def test_a_publish_never_switches_from_deferred_to_host(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_a_publish_never_switches_from_deferred_to_host(kata: Node, published: str) -> None:
     await refused(
-        kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target, "unpublish"
+        kata.co.publish("vol-1", published, defer=False),
+        Code.ALREADY_EXISTS,
+        published,
+        "unpublish",
     )
-    kata.check_published("vol-1", target)
+    kata.check_published("vol-1", published)
 
 
 async def test_a_host_publish_during_a_deferred_one_is_aborted_and_the_other_way_round(

@@ -31,9 +31,8 @@ def _other_filesystem(kata: Node) -> None:
 
 
 @pytest.mark.spec("D-16")
-async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> None:
+async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, target: str) -> None:
     """The answer was lost, the proxy was started again, and the handler is not back in time."""
-    target = places.target("one")
     driver = fake_driver.FakeDriver()
     async with nodes.running(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
@@ -45,33 +44,30 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places) -> N
 
 @pytest.mark.spec("D-36")
 async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final(
-    kata: Node,
+    kata: Node, published: str
 ) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
     kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
-    kata.check_published("vol-1", target)
+    await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "disk on fire")
+    kata.check_published("vol-1", published)
 
 
 @pytest.mark.spec("D-36")
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_drivers_already_exists_is_final_only_for_other_arguments(
-    kata: Node, *, readonly: bool
+    kata: Node, published: str, *, readonly: bool
 ) -> None:
     """A driver that was exchanged may call anything so; a kubelet sends the same arguments."""
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "differs")
     code = Code.ALREADY_EXISTS if readonly else Code.UNAVAILABLE
     words = "published already" if readonly else "differs"
-    await refused(kata.co.publish("vol-1", target, readonly=readonly), code, words)
+    await refused(kata.co.publish("vol-1", published, readonly=readonly), code, words)
     assert len(kata.driver.called("NodePublishVolume")) == (1 if readonly else 2)
-    kata.check_published("vol-1", target)
+    kata.check_published("vol-1", published)
 
 
-async def test_downgraded_driver_makes_no_standing_publish_final(places: Places) -> None:
-    target = places.target("one")
+async def test_downgraded_driver_makes_no_standing_publish_final(
+    places: Places, target: str
+) -> None:
     driver = fake_driver.FakeDriver()
     async with nodes.running(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
@@ -82,8 +78,9 @@ async def test_downgraded_driver_makes_no_standing_publish_final(places: Places)
 
 
 @pytest.mark.spec("D-36")
-async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(
+    kata: Node, target: str
+) -> None:
     _other_filesystem(kata)
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "'btrfs'")
@@ -97,10 +94,9 @@ async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(kata: No
     "kind", ["an answer that is refused", "a guard of before, and a driver that fails"]
 )
 async def test_inline_volume_is_never_deleted_by_the_undo_of_its_publish(
-    kata: Node, kind: str
+    kata: Node, target: str, kind: str
 ) -> None:
     """Its unpublish is its delete, and after a reboot its publish is a new one."""
-    target = kata.places.target("one")
     inline = {**NAMED, deferral_keys.INLINE: "true"}
     if kind == "an answer that is refused":
         _other_filesystem(kata)
@@ -122,10 +118,9 @@ async def test_inline_volume_is_never_deleted_by_the_undo_of_its_publish(
 
 
 async def test_undo_at_the_driver_has_its_own_deadline_and_not_the_rest_of_the_cos(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
     """The CO's time is spent by a publish that took long, and the driver's publish must go all the same."""
-    target = kata.places.target("one")
     _other_filesystem(kata)
     await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
     (undo,) = kata.driver.called("NodeUnpublishVolume")
@@ -134,8 +129,7 @@ async def test_undo_at_the_driver_has_its_own_deadline_and_not_the_rest_of_the_c
     kata.check_untouched(target)
 
 
-async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_undo_at_the_driver_goes_on_after_the_co_gave_up(kata: Node, target: str) -> None:
     _other_filesystem(kata)
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
     publishing = asyncio.ensure_future(kata.co.publish("vol-1", target))
@@ -162,7 +156,7 @@ async def _published(kata: Node, target: str) -> bool:
     return True
 
 
-async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> None:
+async def test_publish_whose_guard_mount_stays_is_not_final(places: Places, target: str) -> None:
     class Stuck(FakeTargets):
         stuck = True
 
@@ -172,7 +166,6 @@ async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> N
             super().unmount_guard(target)
 
     targets = Stuck(places.kubelet)
-    target = places.target("one")
     async with nodes.running(places, targets=targets) as node, node.handler():
         node.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
         await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE, "disk on fire")
@@ -181,8 +174,7 @@ async def test_publish_whose_guard_mount_stays_is_not_final(places: Places) -> N
         node.check_untouched(target)
 
 
-async def test_drivers_final_code_passes_when_nothing_exists(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_drivers_final_code_passes_when_nothing_exists(kata: Node, target: str) -> None:
     kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "disk on fire")
     kata.check_untouched(target)
@@ -191,10 +183,9 @@ async def test_drivers_final_code_passes_when_nothing_exists(kata: Node) -> None
 
 @pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
 async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_if_undone(
-    places: Places, then: str
+    places: Places, target: str, then: str
 ) -> None:
     """The driver did its work, and the proxy was started again before it heard so."""
-    target = places.target("one")
     driver = fake_driver.FakeDriver()
     driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
     async with nodes.running(places, driver=driver) as node, node.handler():
@@ -218,10 +209,9 @@ async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_i
 
 
 async def test_entry_that_appeared_although_its_publish_failed_is_removed(
-    kata: Node, monkeypatch: pytest.MonkeyPatch
+    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rename was done, and the directory could not be synced."""
-    target = kata.places.target("one")
     publish = Entries.write
 
     def fail_afterwards(entries: Entries, record: Record) -> Record:
@@ -234,9 +224,8 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
 
 
 async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
-    kata: Node, monkeypatch: pytest.MonkeyPatch
+    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = kata.places.target("one")
     publish = Entries.write
     sandbox = kata.sandbox(target)
 
@@ -253,16 +242,14 @@ async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
     sandbox.__exit__(None, None, None)
 
 
-async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node) -> None:
+async def test_unpublish_of_an_entry_that_somebody_moved_is_ok(kata: Node, published: str) -> None:
     """As operations.md says, an operator moves an entry; the test does not wait for the next look."""
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target))
+    entry = layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published))
     shutil.move(entry.directory, f"{kata.places.root}/moved")
-    await kata.co.unpublish("vol-1", target)
-    assert target not in kata.driver.published
-    assert not os.path.lexists(target)
-    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", published)
+    assert published not in kata.driver.published
+    assert not os.path.lexists(published)
+    await kata.co.unpublish("vol-1", published)
 
 
 async def _mount_over_the_guard(kata: Node, target: str) -> None:
@@ -279,17 +266,17 @@ async def _mount_over_the_guard(kata: Node, target: str) -> None:
 
 
 async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_unpublish(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     await _mount_over_the_guard(kata, target)
     await refused(kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
 
 
-async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(
+    kata: Node, target: str
+) -> None:
     await _mount_over_the_guard(kata, target)
     await kata.co.publish("vol-1", target)
     kata.check_published("vol-1", target)
@@ -299,9 +286,10 @@ INLINE_ID = f"csi-{'0a' * 32}"
 
 
 @pytest.mark.spec("D-10")
-async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(kata: Node) -> None:
+async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(
+    kata: Node, target: str
+) -> None:
     """Without podInfoOnMount there is no key in the context."""
-    target = kata.places.target("one")
     _other_filesystem(kata)
     await refused(kata.co.publish(INLINE_ID, target), Code.UNAVAILABLE, "'btrfs'")
     assert kata.driver.called("NodeUnpublishVolume") == []
@@ -323,9 +311,8 @@ async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(k
     ],
 )
 async def test_no_exception_ends_in_a_final_code_while_something_stands(
-    kata: Node, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
+    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
-    target = kata.places.target("one")
 
     def fail(*_: object, **__: object) -> object:
         raise error
@@ -355,12 +342,11 @@ async def test_no_exception_ends_in_a_final_code_while_something_stands(
 
 
 async def test_unforeseen_exception_before_anything_stands_is_final(
-    kata: Node, monkeypatch: pytest.MonkeyPatch
+    kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("a bug")
 
     monkeypatch.setattr(Publish, "_record", fail)
-    target = kata.places.target("one")
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "UnexpectedError")
     kata.check_untouched(target)

@@ -29,8 +29,9 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-14")
-async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(places: Places) -> None:
-    target = places.target("one")
+async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(
+    places: Places, target: str
+) -> None:
     driver = fake_driver.FakeDriver()
     async with nodes.running(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
@@ -44,8 +45,9 @@ async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(places: P
         node.check_untouched(target)
 
 
-async def test_right_after_a_start_a_call_waits_for_its_handler(places: Places) -> None:
-    target = places.target("one")
+async def test_right_after_a_start_a_call_waits_for_its_handler(
+    places: Places, target: str
+) -> None:
     async with nodes.running(places, grace_s=20) as node:
         publish = asyncio.create_task(
             node.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
@@ -56,10 +58,9 @@ async def test_right_after_a_start_a_call_waits_for_its_handler(places: Places) 
 
 
 async def test_unnamed_publish_right_after_a_start_does_not_take_the_first_handler_that_is_back(
-    places: Places,
+    places: Places, target: str
 ) -> None:
     """gvisor is back, kata is still registering again: "the only one" is not to be believed yet."""
-    target = places.target("one")
     async with (
         nodes.running(places, grace_s=20) as node,
         node.handler(name="gvisor", endpoint=f"{places.root}/g.sock"),
@@ -71,16 +72,14 @@ async def test_unnamed_publish_right_after_a_start_does_not_take_the_first_handl
 
 
 async def test_unnamed_publish_takes_the_only_handler_when_the_grace_has_ended(
-    places: Places,
+    places: Places, target: str
 ) -> None:
-    target = places.target("one")
     async with nodes.running(places, grace_s=0.3) as node, node.handler():
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
 
 
-async def test_call_fails_after_the_grace_period(places: Places) -> None:
-    target = places.target("one")
+async def test_call_fails_after_the_grace_period(places: Places, target: str) -> None:
     async with nodes.running(places, grace_s=0.05) as node:
         await refused(
             node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "none is registered"
@@ -135,8 +134,7 @@ async def test_a_thousand_entries_are_there_after_a_restart(places: Places) -> N
         await refused(node.co.publish("vol-999", target, defer=False), Code.ALREADY_EXISTS)
 
 
-async def test_stop_waits_for_a_running_publish(places: Places) -> None:
-    target = places.target("one")
+async def test_stop_waits_for_a_running_publish(places: Places, target: str) -> None:
     driver = fake_driver.FakeDriver()
     gate = driver.gates["NodePublishVolume"] = fake_driver.Gate()
     async with (

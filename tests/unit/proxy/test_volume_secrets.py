@@ -146,8 +146,7 @@ async def test_failed_publish_leaves_those_of_the_one_before(
 
 
 @pytest.mark.spec("D-47")
-async def test_driver_that_ignores_the_encryption_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_driver_that_ignores_the_encryption_is_refused(kata: Node, target: str) -> None:
     publish = kata.co.publish("vol-1", target, volume_context=LUKS)
     await refused(publish, Code.INTERNAL, "DriverIgnoredEncryption", "unencrypted")
     kata.check_untouched(target)
@@ -158,8 +157,9 @@ async def test_driver_that_ignores_the_encryption_is_refused(kata: Node) -> None
     ("key", "name"),
     [("crust.dev/encryption", "EncryptedOnHost"), ("crust.dev/format-in", "FilesystemOfGuest")],
 )
-async def test_mount_on_the_host_is_refused_by_name(kata: Node, key: str, name: str) -> None:
-    target = kata.places.target("one")
+async def test_mount_on_the_host_is_refused_by_name(
+    kata: Node, target: str, key: str, name: str
+) -> None:
     publish = kata.co.publish("vol-1", target, defer=False, volume_context={key: "x"})
     await refused(publish, Code.FAILED_PRECONDITION, name, key)
     assert not kata.driver.published

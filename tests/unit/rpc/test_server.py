@@ -300,9 +300,7 @@ async def test_successor_ends_and_names_a_holder_that_does_not(
         first.check_ready()
 
 
-async def test_slow_peer_is_waited_for_until_the_callers_deadline(
-    tmp_path: Path,
-) -> None:
+async def test_slow_peer_is_waited_for_until_the_callers_deadline(tmp_path: Path) -> None:
     """On a busy machine calls failed with UNAVAILABLE because one attempt to connect had 50 ms."""
     path = str(tmp_path / "mute.sock")
     with socket.socket(socket.AF_UNIX) as listener:

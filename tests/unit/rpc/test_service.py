@@ -262,9 +262,7 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
-    service: Fixture,
-) -> None:
+async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(service: Fixture) -> None:
     """Callers choose unknown names, without a bound; known methods are counted by name."""
     built, channel_to = service
     built.behave = _nothing
@@ -280,9 +278,7 @@ async def test_unknown_pass_through_method_leaves_no_name_in_the_metrics(
     assert not [each for each in names if "New" in each or each.startswith("/x/")]
 
 
-async def test_csi_call_is_measured_as_a_kubelet_measures_it(
-    service: Fixture,
-) -> None:
+async def test_csi_call_is_measured_as_a_kubelet_measures_it(service: Fixture) -> None:
     built, channel_to = service
 
     async def fail(_: Any) -> None:

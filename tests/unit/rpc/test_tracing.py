@@ -89,9 +89,7 @@ class _Hangs:
         self.stopped.set()
 
 
-def test_span_continues_the_traceparent_of_another_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_span_continues_the_traceparent_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
     monkeypatch.setattr(traces, "tracer", TracerProvider(shutdown_on_exit=False).get_tracer("test"))

@@ -145,9 +145,7 @@ async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
     assert grown.capacity_bytes == POOL_BYTES
 
 
-async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(
-    tmp_path: Path,
-) -> None:
+async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(tmp_path: Path) -> None:
     state = driver_state.opened(tmp_path, overcommit=2.0)
     provisioner = state.controller_rules.provisioner
     with raised("OutOfCapacity"):

@@ -173,9 +173,7 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
 
 
-async def test_attach_slots_when_full_refuse_an_unannounced_volume(
-    state: Driver,
-) -> None:
+async def test_attach_slots_when_full_refuse_an_unannounced_volume(state: Driver) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
     slots = AttachSlots(
         NODE, state.stores.volume_records.index, state.stores.access.attached_here, 2

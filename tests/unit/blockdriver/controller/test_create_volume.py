@@ -282,8 +282,7 @@ async def test_expand_rounds_up_within_the_limit_and_never_shrinks(
 
 
 async def test_validate_confirms_a_capability_or_gives_the_reason(
-    state: Driver,
-    provisioner: Provisioner,
+    state: Driver, provisioner: Provisioner
 ) -> None:
     made = await provisioner.create(create())
     validation = state.controller_rules.validation

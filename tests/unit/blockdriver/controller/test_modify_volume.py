@@ -127,9 +127,7 @@ async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench:
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
 
-async def test_modify_retry_refused_restores_the_limits_before_the_first_try(
-    bench: Bench,
-) -> None:
+async def test_modify_retry_refused_restores_the_limits_before_the_first_try(bench: Bench) -> None:
     guest = bench.deferred()
     guest.error = errors.PeerUnavailable("the handler is absent")
     await bench.change()
@@ -251,9 +249,7 @@ async def test_record_of_a_version_without_limits_has_none(bench: Bench) -> None
     assert bench.limits == volumes.IoLimits()
 
 
-async def test_modify_interrupted_without_a_guest_counts_as_applied(
-    bench: Bench,
-) -> None:
+async def test_modify_interrupted_without_a_guest_counts_as_applied(bench: Bench) -> None:
     """The start has set it, so a refusal of the next change goes back to it and not to what was before."""
     record = bench.state.stores.volume_records.load(bench.volume_id)
     interrupted = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
@@ -265,9 +261,7 @@ async def test_modify_interrupted_without_a_guest_counts_as_applied(
     assert bench.limits == volumes.IoLimits(read_iops=70)
 
 
-async def test_modify_interrupted_before_the_guest_call_is_finished(
-    bench: Bench,
-) -> None:
+async def test_modify_interrupted_before_the_guest_call_is_finished(bench: Bench) -> None:
     modifier = bench.state.controller_rules.modifier
     guest = bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
@@ -363,9 +357,7 @@ async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_
     assert number > 10
 
 
-async def test_unreadable_record_does_not_block_modify_of_other_volumes(
-    bench: Bench,
-) -> None:
+async def test_unreadable_record_does_not_block_modify_of_other_volumes(bench: Bench) -> None:
     bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
     Path(bench.state.stores.volume_records._store.shown(bench.volume_id)).write_text("not JSON")

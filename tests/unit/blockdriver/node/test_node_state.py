@@ -130,9 +130,7 @@ def test_node_state_with_a_damaged_stage_blocks_its_volume_until_it_is_unstaged(
     assert (again.staged(VOLUME), again.unreadable_stage(VOLUME)) == (None, "")
 
 
-def test_node_state_forget_that_failed_can_be_repeated(
-    tmp_path: Path,
-) -> None:
+def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path) -> None:
     """Forgotten in memory alone it would be back after a restart, when no CO would ever unpublish it."""
     target = volumes.TargetPath("/pods/a/mount")
     entries = opened(tmp_path)

@@ -90,11 +90,7 @@ def test_publish_another_target_with_another_capability_is_refused(
 @pytest.mark.parametrize("present_readonly", [False, True])
 @pytest.mark.parametrize("wanted_readonly", [False, True])
 def test_publish_host_and_guest_share_only_read_only(
-    *,
-    present_deferred: bool,
-    wanted_deferred: bool,
-    present_readonly: bool,
-    wanted_readonly: bool,
+    *, present_deferred: bool, wanted_deferred: bool, present_readonly: bool, wanted_readonly: bool
 ) -> None:
     present = entry(publish(readonly=present_readonly, deferred=present_deferred))
     wanted = entry(publish("/pods/b/mount", readonly=wanted_readonly, deferred=wanted_deferred))

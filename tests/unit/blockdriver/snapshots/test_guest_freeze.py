@@ -39,9 +39,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(
-    node: Node,
-) -> None:
+async def test_freeze_holds_all_guests_during_the_block_and_thaws_them_after(node: Node) -> None:
     made = [node.guests.add(each.target.text) for each in (ONE, TWO)]
     async with node.freezer.frozen([ONE, TWO]):
         assert [(each.frozen, each.thaw_after_s) for each in made] == [(True, 10)] * 2

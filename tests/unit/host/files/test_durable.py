@@ -156,9 +156,7 @@ def test_remove_of_an_absent_file_succeeds(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_make_directory_keeps_an_existing_one_and_refuses_a_symlink(
-    tmp_path: Path,
-) -> None:
+def test_make_directory_keeps_an_existing_one_and_refuses_a_symlink(tmp_path: Path) -> None:
     durable.make_directory(tmp_path / "d", 0o700)
     (tmp_path / "d" / "x").touch()
     durable.make_directory(tmp_path / "d", 0o700)

@@ -153,9 +153,7 @@ def test_at_root_finds_a_mount_and_at_an_ordinary_or_absent_path_none(tmp_path: 
     assert mountinfo.at(str(tmp_path / "absent")) is None
 
 
-def test_at_does_not_follow_a_final_link_but_links_above(
-    tmp_path: Path,
-) -> None:
+def test_at_does_not_follow_a_final_link_but_links_above(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
     (tmp_path / "top").symlink_to("/")
     assert mountinfo.at(str(tmp_path / "link")) is None

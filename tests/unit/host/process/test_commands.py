@@ -39,9 +39,7 @@ async def started(argv: list[str], tmp_path: Path) -> tuple[asyncio.Task[command
     return task, os.pidfd_open(int(await asyncio.to_thread(ready.read_text)))
 
 
-async def test_run_passes_only_the_inherited_descriptors(
-    tmp_path: Path,
-) -> None:
+async def test_run_passes_only_the_inherited_descriptors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fds = [os.open(tmp_path / "file", os.O_RDONLY | os.O_CLOEXEC) for _ in range(2)]
     look = ["sh", "-c", f"readlink /proc/self/fd/{fds[0]}; readlink /proc/self/fd/{fds[1]}; true"]

@@ -158,9 +158,7 @@ async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_an
 
 
 async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
-    places: Places,
-    targets: HangingTargets,
-    monkeypatch: pytest.MonkeyPatch,
+    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
     looks = watch_locked(monkeypatch)

@@ -29,8 +29,7 @@ def _answers_image(answer: csi_pb2.DeferredMount) -> None:
 
 
 @pytest.mark.spec("D-49")
-async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node) -> None:
-    target = node.places.target("one")
+async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node, target: str) -> None:
     node.driver.alter = _answers_image
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.NETWORK_IMAGE}):
         await refused(
@@ -40,8 +39,7 @@ async def test_image_is_refused_if_the_handler_cannot_open_it(node: Node) -> Non
 
 
 @pytest.mark.spec("D-48", "D-39")
-async def test_image_is_recorded_without_the_key_of_its_user(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_image_is_recorded_without_the_key_of_its_user(kata: Node, target: str) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     assert kata.record(target).image == IMAGE
@@ -50,8 +48,7 @@ async def test_image_is_recorded_without_the_key_of_its_user(kata: Node) -> None
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-async def test_publish_of_an_image_again_changes_nothing(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_publish_of_an_image_again_changes_nothing(kata: Node, target: str) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     before = kata.entry(target)
@@ -100,8 +97,9 @@ async def test_expansion_of_an_image_has_its_new_size_in_the_record_before_the_g
 
 
 @pytest.mark.spec("D-51")
-async def test_expansion_of_an_image_that_no_sandbox_has_is_recorded(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_expansion_of_an_image_that_no_sandbox_has_is_recorded(
+    kata: Node, target: str
+) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     await kata.co.expand("vol-1", target, 128 * MIB)

@@ -183,8 +183,7 @@ async def crust(node: Node, *words: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main.main, arguments)
 
 
-async def test_volume_and_target_are_explained_by_what_decided(node: Node) -> None:
-    target = node.places.target("one")
+async def test_volume_and_target_are_explained_by_what_decided(node: Node, target: str) -> None:
     context = {"crust.dev/defer": "always"}
     await node.co.publish("vol-1", target, defer=False, volume_context=context)
     for words in (("--volume", "vol-1"), ("--target", target)):
@@ -200,8 +199,9 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     assert "vol-9 is not deferred on this node" in result.output
 
 
-async def test_target_that_is_not_deferred_is_told_how_to_ask_what_decides(node: Node) -> None:
-    target = node.places.target("one")
+async def test_target_that_is_not_deferred_is_told_how_to_ask_what_decides(
+    node: Node, target: str
+) -> None:
     said = {"driverName": "csi.example.com", "specVolID": "pv-1"}
     Path(target).with_name("vol_data.json").write_text(json.dumps(said))
     result = await crust(node, "explain", "--target", target)

@@ -19,9 +19,8 @@ Code = grpc.StatusCode
 
 @pytest.mark.spec("D-8", "D-9", "D-15")
 async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_empty(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     answer = await kata.co.publish("vol-1", target)
     assert answer.ByteSize() == 0
     kata.check_published("vol-1", target)
@@ -29,8 +28,7 @@ async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_em
     kata.check_untouched(target)
 
 
-async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_record_holds_the_request_and_the_drivers_answer(kata: Node, target: str) -> None:
     given = capability(
         "xfs",
         mount_flags=["noatime", "_netdev"],
@@ -48,18 +46,16 @@ async def test_record_holds_the_request_and_the_drivers_answer(kata: Node) -> No
 
 
 @pytest.mark.spec("D-6")
-async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node) -> None:
+async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node, target: str) -> None:
     """A released CO sends only volume_mount_group."""
-    target = kata.places.target("one")
     await kata.co.publish("vol-1", target, capability(volume_mount_group="7"))
     group = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
     assert kata.record(target).mount.group == group
 
 
 async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
     await kata.co.publish("vol-1", target, defer=False, volume_context=context)
     kata.check_published("vol-1", target)
@@ -67,79 +63,75 @@ async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag
     assert call.request.defer_fs_ops
 
 
-async def test_a_reader_only_access_mode_makes_the_record_read_only(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_reader_only_access_mode_makes_the_record_read_only(
+    kata: Node, target: str
+) -> None:
     mode = csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY
     await kata.co.publish("vol-1", target, capability(mode=mode))
     assert kata.record(target).readonly
 
 
 @pytest.mark.spec("D-16")
-async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    before = kata.entry(target)
-    await kata.co.publish("vol-1", target)
-    assert kata.entry(target) == before
+async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node, published: str) -> None:
+    before = kata.entry(published)
+    await kata.co.publish("vol-1", published)
+    assert kata.entry(published) == before
 
 
-async def test_retry_keeps_its_handler_after_a_second_one_registered(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_retry_keeps_its_handler_after_a_second_one_registered(
+    kata: Node, published: str
+) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
-        await kata.co.publish("vol-1", target)
-    assert kata.record(target).handler == "kata"
+        await kata.co.publish("vol-1", published)
+    assert kata.record(published).handler == "kata"
 
 
 @pytest.mark.spec("D-17")
 async def test_another_publish_of_the_same_target_is_already_exists_and_changes_nothing(
-    kata: Node,
+    kata: Node, published: str
 ) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    before = kata.entry(target)
+    before = kata.entry(published)
     given = capability(mount_flags=["noatime"])
     await refused(
-        kata.co.publish("vol-1", target, given),
+        kata.co.publish("vol-1", published, given),
         Code.ALREADY_EXISTS,
         "published already",
         "kata",
         "unpublish it first",
     )
-    assert kata.entry(target) == before
-    kata.check_published("vol-1", target)
+    assert kata.entry(published) == before
+    kata.check_published("vol-1", published)
 
 
-async def test_another_volume_at_a_target_in_use_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    await refused(kata.co.publish("vol-2", target), Code.INVALID_ARGUMENT, "vol-2", "vol-1", target)
-    kata.check_published("vol-1", target)
+async def test_another_volume_at_a_target_in_use_is_refused(kata: Node, published: str) -> None:
+    await refused(
+        kata.co.publish("vol-2", published), Code.INVALID_ARGUMENT, "vol-2", "vol-1", published
+    )
+    kata.check_published("vol-1", published)
 
 
-async def test_a_device_that_was_attached_again_replaces_the_record(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_a_device_that_was_attached_again_replaces_the_record(
+    kata: Node, published: str
+) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
-    await kata.co.publish("vol-1", target)
-    record = kata.record(target)
+    await kata.co.publish("vol-1", published)
+    record = kata.record(published)
     assert record.identity == volumes.DeviceIdentity(7, 99, 4711)
     assert record.generation == 2
 
 
-async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
-    with kata.sandbox(target, name="box-7"):
-        await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "box-7", "stop")
-    kata.check_published("vol-1", target)
+    with kata.sandbox(published, name="box-7"):
+        await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "box-7", "stop")
+    kata.check_published("vol-1", published)
 
 
 @pytest.mark.parametrize("method", ["NodePublishVolume"])
 @pytest.mark.spec("D-24")
-async def test_a_drivers_own_status_passes_with_its_details(kata: Node, method: str) -> None:
-    target = kata.places.target("one")
+async def test_a_drivers_own_status_passes_with_its_details(
+    kata: Node, target: str, method: str
+) -> None:
     trailing = (("grpc-status-details-bin", b"\x08\x08\x12\x03abc"), ("x-hint", "more"))
     kata.driver.failures[method] = Failure(Code.RESOURCE_EXHAUSTED, "no slot", trailing)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -153,8 +145,7 @@ async def test_a_drivers_own_status_passes_with_its_details(kata: Node, method: 
     kata.check_untouched(target)
 
 
-async def test_retry_after_the_driver_failed_late_succeeds(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_retry_after_the_driver_failed_late_succeeds(kata: Node, target: str) -> None:
     kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "just then")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "just then")
     assert kata.entry(target) is None
@@ -163,8 +154,7 @@ async def test_retry_after_the_driver_failed_late_succeeds(kata: Node) -> None:
 
 
 @pytest.mark.spec("D-10")
-async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node, target: str) -> None:
     kata.driver.mounts_instead = True
     await refused(
         kata.co.publish("vol-1", target), Code.INTERNAL, "vol-1", "without deferred_mount", "bug"
@@ -173,8 +163,7 @@ async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node) -
 
 
 @pytest.mark.spec("D-4")
-async def test_driver_without_deferral_is_never_called_to_publish(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_driver_without_deferral_is_never_called_to_publish(kata: Node, target: str) -> None:
     kata.driver.defers = False
     await refused(
         kata.co.publish("vol-1", target), Code.UNIMPLEMENTED, "DEFER_FS_OPS", "StorageClass"
@@ -220,9 +209,8 @@ def _lost_group(answer: csi_pb2.DeferredMount) -> None:
 )
 @pytest.mark.spec("D-11", "D-12")
 async def test_invalid_metadata_is_refused_and_unpublished(
-    kata: Node, alter: object, words: str
+    kata: Node, target: str, alter: object, words: str
 ) -> None:
-    target = kata.places.target("one")
     kata.driver.alter = alter  # type: ignore[assignment]
     given = capability(volume_supplemental_group="7")
     await refused(kata.co.publish("vol-1", target, given), Code.INTERNAL, words, "bug")
@@ -231,17 +219,17 @@ async def test_invalid_metadata_is_refused_and_unpublished(
 
 @pytest.mark.spec("D-13")
 async def test_a_credential_among_the_options_is_refused_by_name_and_without_its_value(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     given = capability(mount_flags=["password=s3same"])
     said = await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "password")
     assert "s3same" not in said
     kata.check_untouched(target)
 
 
-async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(
+    kata: Node, target: str
+) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -257,8 +245,9 @@ async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node) 
     kata.check_published("vol-1", target)
 
 
-async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_callers_deadline_does_not_leave_a_publish_half_done(
+    kata: Node, target: str
+) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     with pytest.raises(grpc.aio.AioRpcError) as told:
         await kata.co.publish("vol-1", target, timeout_s=0.2)
@@ -269,13 +258,12 @@ async def test_a_callers_deadline_does_not_leave_a_publish_half_done(kata: Node)
     kata.check_published("vol-1", target)
 
 
-async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node) -> None:
+async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node, target: str) -> None:
     """A file has the name of the entry's directory: the publish fails and undoes its changes.
 
     The file may be removed, so the code is not final. A look may have seen the file before the publish does: then it
     may be anybody's entry, and if not, it cannot be made one. Both refusals name it.
     """
-    target = kata.places.target("one")
     digest = volumes.TargetPath(target).digest
     with open(f"{kata.places.volumes}/{digest}", "w", encoding="ascii") as file:
         file.write("mine")
@@ -306,8 +294,9 @@ async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:
     await refused(raw(b"\xff\xff\xff"), Code.INVALID_ARGUMENT, "csi.v1.NodePublishVolumeRequest")
 
 
-async def test_unknown_fields_reach_the_driver_in_a_deferred_publish_too(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_unknown_fields_reach_the_driver_in_a_deferred_publish_too(
+    kata: Node, target: str
+) -> None:
     unknown = b"\xaa\xf7\x07\x05later"  # field 15733, length-delimited
     data = publish_request("vol-1", target).SerializeToString() + unknown
     raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = kata.co.channel.unary_unary(

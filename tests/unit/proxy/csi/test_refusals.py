@@ -33,8 +33,7 @@ async def never_reached_the_driver(node: Node, target: str) -> None:
 
 
 @pytest.mark.spec("D-20")
-async def test_no_handler_at_all(node: Node) -> None:
-    target = node.places.target("one")
+async def test_no_handler_at_all(node: Node, target: str) -> None:
     await refused(
         node.co.publish("vol-1", target),
         Code.FAILED_PRECONDITION,
@@ -45,8 +44,7 @@ async def test_no_handler_at_all(node: Node) -> None:
     await never_reached_the_driver(node, target)
 
 
-async def test_another_handler_than_the_one_that_is_named(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_another_handler_than_the_one_that_is_named(kata: Node, target: str) -> None:
     context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "gvisor"}
     await refused(
         kata.co.publish("vol-1", target, volume_context=context),
@@ -58,8 +56,9 @@ async def test_another_handler_than_the_one_that_is_named(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_publish_without_handler_name_is_refused_if_two_are_registered(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_publish_without_handler_name_is_refused_if_two_are_registered(
+    kata: Node, target: str
+) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await refused(
             kata.co.publish("vol-1", target),
@@ -84,12 +83,12 @@ GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
 @pytest.mark.spec("D-20")
 async def test_publish_is_refused_if_the_handler_lacks_a_feature(
     node: Node,
+    target: str,
     lacks: Feature | None,
     mount: dict[str, Any],
     readonly: object,
     words: tuple[str, ...],
 ) -> None:
-    target = node.places.target("one")
     features = frozenset(
         each for each in registration.Feature if lacks is None or each.value != lacks.value
     )
@@ -130,10 +129,9 @@ async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driv
 
 
 async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
-    node: Node,
+    node: Node, target: str
 ) -> None:
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
-    target = node.places.target("one")
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, capability(mount_flags=["noatime"]))
         await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it supports: xfs")
@@ -230,9 +228,8 @@ async def test_a_target_behind_a_symbolic_link(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_a_target_that_is_a_symbolic_link_itself(kata: Node) -> None:
+async def test_a_target_that_is_a_symbolic_link_itself(kata: Node, target: str) -> None:
     os.mkdir(f"{kata.places.root}/elsewhere")
-    target = kata.places.target("one")
     os.symlink(f"{kata.places.root}/elsewhere", target)
     await refused(kata.co.publish("vol-1", target), Code.PERMISSION_DENIED, target, "symbolic link")
     assert os.listdir(f"{kata.places.root}/elsewhere") == []
@@ -247,8 +244,7 @@ async def test_a_target_whose_parent_is_missing(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_a_target_on_which_something_else_is_mounted(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_target_on_which_something_else_is_mounted(kata: Node, target: str) -> None:
     kata.targets.foreign.add(target)
     await refused(
         kata.co.publish("vol-1", target), Code.UNAVAILABLE, target, "/dev/sdb1", "unpublish"
@@ -256,8 +252,7 @@ async def test_a_target_on_which_something_else_is_mounted(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_a_target_directory_that_holds_somebodys_files(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_target_directory_that_holds_somebodys_files(kata: Node, target: str) -> None:
     os.makedirs(f"{target}/data")
     await refused(kata.co.publish("vol-1", target), Code.ALREADY_EXISTS, target)
     assert os.listdir(target) == ["data"]
@@ -266,8 +261,7 @@ async def test_a_target_directory_that_holds_somebodys_files(kata: Node) -> None
 
 
 @pytest.mark.spec("D-21")
-async def test_a_device_that_the_host_has_mounted(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_device_that_the_host_has_mounted(kata: Node, target: str) -> None:
     kata.targets.mounted_devices["/dev/fake-vol-1"] = False
     await refused(
         kata.co.publish("vol-1", target),
@@ -330,8 +324,7 @@ async def test_host_mount_of_a_deferred_device_by_another_volume_id_is_refused(
     kata.check_published("vol-1", deferred)
 
 
-async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_raw_block_volume_with_the_cos_flag(kata: Node, target: str) -> None:
     request = publish_request("vol-1", target)
     request.volume_capability.block.SetInParent()
     await refused(
@@ -343,8 +336,7 @@ async def test_a_raw_block_volume_with_the_cos_flag(kata: Node) -> None:
     await never_reached_the_driver(kata, target)
 
 
-async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node, target: str) -> None:
     context = {"crust.dev/defer": "sometimes"}
     await refused(
         kata.co.publish("vol-1", target, defer=False, volume_context=context),
@@ -357,16 +349,14 @@ async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node) -> None:
 
 
 @pytest.mark.parametrize("volume_id", ["", "v" * 513, "vol\n1"])
-async def test_invalid_volume_id_is_refused(kata: Node, volume_id: str) -> None:
-    target = kata.places.target("one")
+async def test_invalid_volume_id_is_refused(kata: Node, target: str, volume_id: str) -> None:
     if volume_id == "vol\n1":
         volume_id = "vol\x01"
     await refused(kata.co.publish(volume_id, target), Code.INVALID_ARGUMENT, "volume_id")
     await never_reached_the_driver(kata, target)
 
 
-async def test_a_publish_without_a_capability(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_a_publish_without_a_capability(kata: Node, target: str) -> None:
     request = publish_request("vol-1", target)
     request.ClearField("volume_capability")
     await refused(
@@ -410,10 +400,9 @@ SPOILERS = [
 @pytest.mark.parametrize(("spoil", "code", "words"), SPOILERS)
 @pytest.mark.parametrize("call", ["publish", "host publish", "unpublish", "stats", "expand"])
 async def test_unreadable_record_is_never_treated_as_absent(
-    places: Places, spoil: Callable[[str], None], code: Code, words: str, call: str
+    places: Places, target: str, spoil: Callable[[str], None], code: Code, words: str, call: str
 ) -> None:
     """Every call for the target returns the reason, and the file is kept."""
-    target = places.target("one")
     digest = volumes.TargetPath(target).digest
     path = f"{places.volumes}/{digest}/mountInfo.json"
     async with nodes.running(places) as node, node.handler():

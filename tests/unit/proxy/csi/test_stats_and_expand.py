@@ -20,8 +20,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-25")
-async def test_statistics_come_from_the_handler_with_the_condition(node: Node) -> None:
-    target = node.places.target("one")
+async def test_statistics_come_from_the_handler_with_the_condition(node: Node, target: str) -> None:
     condition = volumes.VolumeCondition(abnormal=True, message="read-only")
     fake = FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
     async with node.handler(fake=fake):
@@ -34,11 +33,9 @@ async def test_statistics_come_from_the_handler_with_the_condition(node: Node) -
     assert node.driver.called("NodeGetVolumeStats") == []
 
 
-async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_statistics_without_a_sandbox_say_so(kata: Node, published: str) -> None:
     await refused(
-        kata.co.stats("vol-1", target),
+        kata.co.stats("vol-1", published),
         Code.FAILED_PRECONDITION,
         "no sandbox has it",
         "start the pod",
@@ -46,10 +43,9 @@ async def test_statistics_without_a_sandbox_say_so(kata: Node) -> None:
 
 
 async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_calls, "STATS_TIMEOUT_S", 0.05)
-    target = node.places.target("one")
     async with node.gated_handler(target) as (_, gate):
         with node.sandbox(target):
             await refused(
@@ -58,8 +54,7 @@ async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
             gate.opened.set()
 
 
-async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:
-    target = node.places.target("one")
+async def test_error_of_the_handler_arrives_unchanged(node: Node, target: str) -> None:
     fake = FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look"))
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -74,8 +69,9 @@ async def test_error_of_the_handler_arrives_unchanged(node: Node) -> None:
     [(10, 11, 0), (10, 0, 11), (-1, -1, -1), (2**62, 0, 2**62)],
     ids=["used", "available", "negative", "above the device"],
 )
-async def test_impossible_statistics_are_refused(node: Node, line: tuple[int, int, int]) -> None:
-    target = node.places.target("one")
+async def test_impossible_statistics_are_refused(
+    node: Node, target: str, line: tuple[int, int, int]
+) -> None:
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
     async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
         await node.co.publish("vol-1", target)
@@ -83,8 +79,7 @@ async def test_impossible_statistics_are_refused(node: Node, line: tuple[int, in
             await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
 
-async def test_call_without_registered_handler_is_unavailable(node: Node) -> None:
-    target = node.places.target("one")
+async def test_call_without_registered_handler_is_unavailable(node: Node, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
     await until(session.lost)
@@ -95,10 +90,9 @@ async def test_call_without_registered_handler_is_unavailable(node: Node) -> Non
 
 @pytest.mark.parametrize("call", ["stats", "expand"])
 async def test_handler_whose_session_ends_during_a_call_is_unavailable(
-    node: Node, call: str
+    node: Node, target: str, call: str
 ) -> None:
     """The caller gets the error at once. grpc.aio by itself would let it wait until its deadline."""
-    target = node.places.target("one")
     async with node.gated_handler(target) as (_, gate):
         with node.sandbox(target):
             asked = asyncio.create_task(
@@ -124,8 +118,9 @@ async def _end_session(node: Node) -> None:
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_grows_the_device_then_the_filesystem_then_the_record(node: Node) -> None:
-    target = node.places.target("one")
+async def test_expand_grows_the_device_then_the_filesystem_then_the_record(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -140,8 +135,9 @@ async def test_expand_grows_the_device_then_the_filesystem_then_the_record(node:
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(node: Node) -> None:
-    target = node.places.target("one")
+async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -152,8 +148,7 @@ async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(nod
     assert node.record(target).mount.capacity_bytes == 128 * MIB
 
 
-async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node) -> None:
-    target = node.places.target("one")
+async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -163,8 +158,9 @@ async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node) ->
 
 
 @pytest.mark.spec("D-27")
-async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(node: Node) -> None:
-    target = node.places.target("one")
+async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(
+    node: Node, target: str
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -183,11 +179,9 @@ async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(node:
     assert fake.expansions == []
 
 
-async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, published: str) -> None:
     await refused(
-        kata.co.expand("vol-1", target, 999 * MIB),
+        kata.co.expand("vol-1", published, 999 * MIB),
         Code.UNAVAILABLE,
         "the device has 67108864 bytes",
         "expand the device first",
@@ -195,9 +189,8 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node) -> No
 
 
 @pytest.mark.spec("D-37")
-async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node) -> None:
+async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target: str) -> None:
     """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
-    target = node.places.target("one")
     fake = FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots"))
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -207,9 +200,8 @@ async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node) -> Non
 
 @pytest.mark.spec("D-37")
 async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_of_the_pod(
-    node: Node,
+    node: Node, target: str
 ) -> None:
-    target = node.places.target("one")
     fake = FakeHandler()
     async with node.handler(fake=fake, features=frozenset({Feature.STATS})):
         await node.co.publish("vol-1", target)
@@ -224,8 +216,9 @@ async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_
     assert node.record(target).mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
 
 
-async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node) -> None:
-    target = node.places.target("one")
+async def test_expansion_outlives_its_caller_and_its_size_is_recorded(
+    node: Node, target: str
+) -> None:
     async with node.gated_handler(target) as (fake, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         request = runtime_pb2.RuntimeExpandVolumeRequest(
@@ -247,8 +240,9 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(node: Node
 
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
-async def test_size_larger_than_the_device_is_refused(node: Node, reported: int) -> None:
-    target = node.places.target("one")
+async def test_size_larger_than_the_device_is_refused(
+    node: Node, target: str, reported: int
+) -> None:
     async with node.handler(fake=FakeHandler(filled_bytes=reported)):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
@@ -257,10 +251,8 @@ async def test_size_larger_than_the_device_is_refused(node: Node, reported: int)
             )
 
 
-async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    for call in (kata.co.stats("vol-2", target), kata.co.expand("vol-2", target, 1)):
+async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node, published: str) -> None:
+    for call in (kata.co.stats("vol-2", published), kata.co.expand("vol-2", published, 1)):
         await refused(call, Code.INVALID_ARGUMENT, "vol-2", "vol-1")
     flagged = csi_pb2.NodeGetVolumeStatsRequest(
         volume_id="vol-3", volume_path="/nowhere", defer_fs_ops=True
@@ -273,8 +265,7 @@ async def test_the_wrong_volume_or_no_volume_is_refused(kata: Node) -> None:
     )
 
 
-async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node, target: str) -> None:
     await kata.co.publish("vol-1", target, defer=False)
     answer = await kata.co.stats("vol-1", target)
     assert answer.usage[0].total == 7

@@ -32,108 +32,95 @@ def unstage(node: Node, volume_id: str) -> csi_pb2.NodeUnstageVolumeRequest:
 
 @pytest.mark.spec("D-18", "D-19")
 async def test_unpublish_is_refused_while_a_sandbox_lives_and_works_afterwards(
-    kata: Node,
+    kata: Node, published: str
 ) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target, name="box-7"):
+    with kata.sandbox(published, name="box-7"):
         await refused(
-            kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
+            kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
         )
         assert kata.driver.called("NodeUnpublishVolume") == []
-        kata.check_published("vol-1", target)
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+        kata.check_published("vol-1", published)
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
-async def test_unpublish_works_after_the_sandbox_died(kata: Node) -> None:
+async def test_unpublish_works_after_the_sandbox_died(kata: Node, published: str) -> None:
     """claim.json exists, but the lock is free: the claim is dead."""
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target):
-        entry = kata.entry(target)
+    with kata.sandbox(published):
+        entry = kata.entry(published)
         assert entry is not None
         path = layout.Layout(kata.places.volumes).entry(entry.digest).claim
         with open(path, "rb") as file:
             dead = file.read()
     with open(path, "wb") as file:
         file.write(dead)
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
-async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node, published: str) -> None:
     gate = kata.driver.gates["NodeUnpublishVolume"] = Gate()
-    unpublish = asyncio.create_task(kata.co.unpublish("vol-1", target))
+    unpublish = asyncio.create_task(kata.co.unpublish("vol-1", published))
     await until(gate.entered)
-    with pytest.raises(claims.HeldBySandbox), kata.sandbox(target):
+    with pytest.raises(claims.HeldBySandbox), kata.sandbox(published):
         raise AssertionError("a claim while the volume is unpublished")
     gate.opened.set()
     await unpublish
-    kata.check_untouched(target)
+    kata.check_untouched(published)
 
 
 @pytest.mark.spec("D-18")
-async def test_repeated_unpublish_is_ok_with_and_without_the_flag(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    await kata.co.unpublish("vol-1", target)
-    await kata.co.unpublish("vol-1", target)
-    await kata.co.unpublish("vol-1", target, flag=True)
-    kata.check_untouched(target)
+async def test_repeated_unpublish_is_ok_with_and_without_the_flag(
+    kata: Node, published: str
+) -> None:
+    await kata.co.unpublish("vol-1", published)
+    await kata.co.unpublish("vol-1", published)
+    await kata.co.unpublish("vol-1", published, flag=True)
+    kata.check_untouched(published)
 
 
-async def test_unpublish_needs_no_handler(node: Node) -> None:
-    target = node.places.target("one")
+async def test_unpublish_needs_no_handler(node: Node, target: str) -> None:
     async with node.handler():
         await node.co.publish("vol-1", target)
     await node.co.unpublish("vol-1", target)
     node.check_untouched(target)
 
 
-async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(
+    kata: Node, published: str
+) -> None:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
-    await refused(kata.co.unpublish("vol-1", target), Code.UNAVAILABLE, "not now")
-    kata.check_published("vol-1", target)
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+    await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
+    kata.check_published("vol-1", published)
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
-async def test_unpublish_with_another_volume_id_is_refused(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_unpublish_with_another_volume_id_is_refused(kata: Node, published: str) -> None:
     await refused(
-        kata.co.unpublish("vol-2", target), Code.INVALID_ARGUMENT, "vol-2", "vol-1", target
+        kata.co.unpublish("vol-2", published), Code.INVALID_ARGUMENT, "vol-2", "vol-1", published
     )
-    kata.check_published("vol-1", target)
+    kata.check_published("vol-1", published)
 
 
-async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    kata.targets.foreign.add(target)
-    await refused(kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "/dev/sdb1")
-    assert kata.entry(target) is not None
+async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node, published: str) -> None:
+    kata.targets.foreign.add(published)
+    await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "/dev/sdb1")
+    assert kata.entry(published) is not None
     kata.targets.foreign.clear()
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
 async def test_mount_over_the_guard_that_the_driver_removes_ends_with_the_unpublish(
-    kata: Node,
+    kata: Node, published: str
 ) -> None:
     """A driver that mounts at a repeated publish although it was called with the flag."""
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    kata.targets.foreign.add(target)
-    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(target)
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "TargetMounted")
-    await kata.co.unpublish("vol-1", target)
-    kata.check_untouched(target)
+    kata.targets.foreign.add(published)
+    kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(published)
+    await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "TargetMounted")
+    await kata.co.unpublish("vol-1", published)
+    kata.check_untouched(published)
 
 
 class HangingTargets(FakeTargets):
@@ -192,9 +179,10 @@ async def test_link_to_a_guard_whose_volume_nobody_knows_does_not_reach_the_driv
         assert not os.path.lexists(places.target("lost"))
 
 
-async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(places: Places) -> None:
+async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(
+    places: Places, target: str
+) -> None:
     targets = HangingTargets(places.kubelet)
-    target = places.target("one")
     async with nodes.running(places, targets=targets) as node:
         await node.co.publish("vol-1", target, defer=False)
         targets.hung = target
@@ -203,33 +191,32 @@ async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(places: Plac
         assert len(node.driver.called("NodeUnpublishVolume")) == 1
 
 
-async def test_guard_mount_without_entry_is_removed_by_unpublish(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    entry = kata.entry(target)
+async def test_guard_mount_without_entry_is_removed_by_unpublish(
+    kata: Node, published: str
+) -> None:
+    entry = kata.entry(published)
     assert entry is not None
     shutil.rmtree(entry.directory)
     answer = await kata.inspect.ListDeferredVolumes(
         inspect_pb2.ListDeferredVolumesRequest()
     )  # the proxy scans again
     assert list(answer.volumes) == []
-    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", published)
     (call,) = kata.driver.called("NodeUnpublishVolume")
     assert call.request.defer_fs_ops
-    kata.check_untouched(target)
+    kata.check_untouched(published)
 
 
-async def test_another_spelling_of_the_target_does_not_reach_the_driver(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    for odd in (f"{target}/", target.replace("/mount", "//mount")):
+async def test_another_spelling_of_the_target_does_not_reach_the_driver(
+    kata: Node, published: str
+) -> None:
+    for odd in (f"{published}/", published.replace("/mount", "//mount")):
         await refused(kata.co.unpublish("vol-1", odd), Code.INVALID_ARGUMENT, "is invalid")
     assert kata.driver.called("NodeUnpublishVolume") == []
-    kata.check_published("vol-1", target)
+    kata.check_published("vol-1", published)
 
 
-async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node) -> None:
-    target = node.places.target("one")
+async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node, target: str) -> None:
     await node.co.publish("vol-1", target, defer=False)
     await node.co.unpublish("vol-1", target)
     (call,) = node.driver.called("NodeUnpublishVolume")
@@ -238,27 +225,26 @@ async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node) -> None
 
 
 @pytest.mark.spec("D-22")
-async def test_unstage_while_deferred_is_refused_naming_the_target(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_unstage_while_deferred_is_refused_naming_the_target(
+    kata: Node, published: str
+) -> None:
     await refused(
         kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
         Code.FAILED_PRECONDITION,
         "vol-1",
-        target,
+        published,
         "unpublish it there first",
     )
     assert kata.driver.called("NodeUnstageVolume") == []
     await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-2"), timeout=10)
-    await kata.co.unpublish("vol-1", target)
+    await kata.co.unpublish("vol-1", published)
     await kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10)
 
 
-async def test_unstage_during_a_publish_is_aborted(kata: Node) -> None:
+async def test_unstage_during_a_publish_is_aborted(kata: Node, target: str) -> None:
     """There is no record yet: without the operation's key the driver would detach a device that is being
     published.
     """
-    target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -270,8 +256,7 @@ async def test_unstage_during_a_publish_is_aborted(kata: Node) -> None:
     assert kata.driver.called("NodeUnstageVolume") == []
 
 
-async def test_an_unpublish_during_a_publish_is_aborted(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_an_unpublish_during_a_publish_is_aborted(kata: Node, target: str) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -283,10 +268,9 @@ async def test_an_unpublish_during_a_publish_is_aborted(kata: Node) -> None:
 
 
 async def test_an_unpublish_does_not_overtake_the_publish_that_its_caller_gave_up(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
-    target = kata.places.target("one")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)

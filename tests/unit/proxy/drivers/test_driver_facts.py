@@ -95,9 +95,8 @@ async def test_a_driver_that_was_downgraded_behind_its_socket_is_not_sent_the_fl
     assert new.called("NodePublishVolume") == []
 
 
-async def test_a_driver_of_another_name_is_refused(kata: Node) -> None:
+async def test_a_driver_of_another_name_is_refused(kata: Node, target: str) -> None:
     kata.driver.name = "other.example.com"
-    target = kata.places.target("one")
     await refused(
         kata.co.publish("vol-1", target),
         Code.FAILED_PRECONDITION,
@@ -128,25 +127,24 @@ async def test_a_long_error_text_of_the_driver_keeps_its_code(kata: Node) -> Non
     assert caught.value.details() == text
 
 
-async def test_options_that_the_driver_does_not_repeat_reach_the_record(kata: Node) -> None:
+async def test_options_that_the_driver_does_not_repeat_reach_the_record(
+    kata: Node, target: str
+) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
-    target = kata.places.target("one")
     given = capability(mount_flags=["nosuid,noexec", "dirsync", "_netdev"])
     await kata.co.publish("vol-1", target, given)
     assert kata.record(target).mount.mount_options == ("nosuid", "noexec", "dirsync")
 
 
-async def test_readonly_among_the_options_is_kept(kata: Node) -> None:
+async def test_readonly_among_the_options_is_kept(kata: Node, target: str) -> None:
     kata.driver.alter = lambda answer: answer.ClearField("mount_options")
-    target = kata.places.target("one")
     await kata.co.publish("vol-1", target, capability(mount_flags=["ro"]))
     assert kata.record(target).readonly
 
 
 async def test_an_option_that_is_a_credential_is_refused_before_the_driver_is_asked(
-    kata: Node,
+    kata: Node, target: str
 ) -> None:
-    target = kata.places.target("one")
     given = capability(mount_flags=["password=hunter2"])
     await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "credential")
     assert kata.driver.called("NodePublishVolume") == []

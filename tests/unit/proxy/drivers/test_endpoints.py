@@ -72,9 +72,9 @@ async def test_name_of_a_registered_handler_is_taken(kata: Node) -> None:
     )
 
 
-async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
+async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(
+    kata: Node, published: str
+) -> None:
     drivers = await kata.inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=10)
     assert [(each.name, each.connected, each.deferred_volumes) for each in drivers.drivers] == [
         ("csi.example.com", True, 1)
@@ -84,16 +84,14 @@ async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(kat
     request = inspect_pb2.ListDeferredVolumesRequest()
     (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
     assert (volume.volume_id, volume.state, volume.sandbox_id) == ("vol-1", "published", "")
-    with kata.sandbox(target, name="box-7"):
+    with kata.sandbox(published, name="box-7"):
         (volume,) = (await kata.inspect.ListDeferredVolumes(request, timeout=10)).volumes
         assert (volume.state, volume.sandbox_id) == ("mounted", "box-7")
 
 
-async def test_error_of_the_last_claim_stays_visible(kata: Node) -> None:
+async def test_error_of_the_last_claim_stays_visible(kata: Node, published: str) -> None:
     """When an operator looks at a pod that does not start, its sandbox has ended already."""
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    parsed = volumes.TargetPath.parse(target)
+    parsed = volumes.TargetPath.parse(published)
     paths = layout.Layout(kata.places.volumes).entry(parsed)
     with claims.ClaimLock.acquire(paths, parsed):
         claims.write(
@@ -114,11 +112,9 @@ async def test_error_of_the_last_claim_stays_visible(kata: Node) -> None:
     assert volume.message == "the guest cannot mount it"
 
 
-async def test_claim_that_a_killed_sandbox_left_is_called_so(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target, name="box-7"):
-        claim = Path(layout.Layout(kata.places.volumes).entry(volumes.TargetPath(target)).claim)
+async def test_claim_that_a_killed_sandbox_left_is_called_so(kata: Node, published: str) -> None:
+    with kata.sandbox(published, name="box-7"):
+        claim = Path(layout.Layout(kata.places.volumes).entry(volumes.TargetPath(published)).claim)
         left = claim.read_bytes()
     claim.write_bytes(left)
     request = inspect_pb2.ListDeferredVolumesRequest()
@@ -137,10 +133,9 @@ async def test_an_unreadable_entry_is_shown_with_its_reason(node: Node) -> None:
     assert "cannot be read" in volume.message
 
 
-async def test_watch_reports_the_events_of_a_volume(kata: Node) -> None:
+async def test_watch_reports_the_events_of_a_volume(kata: Node, target: str) -> None:
     watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
     await watch.initial_metadata()  # the watch has begun
-    target = kata.places.target("one")
     await kata.co.publish("vol-1", target)
     assert (await _next(watch, "published")).target_path == target
     with kata.sandbox(target, name="box-7"):
@@ -165,15 +160,13 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
 
 @pytest.mark.parametrize("method", ["RuntimeStageVolume", "RuntimeUnstageVolume"])
 async def test_staging_call_of_the_kep_is_unimplemented_and_changes_nothing(
-    kata: Node, method: str
+    kata: Node, published: str, method: str
 ) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=target)
+    request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=published)
     await refused(
         getattr(kata.runtime, method)(request, timeout=10),
         Code.UNIMPLEMENTED,
         method,
         "not served",
     )
-    kata.check_published("vol-1", target)
+    kata.check_published("vol-1", published)

@@ -36,8 +36,7 @@ def thaw(node: Node, target: str) -> Any:
 
 
 @pytest.mark.spec("D-29", "D-31")
-async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node) -> None:
-    target = node.places.target("one")
+async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -49,8 +48,7 @@ async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node) -> None
 
 
 @pytest.mark.spec("D-31")
-async def test_thaw_by_the_guest_itself_is_reported(node: Node) -> None:
-    target = node.places.target("one")
+async def test_thaw_by_the_guest_itself_is_reported(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -61,8 +59,9 @@ async def test_thaw_by_the_guest_itself_is_reported(node: Node) -> None:
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(node: Node) -> None:
-    target = node.places.target("one")
+async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(
+    node: Node, target: str
+) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
         assert not (await freeze(node, target)).frozen
@@ -72,9 +71,10 @@ async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(node: N
 
 
 @pytest.mark.spec("D-30")
-async def test_held_claim_that_cannot_be_read_is_not_taken_for_none(node: Node) -> None:
+async def test_held_claim_that_cannot_be_read_is_not_taken_for_none(
+    node: Node, target: str
+) -> None:
     """Of a newer runtime: nobody knows its sandbox, but the lock says that there is one."""
-    target = node.places.target("one")
     async with node.handler():
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
@@ -86,8 +86,7 @@ async def test_held_claim_that_cannot_be_read_is_not_taken_for_none(node: Node) 
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node) -> None:
-    target = node.places.target("one")
+async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
     await until(session.lost)
@@ -97,9 +96,10 @@ async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node) ->
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_of_a_volume_unknown_to_its_handler_is_an_error(node: Node) -> None:
+async def test_freeze_of_a_volume_unknown_to_its_handler_is_an_error(
+    node: Node, target: str
+) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
-    target = node.places.target("one")
     async with node.handler(fake=FakeHandler(error=errors.NotFound("no such volume"))):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
@@ -110,9 +110,8 @@ async def test_freeze_of_a_volume_unknown_to_its_handler_is_an_error(node: Node)
 @pytest.mark.spec("D-30", "D-31")
 @pytest.mark.parametrize(("call", "answer"), [(freeze, "frozen"), (thaw, "was_frozen")])
 async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
-    node: Node, call: Any, answer: str
+    node: Node, target: str, call: Any, answer: str
 ) -> None:
-    target = node.places.target("one")
     fake = FakeHandler(gate=Gate(), error=errors.NotReady("no sandbox has it"))
     assert fake.gate is not None
     async with node.handler(fake=fake):
@@ -127,8 +126,7 @@ async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node) -> None:
-    target = node.places.target("one")
+async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake, features=ALL_FEATURES - {Feature.FREEZE}):
         await node.co.publish("vol-1", target)
@@ -142,8 +140,9 @@ async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node) -> Non
 
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
-async def test_invalid_freeze_time_is_refused_before_any_call(node: Node, seconds: int) -> None:
-    target = node.places.target("one")
+async def test_invalid_freeze_time_is_refused_before_any_call(
+    node: Node, target: str, seconds: int
+) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -159,11 +158,10 @@ async def test_a_target_that_is_not_deferred_is_not_found(kata: Node) -> None:
 
 
 async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_it(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller has given up the freeze; that freeze must not take effect after the caller's thaw."""
     monkeypatch.setattr(handler_calls, "FREEZE_TIMEOUT_S", 0.05)
-    target = node.places.target("one")
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             while not gate.entered.is_set():  # the deadline may come before the handler is reached
@@ -176,14 +174,12 @@ async def test_a_guest_that_never_answers_is_unavailable_and_the_thaw_waits_for_
     assert fake.frozen == {}
 
 
-async def test_freeze_and_thaw_are_reported_as_events(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target):
+async def test_freeze_and_thaw_are_reported_as_events(kata: Node, published: str) -> None:
+    with kata.sandbox(published):
         watch: Any = kata.inspect.Watch(inspect_pb2.WatchRequest(), timeout=30)
         await watch.initial_metadata()
-        await freeze(kata, target, 5)
-        await thaw(kata, target)
+        await freeze(kata, published, 5)
+        await thaw(kata, published)
         seen: list[tuple[str, str, str]] = []
         async with asyncio.timeout(60):
             while len(seen) < 2:
@@ -191,14 +187,14 @@ async def test_freeze_and_thaw_are_reported_as_events(kata: Node) -> None:
                 if event.kind in ("frozen", "thawed"):
                     seen.append((event.kind, event.target_path, event.message))
         watch.cancel()
-    assert seen == [("frozen", target, "for 5 s at most"), ("thawed", target, "")]
+    assert seen == [("frozen", published, "for 5 s at most"), ("thawed", published, "")]
 
 
-async def test_unpublish_while_a_guest_is_frozen_answers_at_once(kata: Node) -> None:
-    target = kata.places.target("one")
-    await kata.co.publish("vol-1", target)
-    with kata.sandbox(target):
-        await freeze(kata, target)
-        await refused(kata.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "sandbox-1")
-    await kata.co.unpublish("vol-1", target)
-    assert not os.path.lexists(target)
+async def test_unpublish_while_a_guest_is_frozen_answers_at_once(
+    kata: Node, published: str
+) -> None:
+    with kata.sandbox(published):
+        await freeze(kata, published)
+        await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "sandbox-1")
+    await kata.co.unpublish("vol-1", published)
+    assert not os.path.lexists(published)

@@ -120,9 +120,8 @@ async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) ->
 
 
 async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
-    node: Node, caplog: pytest.LogCaptureFixture
+    node: Node, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = node.places.target("one")
     async with node.handler():
         await node.co.publish("vol-1", target)
         with node.sandbox(target, name="box-1"):
@@ -138,8 +137,9 @@ PASSPHRASE = "correct horse battery staple"
 
 
 @pytest.mark.spec("D-38")
-async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(node: Node) -> None:
-    target = node.places.target("one")
+async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(
+    node: Node, target: str
+) -> None:
     node.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
         await refused(
@@ -149,16 +149,18 @@ async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(node
 
 
 @pytest.mark.spec("D-38")
-async def test_volume_created_empty_is_recorded_with_its_mkfs_options(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_volume_created_empty_is_recorded_with_its_mkfs_options(
+    kata: Node, target: str
+) -> None:
     kata.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
     await kata.co.publish("vol-1", target)
     assert kata.record(target).mount.format == volumes.GuestFormat(None, 1)
 
 
 @pytest.mark.spec("D-39")
-async def test_encrypted_volume_is_refused_if_the_handler_cannot_decrypt(node: Node) -> None:
-    target = node.places.target("one")
+async def test_encrypted_volume_is_refused_if_the_handler_cannot_decrypt(
+    node: Node, target: str
+) -> None:
     node.driver.passphrase = PASSPHRASE
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.LUKS}):
         await refused(
@@ -168,8 +170,7 @@ async def test_encrypted_volume_is_refused_if_the_handler_cannot_decrypt(node: N
 
 
 @pytest.mark.spec("D-39")
-async def test_passphrase_reaches_no_file_of_the_entry(kata: Node) -> None:
-    target = kata.places.target("one")
+async def test_passphrase_reaches_no_file_of_the_entry(kata: Node, target: str) -> None:
     kata.driver.passphrase = PASSPHRASE
     await kata.co.publish("vol-1", target)
     assert kata.record(target).mount.encryption is volumes.Encryption.LUKS
@@ -194,8 +195,7 @@ async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
 
 
 @pytest.mark.spec("D-40")
-async def test_health_is_the_drivers_and_the_guests(node: Node) -> None:
-    target = node.places.target("one")
+async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -210,9 +210,8 @@ async def test_health_is_the_drivers_and_the_guests(node: Node) -> None:
 
 @pytest.mark.spec("D-40")
 async def test_health_is_an_error_if_the_driver_finds_nothing_and_the_guest_is_not_reached(
-    node: Node,
+    node: Node, target: str
 ) -> None:
-    target = node.places.target("one")
     async with node.handler(fake=FakeHandler(error=AWAY)):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):
@@ -221,16 +220,14 @@ async def test_health_is_an_error_if_the_driver_finds_nothing_and_the_guest_is_n
             assert set(await reported(node, "vol-1", target)) == {"ImageMissing"}
 
 
-async def test_health_without_a_sandbox_is_the_drivers(node: Node) -> None:
-    target = node.places.target("one")
+async def test_health_without_a_sandbox_is_the_drivers(node: Node, target: str) -> None:
     async with node.handler(fake=FakeHandler(error=AWAY)):
         await node.co.publish("vol-1", target)
         assert await reported(node, "vol-1", target) == {}
         assert await reported(node, "vol-2", node.places.target("two")) == {}
 
 
-async def test_handler_without_the_feature_is_not_asked(node: Node) -> None:
-    target = node.places.target("one")
+async def test_handler_without_the_feature_is_not_asked(node: Node, target: str) -> None:
     features = ALL_FEATURES - {Feature.HEALTH, Feature.STATS}
     async with node.handler(fake=FakeHandler(error=AWAY), features=features):
         await node.co.publish("vol-1", target)
