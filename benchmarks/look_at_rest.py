@@ -19,7 +19,7 @@ from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
-from crust.proxy.guard import GuardedTargets
+from crust.proxy.guard import Targets
 from crust.proxy.look import Looks
 from crust.proxy.table import Table
 from crust.rpc.serving.health import Health
@@ -69,7 +69,7 @@ async def measure() -> Result:
         ]
         table = Table()
         entries = Entries(store, devices, table, KeyedOperations())
-        looks = Looks(table, entries, GuardedTargets([root]), Events(), Health())
+        looks = Looks(table, entries, Targets([root]), Events(), Health())
         await _look_at_rest(looks, measured, REST)
         for target in targets:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))

@@ -15,7 +15,6 @@ from crust.core import metrics, operations, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.loading import InvalidSettings
 from crust.core.settings.proxy import ProxySettings, ServedDriver
-from crust.core.supervised import supervised
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
@@ -23,10 +22,9 @@ from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy.backend import Backend
-from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
-from crust.proxy.guard import Devices, GuardedTargets, Targets
+from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.inspect import Inspect
 from crust.proxy.look import Looks, watching
@@ -34,6 +32,7 @@ from crust.proxy.policy import Policy, Runtimes
 from crust.proxy.publish import Publish, raw_targets
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService, Deferrals
+from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Table
 from crust.proxy.target import Target
 from crust.proxy.unpublish import Unpublish
@@ -113,7 +112,7 @@ async def part(
     ports: Ports = SOCKETS,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
-    targets = targets or GuardedTargets(settings.target_roots)
+    targets = targets or Targets(settings.target_roots)
     pool = threads or Workers("the proxy", limit=64)
     store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
@@ -132,7 +131,7 @@ async def part(
             parts = _Parts(
                 entries, looks, running_operations, handlers, runtime, events, targets, daemon
             )
-            runtimes = await _runtimes(settings, stack, daemon.health, ports)
+            runtimes = await _runtimes(settings, stack, daemon.health)
             drivers = _driver_sockets(settings, parts, runtimes, ports)
             await stack.enter_async_context(
                 watching(looks, store.root, running_operations, daemon.health, end=daemon.end)
@@ -230,13 +229,12 @@ async def _serve_proxy_sockets(
 
 
 async def _runtimes(
-    settings: ProxySettings, stack: AsyncExitStack, health: Health, ports: Ports
+    settings: ProxySettings, stack: AsyncExitStack, health: Health
 ) -> Runtimes | None:
     if settings.kubernetes is None:
         return None
     try:
         from crust.kubernetes_api import api, pod_runtimes
-        from crust.proxy.drivers import csi_driver_check
     except ImportError as error:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
@@ -245,11 +243,6 @@ async def _runtimes(
     stack.push_async_callback(client.close)
     found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
     await stack.enter_async_context(found.following(health))
-
-    async def check() -> None:
-        await csi_driver_check.log_mismatches(client, settings.drivers, ports)
-
-    await stack.enter_async_context(supervised("check of the CSIDriver objects", check, health))
     return found
 
 

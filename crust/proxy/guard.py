@@ -46,51 +46,7 @@ class Devices(Protocol):
         """The devices that share bytes with this one."""
 
 
-class Targets(Protocol):
-    """The changes and queries of a publish for this node's directories and mounts."""
-
-    def check_allowed(self, target: volumes.TargetPath) -> None:
-        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
-
-    def look(self, target: volumes.TargetPath) -> Seen:
-        """The mounts on the target, in a `Seen` without an entry."""
-
-    def group_of(self, target: volumes.TargetPath) -> int | None:
-        """The group of the guard's root; None unless the guard is on top."""
-
-    def stacks(self) -> Mapping[str, Stack]:
-        """The mounts below the roots, by path."""
-
-    def mounts_changed(self) -> bool:
-        """Whether mounts may have changed since the last question. Never blocks."""
-
-    def mount_guard(self, target: volumes.TargetPath) -> None:
-        """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount."""
-
-    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
-        """Mount the guard that was lost, with its group, also over files that were written meanwhile."""
-
-    def unmount_guard(self, target: volumes.TargetPath) -> None:
-        """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
-
-    def check_unused(
-        self,
-        source: volumes.BlockSource,
-        *,
-        readonly: bool,
-        claims: Collection[str],
-        writers: Writers | None,
-    ) -> None:
-        """As `in_use.check` and `in_use.check_unwritten`; without `writers`, as the former without its probe."""
-
-    def writers(self) -> Writers:
-        """As `holders.writers`, at most `WRITERS_KNOWN_S` ago."""
-
-    def mounted_device(self, path: str) -> str | None:
-        """The node of the device whose filesystem is mounted at a path; None if none is, or it has no node here."""
-
-
-def observe(store: Store, there: Targets, target: volumes.TargetPath) -> Seen:
+def observe(store: Store, there: "Targets", target: volumes.TargetPath) -> Seen:
     """What stands at a target: its entry with the claim, and its mounts. Blocks; raises nothing but what ends a
     process.
     """
@@ -131,8 +87,8 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
     return devices.device_set(source.identity)
 
 
-class GuardedTargets:
-    """`Targets` on the kernel, below `roots`."""
+class Targets:
+    """The changes and queries of a publish for this node's directories and mounts, below `roots`."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = tuple(roots)
@@ -142,12 +98,12 @@ class GuardedTargets:
         self._looked_s = -math.inf
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
-        """See `Targets`."""
+        """Raise `target_paths.PathOutsideRoots` unless the target lies below an allowed root. No I/O."""
         if not any(target.is_below(root) for root in self._roots):
             raise target_paths.PathOutsideRoots(target, self._roots)
 
     def look(self, target: volumes.TargetPath) -> Seen:
-        """See `Targets`."""
+        """The mounts on the target, in a `Seen` without an entry."""
         mount = mountinfo.at(target.text)
         if mount is None:
             return Seen()
@@ -157,7 +113,7 @@ class GuardedTargets:
         return Seen(stack=Stack.BURIED if is_buried else Stack.FOREIGN, mount=mount)
 
     def group_of(self, target: volumes.TargetPath) -> int | None:
-        """See `Targets`."""
+        """The group of the guard's root; None unless the guard is on top."""
         if self.look(target).stack is not Stack.GUARD:
             return None
         try:
@@ -166,7 +122,7 @@ class GuardedTargets:
             return None
 
     def stacks(self) -> Mapping[str, Stack]:
-        """See `Targets`."""
+        """The mounts below the roots, by path."""
         stacks: dict[str, Stack] = {}
         for root in self._roots:
             real = os.path.realpath(root)
@@ -181,17 +137,17 @@ class GuardedTargets:
         return stacks
 
     def mounts_changed(self) -> bool:
-        """See `Targets`."""
+        """Whether mounts may have changed since the last question. Never blocks."""
         return self._changes.seen()
 
     def mount_guard(self, target: volumes.TargetPath) -> None:
-        """See `Targets`."""
+        """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount."""
         with target_paths.made_directory(target, self._roots) as (directory, made):
             if made or not self._guard_on(target):
                 mount_api.mount_guard(directory)
 
     def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
-        """See `Targets`."""
+        """Mount the guard that was lost, with its group, also over files that were written meanwhile."""
         if self._guard_on(target):
             return
         target_paths.remove_empty_below(target, self._roots)  # a kubelet's, for a subPath
@@ -206,7 +162,7 @@ class GuardedTargets:
             mount_api.mount_guard(directory, group=group)
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
-        """See `Targets`."""
+        """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""
         while self._guard_on(target):  # never another mount that is stacked on it
             parent = target_paths.open_parent(target, self._roots)
             try:
@@ -224,13 +180,13 @@ class GuardedTargets:
         claims: Collection[str],
         writers: Writers | None,
     ) -> None:
-        """See `Targets`."""
+        """As `in_use.check` and `in_use.check_unwritten`; without `writers`, as the former without its probe."""
         in_use.check(source, readonly=readonly, claims=claims, probe=writers is not None)
         if writers is not None:
             in_use.check_unwritten(source, claims=claims, writers=writers)
 
     def writers(self) -> Writers:
-        """See `Targets`."""
+        """As `holders.writers`, at most `WRITERS_KNOWN_S` ago."""
         with self._looking:
             now_s = time.monotonic()
             if now_s - self._looked_s > WRITERS_KNOWN_S:
@@ -238,7 +194,7 @@ class GuardedTargets:
             return self._writers
 
     def mounted_device(self, path: str) -> str | None:
-        """See `Targets`."""
+        """The node of the device whose filesystem is mounted at a path; None if none is, or it has no node here."""
         mount = mountinfo.at(path)
         if mount is None or not mount.major:
             return None

@@ -10,10 +10,10 @@ import crust
 from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
-from crust.proxy.drivers.driver_sockets import DriverSockets
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
+from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Table
 from crust.rpc.call import Call
 from crust.rpc.serving.health import Health

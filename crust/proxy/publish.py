@@ -27,7 +27,7 @@ from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Writers
 from crust.host.process import workers
 from crust.proxy import handler_admission
-from crust.proxy.backend import Backend, Caller
+from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets, observe, verify
@@ -54,7 +54,7 @@ from crust.rpc import outcome
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import Metadata, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
@@ -74,7 +74,7 @@ class _Run:
     """One deferred publish: what was seen at its beginning, and what the driver said."""
 
     backend: Backend
-    caller: Caller
+    metadata: Metadata
     wanted: Wanted
     decision: Decision
     row: Target
@@ -114,7 +114,7 @@ class Publish:
         key: volumes.VolumeKey,
         request: csi_pb2.NodePublishVolumeRequest,
         decision: Decision,
-        caller: Caller,
+        metadata: Metadata,
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Publish to a runtime; raises an error or the driver's status, with a code that fits what stands."""
         try:
@@ -123,7 +123,7 @@ class Publish:
         except Exception as error:
             raise self.refusal(request.target_path, error, decision) from error
         row = self._table.at(wanted.target.text) or Target.of(wanted.target, key)
-        run = _Run(backend, caller, wanted, decision, row)
+        run = _Run(backend, metadata, wanted, decision, row)
         try:
             await self._defer(run, request)
         except (
@@ -240,32 +240,21 @@ class Publish:
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
     ) -> csi_pb2.NodePublishVolumeResponse:
+        """The driver's publish; meanwhile a thread looks for processes that write to devices."""
         request.defer_fs_ops = True
         mount = request.volume_capability.mount
         if mount.volume_mount_group and not mount.volume_supplemental_group:
             mount.volume_supplemental_group = mount.volume_mount_group  # KEP-2857
         await run.backend.facts.check_defers()
         run.asked = Asked.SILENT
-        try:
-            response = await self._publish_and_look(run, request)
-        except PeerStatus as error:
-            run.asked = Asked.REFUSED if outcome.is_final(error) else Asked.SILENT
-            raise
-        run.asked = Asked.ANSWERED
-        return response
-
-    async def _publish_and_look(
-        self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        """The driver's publish; meanwhile a thread looks for processes that write to devices."""
-        assert run.began is not None
-        if run.began.entry is not None:  # its sandbox may have the device
-            return await run.backend.publish(request, run.caller)
+        publish = run.backend.node.NodePublishVolume
         answer, looked = await asyncio.gather(
-            run.backend.publish(request, run.caller),
-            workers.run(self._targets.writers),
+            publish(request, metadata=run.metadata, timeout=TIMEOUT_S),
+            self._writers(run),
             return_exceptions=True,
         )
+        if isinstance(answer, PeerStatus) and outcome.is_final(answer):
+            run.asked = Asked.REFUSED
         if isinstance(answer, BaseException):
             raise answer
         run.asked = Asked.ANSWERED
@@ -273,6 +262,11 @@ class Publish:
             raise looked
         run.writers = looked
         return answer
+
+    async def _writers(self, run: _Run) -> Writers | None:
+        """None if the entry was there: its sandbox may have the device."""
+        assert run.began is not None
+        return await workers.run(self._targets.writers) if run.began.entry is None else None
 
     def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
         """The record, checked with the driver's answer."""
@@ -365,7 +359,7 @@ class Publish:
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=run.wanted.key.volume_id, target_path=run.target.text, defer_fs_ops=True
         )
-        await self._unpublish.remove(run.backend, run.wanted.key, run.target, request, run.caller)
+        await self._unpublish.remove(run.backend, run.wanted.key, run.target, request, run.metadata)
 
     def _answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
@@ -420,7 +414,7 @@ class Publish:
             self._table.drop(row.name)
 
     async def check_device(
-        self, row: Target, backend: Backend, caller: Caller, *, is_new: bool
+        self, row: Target, backend: Backend, metadata: Metadata, *, is_new: bool
     ) -> None:
         """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
 
@@ -434,7 +428,7 @@ class Publish:
                 if row.raw:  # a mount holds its device: a deferred publish finds it
                     self._table.put(row)
         except Exception as error:
-            undone = is_new and await self._undo_on_host(row, backend, caller)
+            undone = is_new and await self._undo_on_host(row, backend, metadata)
             residue = Residue.NONE if undone else Residue.EXISTS
             raise self._answer(row.path, error, residue, None) from error
 
@@ -442,13 +436,13 @@ class Publish:
         path = row.path if row.raw else self._targets.mounted_device(row.path)
         return None if path is None else self._devices_at(path)
 
-    async def _undo_on_host(self, row: Target, backend: Backend, caller: Caller) -> bool:
+    async def _undo_on_host(self, row: Target, backend: Backend, metadata: Metadata) -> bool:
         assert row.key is not None
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=row.key.volume_id, target_path=row.path
         )
         try:
-            await backend.unpublish_from_host(request, caller)
+            await backend.node.NodeUnpublishVolume(request, metadata=metadata, timeout=TIMEOUT_S)
         except Exception as failure:
             extra = {"target": row.path, "error": failure}
             _log.warning("publish on the host not undone", extra=extra)

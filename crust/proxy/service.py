@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
 from crust.proxy import policy
-from crust.proxy.backend import Backend, Caller
+from crust.proxy.backend import TIMEOUT_S, Backend, opted_in
 from crust.proxy.guard import Targets
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
@@ -19,6 +19,7 @@ from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, limits, requests
 from crust.rpc.serving.service import Methods, parsed
+from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
 _NODE = "/csi.v1.Node/"
@@ -89,12 +90,12 @@ class CsiService:
         if not decision.defer:
             return await self._publish_on_host(request, data, call)
         key = self._key(request.volume_id)
-        caller = _caller(call)
+        metadata = opted_in(call)
         response = await self._operations.run(
             key,
             "NodePublishVolume",
             requests.identity(request),
-            lambda: self._calls.publish.defer(self._backend, key, request, decision, caller),
+            lambda: self._calls.publish.defer(self._backend, key, request, decision, metadata),
             also=[volumes.TargetPath(request.target_path)],
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
@@ -130,8 +131,8 @@ class CsiService:
             is_new = await self._calls.publish.begins_on_host(row)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
-                caller = _caller(call)
-                await self._calls.publish.check_device(row, self._backend, caller, is_new=is_new)
+                metadata = opted_in(call)
+                await self._calls.publish.check_device(row, self._backend, metadata, is_new=is_new)
             return response
 
     async def _node_unpublish(
@@ -147,12 +148,12 @@ class CsiService:
                 return response
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        caller = _caller(call)
+        metadata = opted_in(call)
         unpublished = await self._operations.run(
             key,
             "NodeUnpublishVolume",
             requests.identity(request),
-            lambda: self._calls.unpublish.run(self._backend, key, request, caller),
+            lambda: self._calls.unpublish.run(self._backend, key, target, request, metadata),
             also=[target],
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
@@ -215,7 +216,11 @@ class CsiService:
             return await self._backend.port.forward(call, data)
         self._table.expect_of(request.volume_path, self._key(request.volume_id))
         request.defer_fs_ops = True
-        response = await self._backend.stats(request, _caller(call), call.time_remaining())
+        left_s = call.time_remaining()  # the caller's own deadline: it changes nothing
+        await self._backend.facts.check_defers(left_s)
+        response = await self._backend.node.NodeGetVolumeStats(
+            request, metadata=opted_in(call), timeout=left_s
+        )
         return response.SerializeToString()
 
     async def _node_health(
@@ -244,16 +249,24 @@ class CsiService:
         csi.capacity_range(request.capacity_range)
         request.defer_fs_ops = True
         request.volume_path = record.target.text
-        caller = _caller(call)
+        metadata = opted_in(call)
         response = await self._operations.run(
             key,
             "NodeExpandVolume",
             requests.identity(request),
-            lambda: self._backend.expand(request, caller),
+            lambda: self._expand(request, metadata),
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),
         )
         return response.SerializeToString()
+
+    async def _expand(
+        self, request: csi_pb2.NodeExpandVolumeRequest, metadata: Metadata
+    ) -> csi_pb2.NodeExpandVolumeResponse:
+        await self._backend.facts.check_defers()
+        return await self._backend.node.NodeExpandVolume(
+            request, metadata=metadata, timeout=TIMEOUT_S
+        )
 
     def _to_expand(self, request: csi_pb2.NodeExpandVolumeRequest) -> Record | None:
         """The record by path; or by volume, because a CO may send the staging path (CSI NodeExpandVolume)."""
@@ -279,7 +292,3 @@ class CsiService:
 def _check_key(record: Record, key: volumes.VolumeKey) -> None:
     if record.key != key:
         raise other_volume(record.target.text, key, record.key)
-
-
-def _caller(call: Call) -> Caller:
-    return Caller(call.invocation_metadata())

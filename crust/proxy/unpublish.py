@@ -17,12 +17,13 @@ from crust.handoff import store as stores
 from crust.handoff.entry import UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy.backend import Backend, Caller
+from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
 from crust.proxy.table import Table
 from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
 from crust.proxy.target import Unpublish as Plan
+from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -50,20 +51,17 @@ class Unpublish:
         self,
         backend: Backend,
         key: volumes.VolumeKey,
+        target: volumes.TargetPath,
         request: csi_pb2.NodeUnpublishVolumeRequest,
-        caller: Caller,
+        metadata: Metadata,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unpublish; raises `HeldBySandbox`, and `PeerStatus` with the driver's own status."""
-        target = volumes.TargetPath.parse(request.target_path)
         row = self._table.at(target.text)
-        flagged = csi_pb2.NodeUnpublishVolumeRequest()
-        flagged.CopyFrom(request)
-        flagged.defer_fs_ops = True
         if row is None:
-            return await self.remove(backend, key, target, flagged, caller)
+            return await self.remove(backend, key, target, request, metadata)
         self._table.put(replace(row, busy=True))
         try:
-            response = await self.remove(backend, key, target, flagged, caller)
+            response = await self.remove(backend, key, target, request, metadata)
         except BaseException:
             self._table.put(row)
             raise
@@ -79,12 +77,15 @@ class Unpublish:
         key: volumes.VolumeKey,
         target: volumes.TargetPath,
         request: csi_pb2.NodeUnpublishVolumeRequest,
-        caller: Caller,
+        metadata: Metadata,
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Have the driver unpublish, and remove entry, guard and directory; the table stays as it is."""
         begun = await workers.run(self._begin, target, key)
         try:
-            response = await backend.unpublish(request, caller)
+            request.defer_fs_ops = await backend.facts.defers()
+            response = await backend.node.NodeUnpublishVolume(
+                request, metadata=metadata, timeout=TIMEOUT_S
+            )
             await workers.run(self._finish, target, begun)
         finally:
             if begun.entry is not None:

@@ -8,9 +8,6 @@ from crust.cli.doctor.node import Mismatches, Node
 from crust.core.settings.loading import InvalidSettings
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings
 
-_ANSWER_S = 5.0
-"""For a driver that is asked what its controller does."""
-
 
 @check("csidriver")
 def fits_the_settings(node: Node) -> Iterator[Finding]:
@@ -26,15 +23,15 @@ def fits_the_settings(node: Node) -> Iterator[Finding]:
 
 
 def mismatches(settings: ProxySettings) -> Mismatches:
-    """Ask the Kubernetes API, as the proxy does, and the drivers. Raises `KubernetesApiUnavailable`. Blocks."""
+    """Ask the Kubernetes API and the drivers. Raises `KubernetesApiUnavailable`. Blocks."""
     assert settings.kubernetes is not None
     return asyncio.run(_mismatches(settings, settings.kubernetes))
 
 
 async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -> Mismatches:
     try:
+        from crust.cli.doctor import csi_driver_check
         from crust.kubernetes_api import api
-        from crust.proxy.drivers import csi_driver_check
     except ImportError as missing:
         raise InvalidSettings(
             "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
@@ -46,9 +43,7 @@ async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -
         found = {}
         for served in settings.drivers:
             async with SocketPort(served.socket) as driver:
-                found[served.name] = await csi_driver_check.mismatches(
-                    client, served, driver, answer_s=_ANSWER_S
-                )
+                found[served.name] = await csi_driver_check.mismatches(client, served, driver)
         return found
     finally:
         await client.close()

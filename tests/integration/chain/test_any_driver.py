@@ -69,7 +69,7 @@ class PermissiveDriver(fake_driver.FakeDriver):
 @pytest.fixture
 async def node(places: Places, device: str) -> AsyncIterator[Node]:
     driver = PermissiveDriver(device)
-    guarded = guard.GuardedTargets([places.kubelet])
+    guarded = guard.Targets([places.kubelet])
     async with (
         nodes.running(places, driver=driver, targets=guarded, devices=devices) as running,
         running.handler(),
@@ -155,7 +155,7 @@ async def test_deferred_publish_of_what_is_published_raw_is_refused(
 
 async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: str) -> None:
     driver = PermissiveDriver(device)
-    guarded = guard.GuardedTargets([places.kubelet])
+    guarded = guard.Targets([places.kubelet])
     raw, target = raw_target(places), places.target("one")
     for began in (False, True):
         async with (

@@ -1,6 +1,5 @@
 """Our driver under all four CSIDriver objects, as Kubernetes acts on them, with and without an attach by the CO."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,11 +8,13 @@ import grpc
 import pytest
 
 from crust.blockdriver.services.roles import Role
-from crust.core.settings.proxy import KubernetesSettings
+from crust.cli.doctor import csi_driver_check
+from crust.core.settings.proxy import KubernetesSettings, ServedDriver
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
+from crust.rpc.port import SocketPort
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MODE, capability
@@ -108,7 +109,6 @@ async def test_volume_lives_under_each_object(
     chain: Chain,
     api: FakeKubernetes,
     settings: KubernetesSettings,
-    caplog: pytest.LogCaptureFixture,
     *,
     attach_required: bool,
     pod_info: bool,
@@ -144,13 +144,14 @@ async def test_volume_lives_under_each_object(
     if publishes:
         await cluster.detach(volume_id)
 
-    for each in [each for each in asyncio.all_tasks() if "CSIDriver" in each.get_name()]:
-        await each
-    said = {
-        each.getMessage().removeprefix("CSIDriver mismatch: ").partition(" ")[0]
-        for each in caplog.records
-        if each.levelname == "WARNING" and "CSIDriver" in each.getMessage()
-    }
+    client = kubernetes_api.client(settings.kubeconfig)
+    served = ServedDriver(
+        name=DRIVER, socket=chain.places.csi, backend=chain.places.shim, defer="runtime-class"
+    )
+    async with SocketPort(chain.places.csi) as port:
+        found = await csi_driver_check.mismatches(client, served, port)
+    await client.close()
+    said = {each.what.partition(" ")[0] for each in found}
     expected = set() if pod_info else {"podInfoOnMount"}
     if attach_required and not publishes:
         expected.add("attachRequired")

@@ -63,7 +63,7 @@ async def node(places: Places, device: loop_devices.LoopDevice) -> AsyncIterator
         answer.block_device.identity.minor = identity.minor
         answer.block_device.identity.disk_sequence = identity.disk_sequence
 
-    guarded = guard.GuardedTargets([places.kubelet])
+    guarded = guard.Targets([places.kubelet])
     async with nodes.running(places, targets=guarded, devices=host_devices) as running:
         running.driver.alter = real
         async with running.handler():
@@ -154,8 +154,8 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
 
 def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
-    guard.GuardedTargets([places.kubelet]).mount_guard(target)
-    here = guard.GuardedTargets([places.kubelet])
+    guard.Targets([places.kubelet]).mount_guard(target)
+    here = guard.Targets([places.kubelet])
     assert here.look(target).stack is Stack.GUARD
     here.mount_guard(target)
     here.restore_guard(target, 7)
@@ -168,7 +168,7 @@ def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: P
 
 def test_restored_guard_has_its_group_from_the_first_moment(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
-    here = guard.GuardedTargets([places.kubelet])
+    here = guard.Targets([places.kubelet])
     here.restore_guard(target, 4711)
     assert here.group_of(target) == 4711
     with pytest.raises(OSError, match="No space"):
@@ -179,7 +179,7 @@ def test_restored_guard_has_its_group_from_the_first_moment(places: Places) -> N
 def test_refused_target_keeps_no_descriptor(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
     Path(target.text).symlink_to(places.root)
-    here = guard.GuardedTargets([places.kubelet])
+    here = guard.Targets([places.kubelet])
     before = len(os.listdir("/proc/self/fd"))
     for act in (here.mount_guard, lambda each: here.restore_guard(each, None)):
         with pytest.raises(target_paths.SymlinkInPath):
@@ -190,10 +190,10 @@ def test_refused_target_keeps_no_descriptor(places: Places) -> None:
 def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
     """The root of a kubelet may be a link."""
     one, two = (volumes.TargetPath(places.target(name)) for name in ("one", "two"))
-    here = guard.GuardedTargets([places.kubelet])
+    here = guard.Targets([places.kubelet])
     elsewhere = Path(places.root, "alias")
     elsewhere.symlink_to(places.kubelet)
-    aliased = guard.GuardedTargets([str(elsewhere)])
+    aliased = guard.Targets([str(elsewhere)])
     here.mount_guard(one)
     os.makedirs(two.text)
     mount_api.bind(places.root, two.text)
@@ -213,7 +213,7 @@ def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
 @pytest.mark.parametrize("beside", ["over the guard", "in its place"])
 def test_another_mount_is_never_treated_as_the_former_guard(places: Places, beside: str) -> None:
     target = volumes.TargetPath(places.target("one"))
-    here = guard.GuardedTargets([places.kubelet])
+    here = guard.Targets([places.kubelet])
     here.mount_guard(target)
     if beside == "in its place":
         mount_api.unmount(target.text)
@@ -302,7 +302,7 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
 def test_device_of_a_mount_is_found_by_its_target(
     places: Places, device: loop_devices.LoopDevice
 ) -> None:
-    guarded, where = guard.GuardedTargets([places.kubelet]), f"{places.root}/mounted"
+    guarded, where = guard.Targets([places.kubelet]), f"{places.root}/mounted"
     os.mkdir(where)
     assert guarded.mounted_device(where) is None
     mount_api.mount_device(device.path, where, "ext4")
@@ -316,7 +316,7 @@ def test_one_look_for_writers_serves_the_publishes_of_a_second(
     now_s, looks = [100.0], iter(({}, {(7, 1): ()}))
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(holders, "writers", lambda: next(looks))
-    guarded = guard.GuardedTargets([places.kubelet])
+    guarded = guard.Targets([places.kubelet])
     assert guarded.writers() == {}
     now_s[0] += guard.WRITERS_KNOWN_S
     assert guarded.writers() == {}

@@ -25,10 +25,11 @@ MOUNTED = ".mounted"
 """A driver's own mount on the target, over the guard or not; made by `tests.support.drivers.mounting_driver`."""
 
 
-class FakeTargets:
+class FakeTargets(guard.Targets):
     """`guard.Targets` below one root. `foreign` are targets on which something else is mounted."""
 
     def __init__(self, root: str) -> None:
+        super().__init__([root])
         self.root = root
         self.foreign: set[str] = set()
         self.mounted_devices: dict[str, bool] = {}
@@ -37,9 +38,6 @@ class FakeTargets:
         """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
         """The groups of guards, as a kubelet sets them."""
-
-    def check_allowed(self, target: volumes.TargetPath) -> None:
-        guard.GuardedTargets([self.root]).check_allowed(target)
 
     def look(self, target: volumes.TargetPath) -> Seen:
         guarded = os.path.exists(f"{target}/{GUARD}")

@@ -84,7 +84,7 @@ class ServedNode:
             await enter(node_process.running(self.node_settings()))
         else:
             await self.start_driver()
-            guarded = guard.GuardedTargets([self.places.kubelet])
+            guarded = guard.Targets([self.places.kubelet])
             await enter(proxy_app.running(self._proxy(), targets=guarded, devices=devices))
             await self.start_shim()
         handlers = self.places.sockets.handlers

@@ -13,7 +13,7 @@ from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.node import DRIVER, Node, Places
+from tests.support.nodes.node import Node, Places
 
 Code = grpc.StatusCode
 
@@ -88,41 +88,3 @@ async def test_a_proxy_starts_while_the_api_is_away(
         target = places.target("one")
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)
-
-
-@pytest.mark.parametrize("pod_info", [True, False])
-async def test_start_warns_of_a_csi_driver_object_that_does_not_fit(
-    places: Places,
-    api: FakeKubernetes,
-    settings: KubernetesSettings,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    pod_info: bool,
-) -> None:
-    api.add_object("csidrivers", DRIVER, spec={"attachRequired": False, "podInfoOnMount": pod_info})
-    async with nodes.running(places, defer="runtime-class", kubernetes=settings):
-        await _ended("check of the CSIDriver objects")
-    said = [each for each in caplog.records if "CSIDriver" in each.getMessage()]
-    if pod_info:
-        assert said == []
-        return
-    (warning,) = said
-    assert warning.levelname == "WARNING"
-    assert "podInfoOnMount" in warning.getMessage()
-    assert vars(warning)["driver"] == DRIVER
-    assert "podInfoOnMount: true" in vars(warning)["do"]
-
-
-async def test_start_serves_without_an_answer_about_the_csi_driver_object(
-    places: Places, api: FakeKubernetes, settings: KubernetesSettings
-) -> None:
-    """The role may lack it, and the API server may be away."""
-    api.faults.status = 403
-    async with nodes.running(places, defer="never", kubernetes=settings) as node, node.handler():
-        await _ended("check of the CSIDriver objects")
-        await node.co.publish("vol-1", node.places.target("a"), volume_context={})
-
-
-async def _ended(name: str) -> None:
-    tasks = [each for each in asyncio.all_tasks() if each.get_name() == name]
-    await asyncio.gather(*tasks)

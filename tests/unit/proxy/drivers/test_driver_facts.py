@@ -11,11 +11,11 @@ import pytest_asyncio
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.services.roles import Role
+from crust.cli.doctor import csi_driver_check
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
 from crust.proxy import app as proxy
-from crust.proxy.drivers import csi_driver_check
 from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc

@@ -1,4 +1,10 @@
-"""The drivers that the proxy serves, each with its CSI socket."""
+"""The drivers that the proxy serves, each with its CSI socket, and with the socket by which a kubelet finds it.
+
+The kubelet finds `<plugins_registry>/<driver>-reg.sock` (pluginregistration v1), calls GetInfo, calls the driver's
+NodeGetInfo through the proxy, and reports whether it registered the driver. It calls again after each of its own
+starts, and by itself after a refusal. It forgets the driver when the socket is removed; so the socket exists exactly
+as long as the proxy serves the driver.
+"""
 
 import asyncio
 import hashlib
@@ -10,14 +16,50 @@ from dataclasses import dataclass
 from crust.core import errors
 from crust.core.settings.proxy import ServedDriver
 from crust.proxy.backend import Backend
-from crust.proxy.drivers.plugin_registration import Registration, registering
 from crust.proxy.service import CsiService
+from crust.rpc.call import Call
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
-from crust.rpc.serving.service import Service
+from crust.rpc.serving.health import Health
+from crust.rpc.serving.service import Service, methods_of
+from crust.wire.pluginregistration.v1 import api_pb2
 
 _log = logging.getLogger(__name__)
+
+VERSION = "1.0.0"
+_REGISTRATION = api_pb2.DESCRIPTOR.services_by_name["Registration"]
+
+
+class Registration:
+    """The service Registration of one driver."""
+
+    def __init__(self, driver: str, csi_socket: str, health: Health) -> None:
+        self._info = api_pb2.PluginInfo(
+            type="CSIPlugin", name=driver, endpoint=csi_socket, supported_versions=[VERSION]
+        )
+        self._health = health
+        self.state = "waiting"
+
+    async def GetInfo(self, request: api_pb2.InfoRequest, call: Call) -> api_pb2.PluginInfo:
+        """Which driver, and where its CSI socket is."""
+        return self._info
+
+    async def NotifyRegistrationStatus(
+        self, request: api_pb2.RegistrationStatus, call: Call
+    ) -> api_pb2.RegistrationStatusResponse:
+        """Whether the kubelet registered it."""
+        self.state = "registered" if request.plugin_registered else "refused"
+        problem = None
+        if not request.plugin_registered:
+            problem = errors.NotReady.named(
+                "RegistrationRefused",
+                f"the kubelet has not registered driver {self._info.name!r}",
+                why=request.error[:500] or "it gives no reason",
+                hint="check the driver's NodeGetInfo and the kubelet's log; the kubelet tries again by itself",
+            )
+        self._health.report(f"registration of {self._info.name}", problem, is_fatal=False)
+        return api_pb2.RegistrationStatusResponse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +143,15 @@ class DriverSockets:
         if not (self._registry and served.register_plugin):
             return None
         registration = Registration(served.name, served.socket, self._daemon.health)
-        lock_path = self._lock_path(f"{self._registry}/{served.name}")
-        await parts.enter_async_context(
-            registering(registration, served.name, self._registry, lock_path, self._daemon)
+        service = Service(
+            f"registration {served.name}",
+            methods_of(registration, _REGISTRATION),
+            health=self._daemon.health,
         )
+        path = f"{self._registry}/{served.name}-reg.sock"
+        lock_path = self._lock_path(f"{self._registry}/{served.name}")
+        parts.callback(self._daemon.health.report, f"registration of {served.name}", None)
+        await parts.enter_async_context(server.serving(path, service, lock_path=lock_path))
         return registration
 
     def _lock_path(self, socket: str) -> str:
