@@ -10,7 +10,7 @@ from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
 from crust.core import volumes
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount, write_raw
+from tests.support.drivers.block_driver import MIB, Bench, caller, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
@@ -35,18 +35,6 @@ async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench)
     with pytest.raises(OSError, match="Read-only"):
         Path(target, "file").write_text("words")
     await bench.publish(volume_id, target)
-
-
-async def test_raw_volume_published_read_only_refuses_writes(
-    bench: Bench,
-) -> None:
-    volume_id = (await bench.create(capability=block())).volume_id
-    await bench.attach(volume_id, readonly=True)
-    target = bench.target("a")
-    await bench.stage(volume_id, block())
-    await bench.publish(volume_id, target, block())
-    with pytest.raises(PermissionError):
-        write_raw(target)
 
 
 async def test_stage_without_controller_publish_succeeds_unless_another_node_has_it(

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.node import node_unpublish
-from crust.blockdriver.node.publish import publish_rules
 from crust.core import errors, operations, volumes
 from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
-from tests.support.drivers.block_driver import MIB, Bench, Mode, block, is_there, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
@@ -132,17 +131,6 @@ async def test_read_only_publishes_on_host_and_in_guest_share_a_volume(bench: Be
     mounted = mountinfo.at(host)
     assert mounted is not None
     assert "ro" in mounted.super_options
-
-
-async def test_publish_single_writer_to_a_second_target_is_refused(bench: Bench) -> None:
-    volume = await bench.create()
-    one = mount(mode=Mode.SINGLE_NODE_SINGLE_WRITER)
-    await bench.stage(volume.volume_id, one)
-    await bench.publish(volume.volume_id, bench.target("pod-a"), one)
-    with raised("PublishedElsewhere", match="one target"):
-        await bench.publish(volume.volume_id, bench.target("pod-b"), one)
-    with pytest.raises(publish_rules.TargetPublishedDifferently):
-        await bench.publish(volume.volume_id, bench.target("pod-a"), one, readonly=True)
 
 
 async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
