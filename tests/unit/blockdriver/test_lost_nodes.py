@@ -96,9 +96,7 @@ async def test_node_that_is_not_declared_gone_any_more_waits_no_longer(cluster: 
 
 
 @pytest.mark.parametrize("who", ["api_is_away", "storage_is_away"])
-async def test_look_that_fails_is_counted_and_repeated_and_who_waits_stays_known(
-    cluster: Cluster, who: str
-) -> None:
+async def test_look_that_fails_is_counted_and_repeated(cluster: Cluster, who: str) -> None:
     cluster.connected = cluster.gone = {"n1"}
     await eventually(lambda: waiting() == 1)
     before = value("crust_fencing_failures_total")
@@ -110,7 +108,7 @@ async def test_look_that_fails_is_counted_and_repeated_and_who_waits_stays_known
     await eventually(lambda: waiting() == 0)
 
 
-async def test_loop_goes_on_after_an_error_that_nobody_foresaw_and_shows_it(
+async def test_loop_goes_on_after_an_unforeseen_error_and_shows_it(
     cluster: Cluster,
 ) -> None:
     cluster.connected = cluster.gone = {"n1"}
@@ -198,7 +196,7 @@ async def test_controller_with_an_unusable_kubeconfig_is_refused_before_it_serve
     check_never_served(said)
 
 
-async def test_controller_without_the_kubernetes_client_is_refused_before_it_serves(
+async def test_controller_without_the_kubernetes_client_is_refused(
     tmp_path: Path,
 ) -> None:
     missing = tmp_path / "modules"

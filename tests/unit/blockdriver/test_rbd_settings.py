@@ -37,9 +37,7 @@ def test_user_with_its_key_file_goes_with_each_mode(mode: str) -> None:
         ("node", {"key_file": "/etc/crust/ceph.key"}, "set both or none"),
     ],
 )
-def test_half_a_user_and_a_controller_without_one_are_refused(
-    mode: str, given: dict[str, str], why: str
-) -> None:
+def test_half_a_user_is_refused(mode: str, given: dict[str, str], why: str) -> None:
     with pytest.raises(loading.InvalidSettings, match=why):
         driver(mode, **given)
 

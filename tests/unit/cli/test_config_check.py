@@ -66,9 +66,7 @@ def test_all_files_of_the_directory_are_checked_without_a_name(etc: Path) -> Non
         ("socket = 'unix:///x'", "socket must be an absolute path"),
     ],
 )
-def test_refused_settings_are_a_sentence_with_the_file_and_exit_code_1(
-    etc: Path, text: str, why: str
-) -> None:
+def test_refused_settings_are_a_sentence_and_exit_code_1(etc: Path, text: str, why: str) -> None:
     (etc / "shim.toml").write_text(text)
     ran = run("shim")
     assert ran.exit_code == 1
@@ -155,17 +153,13 @@ def test_init_pool_flags_are_stronger_than_the_driver_table(tmp_path: Path) -> N
         ("[driver\n", "the settings file is not TOML"),
     ],
 )
-def test_init_pool_settings_that_name_no_pool_are_refused(
-    tmp_path: Path, toml: str, sentence: str
-) -> None:
+def test_settings_that_name_no_pool_are_refused(tmp_path: Path, toml: str, sentence: str) -> None:
     refused = init_pool(tmp_path, toml)
     assert refused.exit_code == 2
     assert sentence in refused.output
 
 
-def test_init_pool_without_config_reads_the_installed_settings_of_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_pool_reads_the_node_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
     (tmp_path / "node.toml").write_text(f'[driver]\nstate_dir = "{tmp_path}/pool"\n')
     made = CliRunner().invoke(main, ["driver", "init-pool"])

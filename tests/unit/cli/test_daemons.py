@@ -95,9 +95,7 @@ def test_stop_that_hangs_ends_the_process_and_says_what_hung() -> None:
     assert "a hung operation" in done.stderr
 
 
-def test_settings_file_in_etc_is_read_where_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_settings_file_is_in_etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
     flags = {"socket": "/run/s.sock", "node_id": "n"}
     assert daemons.settings_of(DriverSettings, "driver", dict(flags)).overcommit == 1

@@ -181,9 +181,7 @@ def test_module_that_is_not_loaded_counts(good: Node) -> None:
         ("usr/sbin/multipathd", "multipath", "etc/multipath/conf.d/crust.conf"),
     ],
 )
-def test_tool_of_the_node_without_its_filter_is_a_warning(
-    good: Node, present: str, name: str, cure: str
-) -> None:
+def test_tool_without_filter_is_a_warning(good: Node, present: str, name: str, cure: str) -> None:
     write(good.root, present).chmod(0o755)
     bad(good, name, Level.WARNING)
     write(good.root, cure)

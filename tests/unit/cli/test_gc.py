@@ -135,7 +135,7 @@ async def forgotten(places: Places) -> AsyncIterator[Forgotten]:
         )  # fmt: skip
 
 
-async def test_dry_run_says_the_proof_and_the_steps_and_changes_nothing(
+async def test_dry_run_says_the_proof_and_changes_nothing(
     forgotten: Forgotten,
 ) -> None:
     (result,) = await forgotten.gc(dry_run=True)
@@ -151,7 +151,7 @@ async def test_dry_run_says_the_proof_and_the_steps_and_changes_nothing(
     assert forgotten.kernel.mounted == {forgotten.target, forgotten.mapped}
 
 
-async def test_proven_orphan_is_unpublished_and_unstaged_by_the_driver(
+async def test_proven_orphan_is_unpublished_and_unstaged(
     forgotten: Forgotten,
 ) -> None:
     (result,) = await forgotten.gc()
@@ -162,9 +162,7 @@ async def test_proven_orphan_is_unpublished_and_unstaged_by_the_driver(
 
 
 @pytest.mark.parametrize("where", ["publish/pv-1", "pv-1/dev"])
-async def test_gc_after_reboot_with_volume_published_for_new_pod_keeps_it_staged(
-    forgotten: Forgotten, where: str
-) -> None:
+async def test_gc_keeps_what_a_new_pod_has_staged(forgotten: Forgotten, where: str) -> None:
     forgotten.kernel.mounted.clear()  # a reboot removes binds and loop devices, and leaves the files
     forgotten.kernel.loops.clear()
     new = Path(f"{forgotten.root}/{BASE}/{where}/new-pod")
@@ -176,7 +174,7 @@ async def test_gc_after_reboot_with_volume_published_for_new_pod_keeps_it_staged
     assert "it is published for pod new-pod" in result.steps[-1]
 
 
-async def test_gc_volume_published_for_new_pod_during_unpublish_is_not_unstaged(
+async def test_volume_of_a_new_pod_during_unpublish_is_not_unstaged(
     forgotten: Forgotten,
 ) -> None:
     forgotten.kernel.on_unmount = lambda: Path(forgotten.target).with_name("new-pod").touch()

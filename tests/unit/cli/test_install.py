@@ -204,9 +204,7 @@ def test_uninstall_is_refused_while_a_unit_runs(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_environment_without_the_command_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_command_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     with pytest.raises(
         install.NotInstallable, match="is no environment that crust is installed in"
@@ -214,9 +212,7 @@ def test_environment_without_the_command_is_refused(
         install.command_path()
 
 
-def test_shipped_files_are_those_of_the_environment_if_it_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_files_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     assert install.shipped() == SOURCE
     shutil.copytree(SOURCE, tmp_path / "share/crust")

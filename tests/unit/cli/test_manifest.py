@@ -115,9 +115,7 @@ def test_manifest_of_a_wrapped_driver_has_its_objects_and_name(tmp_path: Path) -
 @pytest.mark.parametrize(
     "flags", [*OVERLAYS.values(), ("--image=registry.example/crust:1", "--namespace=storage")]
 )
-def test_manifest_is_accepted_by_the_published_schemas(
-    flags: tuple[str, ...], version: str
-) -> None:
+def test_manifest_is_accepted_by_published_schemas(flags: tuple[str, ...], version: str) -> None:
     for each in made(*flags).values():
         if each["kind"] not in WITHOUT_SCHEMA and (each["kind"], version) not in NEWER:
             kubernetes_validate.validate(each, version, strict=True)

@@ -47,9 +47,7 @@ def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", SETTINGS)
-def test_manifest_is_accepted_by_the_published_schemas(
-    tmp_path: Path, overlay: str, version: str
-) -> None:
+def test_ceph_manifest_is_accepted_by_schemas(tmp_path: Path, overlay: str, version: str) -> None:
     found = made(config(tmp_path, text_of(overlay)), "--image=r.example/c:1", "--namespace=store")
     for each in found.values():
         if each["kind"] not in WITHOUT_SCHEMA:
@@ -62,7 +60,7 @@ def test_manifest_is_read_by_kubectl(tmp_path: Path, overlay: str) -> None:
     read_by_kubectl(made(config(tmp_path, text_of(overlay))))
 
 
-def test_controller_of_the_ceph_pool_has_no_attacher_and_publishes_no_capacity(
+def test_controller_of_ceph_has_no_attacher_and_publishes_no_capacity(
     tmp_path: Path,
 ) -> None:
     found = made(config(tmp_path, text_of("ceph-controller")))
@@ -341,9 +339,7 @@ def of_one_node() -> str:
 
 
 @pytest.mark.parametrize("first", ["local", "ceph"])
-def test_two_drivers_of_a_node_have_one_daemon_set_and_an_object_each(
-    tmp_path: Path, first: str
-) -> None:
+def test_two_drivers_of_a_node_have_one_daemon_set(tmp_path: Path, first: str) -> None:
     text = of_one_node()
     if first == "ceph":
         head, one, two = text.split("[[driver]]")

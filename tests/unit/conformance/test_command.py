@@ -66,9 +66,7 @@ def test_invalid_endpoint_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["{tmp}/file", "{tmp}/not-there", "/proc/sys"])
 @pytest.mark.parametrize("option", ["--junit", "--json"])
-def test_unwritable_report_is_refused_before_a_case_runs(
-    tmp_path: Path, place: str, option: str
-) -> None:
+def test_unwritable_report_is_refused_at_once(tmp_path: Path, place: str, option: str) -> None:
     (tmp_path / "file").touch()
     report = f"{place.format(tmp=tmp_path)}/report"
     arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
@@ -81,9 +79,7 @@ def test_unwritable_report_is_refused_before_a_case_runs(
 
 @pytest.mark.parametrize("option", ["--only", "--skip"])
 @pytest.mark.parametrize("pattern", ["C-999", "all", "C-101..", "C-130..C-120"])
-def test_unknown_case_is_reported_and_none_is_run(
-    tmp_path: Path, option: str, pattern: str
-) -> None:
+def test_unknown_case_ends_the_run(tmp_path: Path, option: str, pattern: str) -> None:
     arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
     result = CliRunner().invoke(main, [*arguments, "--only=C-001", option, pattern])
     assert result.exit_code == 2
@@ -146,9 +142,7 @@ def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool,
     assert outcome.noted == {"C-006"}
 
 
-def test_settings_of_a_pytest_on_the_machine_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --collect-only\n")
     (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
     monkeypatch.chdir(tmp_path)

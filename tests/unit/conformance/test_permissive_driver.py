@@ -133,7 +133,7 @@ def _call_each(channels: Channels) -> None:
     assert len(calls.ask(csi_pb2.GetMetadataAllocatedRequest())) == 1
 
 
-def test_calls_of_the_node_service_go_to_the_node_part_and_all_others_to_the_controller(
+def test_calls_of_the_node_go_to_the_node_part_alone(
     tmp_path: Path,
 ) -> None:
     with recording(tmp_path / "n.sock") as node, recording(tmp_path / "c.sock") as controller:

@@ -97,9 +97,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("fmt", ["json", "console"])
-def test_log_line_hides_credentials_in_fields_messages_and_tracebacks(
-    fmt: logs.Format, stream: io.StringIO
-) -> None:
+def test_log_line_hides_credentials_everywhere(fmt: logs.Format, stream: io.StringIO) -> None:
     logs.configure(fmt=fmt, stream=stream)
     logger = logging.getLogger("crust.x")
     text = f"-o password={SECRET}"

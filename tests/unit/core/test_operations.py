@@ -38,9 +38,7 @@ async def test_an_identical_request_joins_and_gets_the_same_result() -> None:
 
 
 @pytest.mark.parametrize(("name", "identity"), [("publish", 2), ("unpublish", 1)])
-async def test_different_request_is_refused_naming_the_running_operation(
-    name: str, identity: int
-) -> None:
+async def test_different_request_is_refused_naming_the_first(name: str, identity: int) -> None:
     running, work = operations.KeyedOperations(), Work()
     first = asyncio.create_task(running.run("v", "publish", 1, work))
     await work.began.wait()
@@ -225,7 +223,7 @@ async def test_operation_within_its_limit_is_not_overdue() -> None:
     assert await first == await second == 1
 
 
-async def test_failure_after_the_last_caller_was_told_is_logged(
+async def test_failure_after_the_last_caller_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     running, work = operations.KeyedOperations(), Work()

@@ -100,9 +100,7 @@ def test_unknown_environment_key_is_refused(key: str, words: str) -> None:
         ("", {"drivers": (DRIVER,), "target_roots": ("relative",)}, "target_roots"),
     ],
 )
-def test_invalid_setting_is_refused_by_its_name(
-    toml: str, flags: dict[str, Any], words: str
-) -> None:
+def test_invalid_setting_is_refused_by_name(toml: str, flags: dict[str, Any], words: str) -> None:
     with pytest.raises(loading.InvalidSettings, match="crust proxy cannot start") as caught:
         proxy(toml, **flags)
     assert words in str(caught.value)
@@ -188,9 +186,7 @@ def driver(**given: Any) -> DriverSettings:
         ({"engine": "tape"}, "engine must be"),
     ],
 )
-def test_driver_settings_that_contradict_the_mode_are_refused(
-    given: dict[str, Any], why: str
-) -> None:
+def test_settings_that_contradict_the_mode_are_refused(given: dict[str, Any], why: str) -> None:
     with pytest.raises(loading.InvalidSettings, match=why):
         driver(**given)
 
@@ -209,7 +205,7 @@ RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/
     "given",
     [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}],
 )
-def test_only_a_controller_of_ceph_volumes_fences_what_kubernetes_declares_gone(
+def test_only_a_controller_of_ceph_volumes_fences(
     given: dict[str, Any],
 ) -> None:
     with pytest.raises(loading.InvalidSettings, match="only a controller of the engine rbd fences"):

@@ -75,9 +75,7 @@ def test_raw_block_volume_is_refused() -> None:
 
 @pytest.mark.parametrize("row", vendors.NOT_DEFERRABLE, ids=lambda row: str(row.key))
 @pytest.mark.parametrize("where", ["volume_context", "publish_context"])
-def test_what_cannot_be_deferred_is_refused_by_its_key(
-    row: vendors.NotDeferrable, where: str
-) -> None:
+def test_undeferrable_publish_is_refused_by_its_key(row: vendors.NotDeferrable, where: str) -> None:
     value = next(iter(sorted(row.values)), "1")
     request = publish()
     getattr(request, where)[row.key] = value
@@ -262,9 +260,7 @@ def test_driver_that_fails_at_node_expand_of_block_is_not_called() -> None:
         ("block.csi.example.com", "may not support raw block volumes"),
     ],
 )
-def test_driver_that_published_no_device_is_named_with_what_is_known_of_it(
-    driver: str, remedy: str, tmp_path: Path
-) -> None:
+def test_driver_without_a_device_is_named(driver: str, remedy: str, tmp_path: Path) -> None:
     key = volumes.VolumeKey(volumes.DriverName(driver), volumes.VolumeId("d-1"))
     with raised("NotPublishedAsBlock") as caught:
         leaves.device(key, str(tmp_path / "leaf"), None)

@@ -62,7 +62,7 @@ async def kubelet() -> AsyncIterator[Kubelet]:
             yield Kubelet(driver, places, shim)
 
 
-async def test_expand_volume_is_advertised_where_the_plugin_says_that_its_volumes_grow(
+async def test_expand_volume_is_advertised_where_the_plugin_grows_volumes(
     kubelet: Kubelet,
 ) -> None:
     """The controller's shim requires the node's part for every mounted volume."""
@@ -79,7 +79,7 @@ async def test_expand_volume_of_the_driver_is_advertised_once(kubelet: Kubelet) 
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
 
 
-async def test_expansion_that_the_driver_needs_nothing_for_is_answered_and_checked(
+async def test_expansion_that_the_driver_need_not_do_is_checked(
     kubelet: Kubelet,
 ) -> None:
     kubelet.driver.expands = True

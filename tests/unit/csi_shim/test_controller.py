@@ -174,7 +174,7 @@ async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: 
     assert dict(answer.volume.volume_context) == made
 
 
-async def test_volume_that_is_always_deferred_is_created_as_block_with_its_access_mode(
+async def test_volume_that_is_always_deferred_is_created_as_block(
     shim: Served,
 ) -> None:
     await shim.stub.CreateVolume(creation(ALWAYS, capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER)))
@@ -183,17 +183,13 @@ async def test_volume_that_is_always_deferred_is_created_as_block_with_its_acces
 
 
 @pytest.mark.parametrize("keys", [BY_CLASS, {"crust.dev/defer": "never"}])
-async def test_volume_that_the_host_may_mount_keeps_its_kind(
-    shim: Served, keys: dict[str, str]
-) -> None:
+async def test_volume_that_hosts_may_mount_keeps_kind(shim: Served, keys: dict[str, str]) -> None:
     await shim.stub.CreateVolume(creation(keys))
     assert list(shim.driver.last.volume_capabilities) == [capability()]
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "ssd"}])
-async def test_volume_that_says_nothing_passes_byte_for_byte(
-    shim: Served, parameters: dict[str, str]
-) -> None:
+async def test_volume_without_a_key_is_as_it_was(shim: Served, parameters: dict[str, str]) -> None:
     many = capability(mode=MODE.MULTI_NODE_MULTI_WRITER)
     request = creation(parameters, many)
     request.MergeFromString(b"\xca\x3e\x03new")  # a field of a later CSI
@@ -203,9 +199,7 @@ async def test_volume_that_says_nothing_passes_byte_for_byte(
 
 
 @pytest.mark.parametrize("keys", [ALWAYS, BY_CLASS])
-async def test_mount_that_several_nodes_write_is_refused_and_not_asked_for_as_block(
-    shim: Served, keys: dict[str, str]
-) -> None:
+async def test_mount_of_several_writers_is_refused(shim: Served, keys: dict[str, str]) -> None:
     request = creation(keys, capability(mode=MODE.MULTI_NODE_MULTI_WRITER))
     await refused(shim.stub.CreateVolume(request), Code.INVALID_ARGUMENT, "MULTI_NODE_MULTI_WRITER")
     assert shim.driver.requests == []
@@ -284,7 +278,7 @@ def attach(context: Mapping[str, str], **fields: Any) -> csi_pb2.ControllerPubli
     )
 
 
-async def test_attach_of_a_deferred_volume_is_of_the_kind_that_it_was_created_with(
+async def test_attach_of_a_deferred_volume_is_of_its_created_kind(
     shim: Served,
 ) -> None:
     await shim.stub.ControllerPublishVolume(attach({"vendor": "kept", **ALWAYS}, readonly=True))
@@ -372,9 +366,7 @@ async def detach_error(stub: Any, node_id: str = "n") -> str:
 
 
 @pytest.mark.parametrize("node_id", ["n", ""])
-async def test_detach_from_a_node_that_uses_the_volume_is_refused_with_the_remedy(
-    with_api: Served, node_id: str
-) -> None:
+async def test_detach_from_a_node_that_uses_it_is_refused(with_api: Served, node_id: str) -> None:
     said = await detach_error(with_api.stub, node_id)
     assert said.startswith(
         "rpc error: code = FailedPrecondition desc = [UsedOnNode] volume vol-1 is not detached from node worker-1: "
@@ -384,9 +376,7 @@ async def test_detach_from_a_node_that_uses_the_volume_is_refused_with_the_remed
     assert with_api.driver.requests == []
 
 
-async def test_detach_from_a_node_that_is_not_known_is_refused_with_the_reason(
-    with_api: Served, api: FakeKubernetes
-) -> None:
+async def test_detach_from_unknown_node_is_refused(with_api: Served, api: FakeKubernetes) -> None:
     api.remove_object("nodes", "worker-1")
     said = await detach_error(with_api.stub)
     assert said.startswith(
@@ -396,24 +386,20 @@ async def test_detach_from_a_node_that_is_not_known_is_refused_with_the_reason(
     assert with_api.driver.requests == []
 
 
-async def test_detach_while_the_api_is_away_is_refused_and_repeated(
-    with_api: Served, api: FakeKubernetes
-) -> None:
+async def test_detach_while_the_api_is_away_waits(with_api: Served, api: FakeKubernetes) -> None:
     api.faults.status = 503
     said = await detach_error(with_api.stub)
     assert "code = Unavailable desc = [KubernetesApiUnavailable] Node worker-1 cannot be" in said
     assert with_api.driver.requests == []
 
 
-async def test_detach_of_what_the_node_does_not_use_passes_byte_for_byte(
-    with_api: Served, api: FakeKubernetes
-) -> None:
+async def test_detach_of_an_unused_volume_passes(with_api: Served, api: FakeKubernetes) -> None:
     api.add(recorded("node-out-of-service"), "nodes")
     await with_api.stub.ControllerUnpublishVolume(detach())
     assert with_api.driver.last == detach()
 
 
-async def test_controller_without_the_kubernetes_api_starts_only_if_it_need_not_check(
+async def test_controller_needs_the_api_only_to_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

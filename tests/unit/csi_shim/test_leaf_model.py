@@ -240,7 +240,7 @@ async def _model(patch: pytest.MonkeyPatch) -> tuple[int, int]:
     return len(known), shim.runs
 
 
-async def test_no_failure_and_no_kill_takes_from_a_guest_or_is_forgotten(
+async def test_no_failure_and_no_kill_robs_a_guest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     states, runs = await _model(monkeypatch)

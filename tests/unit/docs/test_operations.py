@@ -114,7 +114,7 @@ def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("program", WITH_NODE)
-def test_a_unit_starts_its_program_with_its_settings_and_keeps_the_hosts_mounts(
+def test_unit_starts_its_program_and_keeps_the_hosts_mounts(
     program: str,
 ) -> None:
     unit = (DEPLOY / "systemd" / f"crust-{program}.service").read_text(encoding="utf-8")
@@ -214,9 +214,7 @@ def test_the_storage_classes_ask_for_what_the_driver_knows() -> None:
         assert f"| `{key}` |" in PAGE
 
 
-def test_the_volume_attributes_classes_ask_for_what_the_driver_knows_and_leave_nothing_out() -> (
-    None
-):
+def test_volume_attributes_classes_ask_for_all_known_limits() -> None:
     path = DEPLOY / "kubernetes/overlays/single-node/volumeattributesclass.yaml"
     classes = re.findall(r"^parameters:\n((?:  .*\n)+)", path.read_text("utf-8"), re.MULTILINE)
     assert len(classes) == 2

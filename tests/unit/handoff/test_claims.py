@@ -46,7 +46,7 @@ def test_claim_is_live_while_its_lock_is_held_and_dead_without(paths: layout.Ent
     assert dead.sandbox_id == "sandbox-1"
 
 
-def test_held_lock_without_claim_file_is_a_live_claim_without_sandbox(
+def test_held_lock_without_claim_file_is_a_live_claim(
     paths: layout.EntryPaths,
 ) -> None:
     with ClaimLock.acquire(paths, TARGET):
@@ -196,7 +196,7 @@ def test_other_children_of_the_claimant_do_not_keep_the_lock(paths: layout.Entry
         child.kill()
 
 
-def test_a_released_lock_is_free_though_a_child_that_is_being_started_has_a_copy(
+def test_released_lock_is_free_though_a_child_has_a_copy(
     paths: layout.EntryPaths,
 ) -> None:
     with ClaimLock.acquire(paths, TARGET):
@@ -250,9 +250,7 @@ def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
 
 
 @pytest.mark.parametrize("damage", ["symlink", "pipe", "directory", "second name", "writable"])
-def test_acquire_refuses_a_lock_file_that_the_proxy_did_not_create(
-    paths: layout.EntryPaths, damage: str
-) -> None:
+def test_lock_file_of_somebody_else_is_refused(paths: layout.EntryPaths, damage: str) -> None:
     lock = paths.claim_lock
     if damage == "second name":
         os.link(lock, f"{paths.directory}/.other")
@@ -277,9 +275,7 @@ def test_invalid_claim_file_is_an_error_and_not_absent(paths: layout.EntryPaths,
         claims.read(paths)
 
 
-def test_removing_a_claim_is_idempotent_even_without_an_entry(
-    store: Store, paths: layout.EntryPaths
-) -> None:
+def test_removing_a_claim_is_idempotent(store: Store, paths: layout.EntryPaths) -> None:
     claims.write(paths, _claim())
     claims.remove(paths)
     claims.remove(paths)

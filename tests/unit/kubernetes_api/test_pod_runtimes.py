@@ -184,9 +184,7 @@ _CONTEXT = "current-context: it\ncontexts: [{name: it, context: {cluster: it}}]"
         f"{_CLUSTER}\n{_CONTEXT}".replace("SERVER", "http://[::1"),
     ],
 )
-def test_unusable_kubeconfig_is_refused_and_its_text_not_shown(
-    tmp_path: Path, content: str | None
-) -> None:
+def test_unusable_kubeconfig_is_refused_unseen(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "kubeconfig"
     if content is not None:
         path.write_text(content)

@@ -87,9 +87,7 @@ def test_all_recorded_objects_are_read_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-async def test_recorded_object_is_read_alone_in_a_list_and_from_a_watch(
-    server: Server, name: str
-) -> None:
+async def test_recorded_object_is_read_alone_listed_and_watched(server: Server, name: str) -> None:
     kind, written = kind_of(name), recorded(name)
     server.say(written)
     found = await server.api.get(kind, written["metadata"]["name"])
@@ -236,7 +234,7 @@ async def test_lost_node_is_found_beside_a_node_without_a_csi_driver(
     assert await nodes.ids() == {"worker-1"}
 
 
-async def test_csi_driver_object_without_fields_has_kubernetes_defaults(
+async def test_csi_driver_without_fields_has_kubernetes_defaults(
     client: KubernetesApi,
 ) -> None:
     found = await csi_driver_objects.read(client, DRIVER)

@@ -130,9 +130,7 @@ async def test_deferred_volume_that_the_node_reports_is_in_use(
         await controller.detach()
 
 
-async def test_volume_that_the_node_has_unmounted_is_detached(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_unmounted_volume_is_detached(cluster: Cluster, controller: Controllers) -> None:
     cluster.node(NODE, "vol-2")
     await controller.detach()
     assert controller.requests == [f"/api/v1/nodes/{NODE}"]
@@ -141,9 +139,7 @@ async def test_volume_that_the_node_has_unmounted_is_detached(
 # Which nodes: whatever objects are there.
 
 
-async def test_node_whose_driver_is_not_registered_any_more_keeps_what_it_uses(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_unregistered_driver_keeps_users(cluster: Cluster, controller: Controllers) -> None:
     """An orderly stop of crust removes the driver from CSINode: the guest lives on, and nobody can unmount."""
     cluster.registered(NODE, node_id="")
     with used():
@@ -165,9 +161,7 @@ async def test_any_one_object_may_be_absent(
         await controller.detach()
 
 
-async def test_node_that_no_object_names_is_refused(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_unknown_node_is_refused(cluster: Cluster, controller: Controllers) -> None:
     with unknown("the node id 'elsewhere' is not known"):
         await controller.detach("elsewhere")
     cluster.api.remove_object("volumeattachments", f"csi-{NODE}-pv-1")
@@ -175,9 +169,7 @@ async def test_node_that_no_object_names_is_refused(
         await controller.detach("")
 
 
-async def test_other_node_than_that_of_the_call_may_use_the_volume(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_another_node_may_use_the_volume(cluster: Cluster, controller: Controllers) -> None:
     cluster.node("worker-2")
     cluster.registered("worker-2", "id-2")
     cluster.attached("worker-2")
@@ -185,9 +177,7 @@ async def test_other_node_than_that_of_the_call_may_use_the_volume(
     assert controller.requests == ["/api/v1/nodes/worker-2"]
 
 
-async def test_detach_from_all_nodes_asks_each_that_an_attachment_names(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_detach_from_all_nodes_asks_each(cluster: Cluster, controller: Controllers) -> None:
     cluster.node("worker-0")
     cluster.attached("worker-0")
     cluster.attached("worker-9", "pv-of-another-volume")
@@ -203,9 +193,7 @@ async def test_detach_from_all_nodes_asks_each_that_an_attachment_names(
     assert controller.requests == []
 
 
-async def test_inline_volume_is_found_by_its_handle(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_inline_volume_has_its_handle(cluster: Cluster, controller: Controllers) -> None:
     """Of a pod with an in-tree source that Kubernetes migrated: there is no PersistentVolume, and no attribute."""
     for collection, name in (
         ("volumeattachments", f"csi-{NODE}-pv-1"),
@@ -252,9 +240,7 @@ async def test_volume_that_is_not_deferred_is_kubernetes_business(
     assert controller.requests == []
 
 
-async def test_volume_that_says_nothing_is_in_use_where_the_default_defers(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_default_decides_without_a_key(cluster: Cluster, controller: Controllers) -> None:
     """A PersistentVolume that was made by hand, or before crust was there."""
     cluster.volume(None)
     with used():
@@ -274,9 +260,7 @@ async def test_volume_with_two_objects_of_which_one_defers_is_in_use(
         await controller.detach()
 
 
-async def test_migrated_volume_is_judged_by_the_default(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_default_judges_migrated_volumes(cluster: Cluster, controller: Controllers) -> None:
     """Its object has the source of the in-tree plugin, and no attributes."""
     cluster.api.remove_object("persistentvolumes", "pv-1")
     cluster.attached(NODE, "pv-nfs")
@@ -288,9 +272,7 @@ async def test_migrated_volume_is_judged_by_the_default(
 # Which nodes are gone.
 
 
-async def test_node_that_a_person_declared_dead_uses_nothing(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_node_declared_dead_uses_nothing(cluster: Cluster, controller: Controllers) -> None:
     cluster.node(NODE, VOLUME, taint="node.kubernetes.io/unreachable")
     with used():
         await controller.detach()
@@ -298,9 +280,7 @@ async def test_node_that_a_person_declared_dead_uses_nothing(
     await controller.detach()
 
 
-async def test_tainted_node_whose_kubelet_reports_is_alive(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_tainted_node_that_reports_lives(cluster: Cluster, controller: Controllers) -> None:
     cluster.node(NODE, VOLUME, taint=OUT_OF_SERVICE, ready="True")
     with used():
         await controller.detach()
@@ -356,9 +336,7 @@ async def test_node_that_registered_in_between_was_not_absent(
         await controller.ask(users)
 
 
-async def test_kubelet_that_never_reported_is_no_answer(
-    cluster: Cluster, controller: Controllers
-) -> None:
+async def test_silent_kubelet_is_no_answer(cluster: Cluster, controller: Controllers) -> None:
     """A Node object that was deleted and made again has an empty status until the kubelet fills it."""
     fresh = recorded("node-fresh")
     fresh["metadata"]["name"] = NODE

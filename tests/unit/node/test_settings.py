@@ -86,9 +86,7 @@ def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
         ("proxy = 3\n", "unix:///run/csi.sock", "proxy must be a table"),
     ],
 )
-def test_csi_endpoint_that_is_nobodys_socket_is_refused(
-    toml: str, endpoint: str, sentence: str
-) -> None:
+def test_csi_endpoint_that_is_nobodys_is_refused(toml: str, endpoint: str, sentence: str) -> None:
     with pytest.raises(loading.InvalidSettings, match=sentence):
         load(toml, CSI_ENDPOINT=endpoint)
 

@@ -230,9 +230,7 @@ async def test_refusal_is_a_warning_and_names_its_volume(
     assert (line["volume_id"], line["target"]) == ("vol-1", target)
 
 
-async def test_driver_that_is_away_is_named_with_what_to_do(
-    places: nodes.Places, stream: io.StringIO
-) -> None:
+async def test_driver_that_is_away_is_named(places: nodes.Places, stream: io.StringIO) -> None:
     async with nodes.shim(places), channel.connect(places.shim) as to_shim:
         request = csi_pb2.NodeUnpublishVolumeRequest(volume_id="vol-1", target_path="/t")
         await refused(
@@ -250,9 +248,7 @@ class GuestLost(errors.PeerUnavailable):
     """An error of a runtime that crust does not know."""
 
 
-async def test_error_of_handler_keeps_its_name_through_proxy_and_shim(
-    node: Node, target: str
-) -> None:
+async def test_error_of_a_handler_keeps_its_name(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)

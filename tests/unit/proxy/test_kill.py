@@ -119,9 +119,7 @@ async def _survives(peers: Peers, call: str, target: str, number: int) -> bool:
 
 @pytest.mark.parametrize("then", ["publish", "unpublish"])
 @pytest.mark.spec("D-23")
-async def test_publish_killed_at_any_call_is_finished_or_undone_by_the_next_call(
-    peers: Peers, then: str
-) -> None:
+async def test_publish_killed_anywhere_is_finished_or_undone_next(peers: Peers, then: str) -> None:
     target = peers.places.target("one")
     for number in range(POINTS_AT_MOST):
         if await _survives(peers, "publish", target, number):
@@ -155,7 +153,7 @@ async def test_unpublish_killed_at_any_call_is_finished_by_the_retry(peers: Peer
 
 
 @pytest.mark.spec("D-23")
-async def test_unpublish_killed_at_any_call_leaves_nothing_that_a_restarted_kubelet_does_not_find(
+async def test_unpublish_killed_anywhere_leaves_what_a_new_kubelet_finds(
     peers: Peers,
 ) -> None:
     target = peers.places.target("one")

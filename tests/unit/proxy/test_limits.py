@@ -49,9 +49,7 @@ async def test_limits_of_the_driver_are_in_the_record(kata: Node, target: str) -
 
 
 @pytest.mark.spec("D-32")
-async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(
-    node: Node, target: str
-) -> None:
+async def test_limits_that_the_handler_cannot_enforce_are_refused(node: Node, target: str) -> None:
     node.driver.io_limits = LIMITS
     async with node.handler(features=CANNOT):
         await refused(
@@ -67,9 +65,7 @@ async def test_volume_with_limits_is_refused_if_the_handler_cannot_enforce_them(
 
 
 @pytest.mark.spec("D-33")
-async def test_limits_are_set_in_the_sandbox_and_recorded_for_the_next(
-    node: Node, target: str
-) -> None:
+async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -204,9 +200,7 @@ async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
 
 
 @pytest.mark.spec("D-34")
-async def test_limits_are_refused_without_a_handler_that_can_enforce_them(
-    node: Node, target: str
-) -> None:
+async def test_limits_without_a_handler_that_enforces_are_refused(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake, features=CANNOT) as session:
         await node.co.publish("vol-1", target)
@@ -235,9 +229,7 @@ async def test_invalid_limits_are_refused_and_nothing_changes(kata: Node, publis
 
 
 @pytest.mark.spec("D-35")
-async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
-    kata: Node, target: str
-) -> None:
+async def test_retried_publish_restores_no_older_limits(kata: Node, target: str) -> None:
     kata.driver.io_limits = OTHER
     await kata.co.publish("vol-1", target)
     await limit(kata, target)
@@ -247,9 +239,7 @@ async def test_retry_of_the_publish_neither_conflicts_nor_restores_older_limits(
     assert recorded(kata, target) == LIMITS
 
 
-async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record_afterwards(
-    node: Node, target: str
-) -> None:
+async def test_limits_are_refused_while_an_expansion_runs(node: Node, target: str) -> None:
     async with node.gated_handler(target) as (_, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * fake_driver.MIB
         with node.sandbox(target):
@@ -263,9 +253,7 @@ async def test_limits_are_refused_during_an_expansion_and_both_are_in_the_record
     assert recorded(node, target) == LIMITS
 
 
-async def test_identical_limits_join_others_are_refused_and_callers_may_leave(
-    node: Node, target: str
-) -> None:
+async def test_identical_limits_join_and_others_are_refused(node: Node, target: str) -> None:
     async with node.gated_handler(target) as (fake, gate):
         with node.sandbox(target):
             first = asyncio.ensure_future(limit(node, target))

@@ -71,9 +71,7 @@ async def test_lost_guard_mount_is_restored_and_reported(kata: Node, published: 
     kata.check_untouched(published)
 
 
-async def test_guard_that_cannot_be_restored_is_reported_until_it_is(
-    kata: Node, published: str
-) -> None:
+async def test_guard_that_cannot_be_restored_is_reported(kata: Node, published: str) -> None:
     await _look(kata)
     async with _events(kata) as next_of:
         os.unlink(f"{published}/{GUARD}")
@@ -88,7 +86,7 @@ async def test_guard_that_cannot_be_restored_is_reported_until_it_is(
     assert kata.targets.has_guard(volumes.TargetPath(published))
 
 
-async def test_device_that_is_another_one_now_is_reported_until_the_volume_is_unpublished(
+async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(
     kata: Node,
 ) -> None:
     target, other = kata.places.target("one"), kata.places.target("two")
@@ -106,9 +104,7 @@ async def test_device_that_is_another_one_now_is_reported_until_the_volume_is_un
 
 
 @pytest.mark.spec("H-38")
-async def test_restored_guard_has_the_group_that_a_look_has_seen(
-    kata: Node, published: str
-) -> None:
+async def test_restored_guard_has_the_group_that_was_seen(kata: Node, published: str) -> None:
     kata.targets.groups[published] = 3000
     await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
     async with _events(kata) as next_of:
@@ -120,9 +116,7 @@ async def test_restored_guard_has_the_group_that_a_look_has_seen(
     assert await _problems(kata) == []
 
 
-async def test_guard_lost_before_its_group_was_seen_is_reported_and_its_volume_not_renewed(
-    places: Places, target: str
-) -> None:
+async def test_guard_lost_before_its_group_is_reported(places: Places, target: str) -> None:
     """The first look of a proxy that was started finds the target open."""
     async with nodes.running(places) as node, node.handler():
         await node.co.publish("vol-1", target)

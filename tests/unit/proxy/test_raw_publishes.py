@@ -80,9 +80,7 @@ async def test_deferred_publish_of_a_device_that_is_published_raw_is_undone(kata
     await kata.co.publish("vol-1", target)
 
 
-async def test_deferred_publish_after_a_refused_raw_one_reserves_and_is_unpublished(
-    kata: Node, target: str
-) -> None:
+async def test_deferred_publish_after_a_refused_raw_one_reserves(kata: Node, target: str) -> None:
     """The target of a raw publish that the driver has refused stays looked at, until it is deferred."""
     kata.driver.failures["NodePublishVolume"] = Failure(Code.ALREADY_EXISTS, "staged for a mount")
     await refused(publish_raw(kata, "one", "vol-1"), Code.ALREADY_EXISTS, "staged")

@@ -40,9 +40,7 @@ async def test_two_volumes_with_one_device_share_one_reservation(kata: Node) -> 
     assert two not in kata.driver.published
 
 
-async def test_device_that_is_not_what_the_driver_reports_is_refused(
-    kata: Node, target: str
-) -> None:
+async def test_device_that_the_driver_misreports_is_refused(kata: Node, target: str) -> None:
     kata.driver.alter = lambda answer: setattr(answer.block_device.identity, "disk_sequence", 77)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "the driver reports", "@77")
     kata.check_untouched(target)
@@ -54,7 +52,7 @@ async def test_device_that_is_not_there_is_refused(kata: Node, target: str) -> N
     kata.check_untouched(target)
 
 
-async def test_volume_whose_device_is_a_partition_of_a_published_disk_is_refused(
+async def test_volume_on_a_partition_of_a_published_disk_is_refused(
     kata: Node,
 ) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
@@ -68,9 +66,7 @@ async def test_volume_whose_device_is_a_partition_of_a_published_disk_is_refused
     assert two not in kata.driver.published
 
 
-async def test_second_volume_at_a_target_leaves_the_first_ones_publish_alone(
-    kata: Node, target: str
-) -> None:
+async def test_second_volume_at_a_target_leaves_the_first_alone(kata: Node, target: str) -> None:
     """A confused CO: the loser must not remove the winner's guard, directory or entry."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     winner = asyncio.create_task(kata.co.publish("vol-1", target))
@@ -126,7 +122,7 @@ async def test_a_publish_never_switches_from_deferred_to_host(kata: Node, publis
     kata.check_published("vol-1", published)
 
 
-async def test_a_host_publish_during_a_deferred_one_is_aborted_and_the_other_way_round(
+async def test_host_and_deferred_publish_at_once_are_aborted(
     kata: Node,
 ) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")

@@ -43,9 +43,7 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, targ
 
 
 @pytest.mark.spec("D-36")
-async def test_retry_of_a_standing_publish_with_a_driver_that_fails_is_not_final(
-    kata: Node, published: str
-) -> None:
+async def test_failing_retry_is_not_final_while_it_stands(kata: Node, published: str) -> None:
     kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
     await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "disk on fire")
     kata.check_published("vol-1", published)
@@ -65,9 +63,7 @@ async def test_drivers_already_exists_is_final_only_for_other_arguments(
     kata.check_published("vol-1", published)
 
 
-async def test_downgraded_driver_makes_no_standing_publish_final(
-    places: Places, target: str
-) -> None:
+async def test_downgraded_driver_ends_no_standing_publish(places: Places, target: str) -> None:
     driver = fake_driver.FakeDriver()
     async with nodes.running(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
@@ -78,9 +74,7 @@ async def test_downgraded_driver_makes_no_standing_publish_final(
 
 
 @pytest.mark.spec("D-36")
-async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(
-    kata: Node, target: str
-) -> None:
+async def test_publish_that_the_driver_cannot_undo_is_not_final(kata: Node, target: str) -> None:
     _other_filesystem(kata)
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "'btrfs'")
@@ -93,9 +87,7 @@ async def test_publish_that_cannot_be_undone_at_the_driver_is_not_final(
 @pytest.mark.parametrize(
     "kind", ["an answer that is refused", "a guard of before, and a driver that fails"]
 )
-async def test_inline_volume_is_never_deleted_by_the_undo_of_its_publish(
-    kata: Node, target: str, kind: str
-) -> None:
+async def test_undo_deletes_no_inline_volume(kata: Node, target: str, kind: str) -> None:
     """Its unpublish is its delete, and after a reboot its publish is a new one."""
     inline = {**NAMED, deferral_keys.INLINE: "true"}
     if kind == "an answer that is refused":
@@ -117,9 +109,7 @@ async def test_inline_volume_is_never_deleted_by_the_undo_of_its_publish(
     kata.check_untouched(target)
 
 
-async def test_undo_at_the_driver_has_its_own_deadline_and_not_the_rest_of_the_cos(
-    kata: Node, target: str
-) -> None:
+async def test_undo_at_the_driver_has_its_own_deadline(kata: Node, target: str) -> None:
     """The CO's time is spent by a publish that took long, and the driver's publish must go all the same."""
     _other_filesystem(kata)
     await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
@@ -182,9 +172,7 @@ async def test_drivers_final_code_passes_when_nothing_exists(kata: Node, target:
 
 
 @pytest.mark.parametrize("then", ["no handler", "driver refuses", "driver downgraded"])
-async def test_refused_retry_of_an_attempt_whose_answer_was_lost_is_final_only_if_undone(
-    places: Places, target: str, then: str
-) -> None:
+async def test_lost_attempt_is_final_only_if_undone(places: Places, target: str, then: str) -> None:
     """The driver did its work, and the proxy was started again before it heard so."""
     driver = fake_driver.FakeDriver()
     driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
@@ -265,18 +253,14 @@ async def _mount_over_the_guard(kata: Node, target: str) -> None:
     kata.driver.after_publish = lambda: None
 
 
-async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_unpublish(
-    kata: Node, target: str
-) -> None:
+async def test_unpublish_removes_the_mount_of_a_disobedient_driver(kata: Node, target: str) -> None:
     await _mount_over_the_guard(kata, target)
     await refused(kata.co.publish("vol-1", target, defer=False), Code.ALREADY_EXISTS, target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
 
 
-async def test_mount_of_a_driver_that_ignored_the_flag_is_removed_by_the_retry(
-    kata: Node, target: str
-) -> None:
+async def test_retry_removes_the_mount_of_a_disobedient_driver(kata: Node, target: str) -> None:
     await _mount_over_the_guard(kata, target)
     await kata.co.publish("vol-1", target)
     kata.check_published("vol-1", target)
@@ -286,9 +270,7 @@ INLINE_ID = f"csi-{'0a' * 32}"
 
 
 @pytest.mark.spec("D-10")
-async def test_inline_volume_is_known_by_its_id_where_the_kubelet_sends_no_pod(
-    kata: Node, target: str
-) -> None:
+async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: Node, target: str) -> None:
     """Without podInfoOnMount there is no key in the context."""
     _other_filesystem(kata)
     await refused(kata.co.publish(INLINE_ID, target), Code.UNAVAILABLE, "'btrfs'")

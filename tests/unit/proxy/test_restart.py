@@ -29,9 +29,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-14")
-async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(
-    places: Places, target: str
-) -> None:
+async def test_restarted_proxy_needs_no_flag(places: Places, target: str) -> None:
     driver = fake_driver.FakeDriver()
     async with nodes.running(places, driver=driver) as node, node.handler():
         await node.co.publish("vol-1", target)
@@ -45,9 +43,7 @@ async def test_after_a_restart_stats_expand_and_unpublish_need_no_flag(
         node.check_untouched(target)
 
 
-async def test_right_after_a_start_a_call_waits_for_its_handler(
-    places: Places, target: str
-) -> None:
+async def test_call_after_a_start_waits_for_its_handler(places: Places, target: str) -> None:
     async with nodes.running(places, grace_s=20) as node:
         publish = asyncio.create_task(
             node.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
@@ -57,9 +53,7 @@ async def test_right_after_a_start_a_call_waits_for_its_handler(
             node.check_published("vol-1", target)
 
 
-async def test_unnamed_publish_right_after_a_start_does_not_take_the_first_handler_that_is_back(
-    places: Places, target: str
-) -> None:
+async def test_unnamed_publish_waits_for_all_handlers(places: Places, target: str) -> None:
     """gvisor is back, kata is still registering again: "the only one" is not to be believed yet."""
     async with (
         nodes.running(places, grace_s=20) as node,
@@ -71,9 +65,7 @@ async def test_unnamed_publish_right_after_a_start_does_not_take_the_first_handl
         node.check_untouched(target)
 
 
-async def test_unnamed_publish_takes_the_only_handler_when_the_grace_has_ended(
-    places: Places, target: str
-) -> None:
+async def test_unnamed_publish_after_the_grace_takes_the_only(places: Places, target: str) -> None:
     async with nodes.running(places, grace_s=0.3) as node, node.handler():
         await node.co.publish("vol-1", target)
         node.check_published("vol-1", target)

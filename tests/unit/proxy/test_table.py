@@ -64,9 +64,7 @@ def row(record: Record, devices: DeviceSet = ALONE) -> Target:
     return Target(record.digest, record.target.text, key=record.key, devices=devices)
 
 
-async def test_publish_during_a_look_stays_in_the_table(
-    slow: type[SlowLooks], bench: Bench
-) -> None:
+async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) -> None:
     looking = asyncio.create_task(bench.looks().look())
     await asyncio.to_thread(slow.entered.wait, 20)
     await asyncio.to_thread(_publish, bench, RECORD)
@@ -76,9 +74,7 @@ async def test_publish_during_a_look_stays_in_the_table(
     assert bench.table.of_volume(RECORD.key) == (RECORD,)
 
 
-async def test_unpublish_during_a_look_does_not_reappear_in_the_table(
-    slow: type[SlowLooks], bench: Bench
-) -> None:
+async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: Bench) -> None:
     bench.store.publish(RECORD)
     looking = asyncio.create_task(bench.looks().look())
     await asyncio.to_thread(slow.entered.wait, 20)
@@ -91,7 +87,7 @@ async def test_unpublish_during_a_look_does_not_reappear_in_the_table(
     assert bench.table.of_volume(RECORD.key) == ()
 
 
-async def test_row_of_an_operation_is_left_alone_by_a_look_and_read_by_the_next(
+async def test_row_of_an_operation_is_left_to_the_next_look(
     bench: Bench,
 ) -> None:
     """The publish began before the look, and has neither guard nor entry yet: its reservation must not go."""
@@ -106,9 +102,7 @@ async def test_row_of_an_operation_is_left_alone_by_a_look_and_read_by_the_next(
     assert bench.table.find(RECORD.target.text) == RECORD
 
 
-async def test_look_ends_while_publishes_go_on_and_the_next_one_reads_what_it_skipped(
-    slow: type[SlowLooks], bench: Bench
-) -> None:
+async def test_look_reads_what_the_last_one_skipped(slow: type[SlowLooks], bench: Bench) -> None:
     """A publish in every look: it neither makes a look begin again, nor is anything lost."""
     bench.store.publish(RECORD)
     looks = bench.looks()

@@ -358,9 +358,7 @@ def explore(*, is_inline: bool = False) -> tuple[int, int, set[str]]:
 
 
 @pytest.mark.parametrize("is_inline", [False, True])
-def test_every_failure_and_kill_of_publish_and_unpublish_leaves_a_right_world(
-    *, is_inline: bool
-) -> None:
+def test_every_failure_and_kill_leaves_a_right_world(*, is_inline: bool) -> None:
     worlds, runs, violations = explore(is_inline=is_inline)
     assert violations == set()
     assert worlds > 15

@@ -175,9 +175,7 @@ async def test_a_caller_that_cancels_cancels_the_backends_call(chain: Chain, met
 
 
 @METHODS
-async def test_a_backend_that_restarts_is_found_again(
-    chain: Chain, short: str, method: str
-) -> None:
+async def test_restarted_backend_is_found_again(chain: Chain, short: str, method: str) -> None:
     lonely = Chain(short)
     lonely.front, lonely.back = f"{short}/front2.sock", f"{short}/back2.sock"
     await lonely.caller.close()

@@ -139,9 +139,7 @@ async def test_calls_of_one_task_have_fields_of_their_own(port: Port, node: Node
         assert logs.context.get() is None
 
 
-async def test_stream_has_its_fields_and_its_reader_keeps_those_it_has(
-    port: Port, node: Node
-) -> None:
+async def test_stream_has_its_fields_and_its_reader_its_own(port: Port, node: Node) -> None:
     async for _ in allocated(port, "snap"):
         assert logs.context.get() is None
         assert node.fields["snapshot_id"] == "snap"
@@ -163,9 +161,7 @@ async def test_call_within_a_served_call_does_not_read_the_request_of_that(node:
     assert asked == []
 
 
-async def test_task_that_a_call_starts_keeps_its_fields_and_no_later_call_has_them(
-    port: Port, node: Node
-) -> None:
+async def test_task_of_a_call_keeps_its_fields_alone(port: Port, node: Node) -> None:
     """A background task has a copy of the context: what a call leaves behind must not reach the next one."""
     await stats(port, "background")
     assert node.background is not None
@@ -319,9 +315,7 @@ async def code_at(port: Port) -> grpc.StatusCode:
     return caught.value.code
 
 
-async def test_inner_path_is_unavailable_until_its_part_serves_and_after_it(
-    root: str, stack: AsyncExitStack
-) -> None:
+async def test_inner_path_is_served_by_its_part_alone(root: str, stack: AsyncExitStack) -> None:
     path = f"{root}/driver.sock"
     ports = Ports(inner=[path])
     to = await stack.enter_async_context(ports.connect(path))

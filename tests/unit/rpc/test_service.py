@@ -66,9 +66,7 @@ Fixture = tuple[Behaviour, grpc.aio.Channel]
 
 
 @SHAPES
-async def test_error_of_crust_is_answered_with_code_and_sentence(
-    service: Fixture, shape: str
-) -> None:
+async def test_error_is_answered_with_code_and_sentence(service: Fixture, shape: str) -> None:
     built, caller = service
 
     async def fail(_: Any) -> None:
@@ -324,7 +322,7 @@ async def _nothing(_: Any) -> None:
     return None
 
 
-async def test_span_of_a_call_has_its_code_and_the_name_of_its_error(
+async def test_span_has_its_code_and_its_errors_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from opentelemetry.sdk.trace import TracerProvider

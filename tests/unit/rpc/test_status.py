@@ -24,7 +24,7 @@ def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("leaf", error_table.all_errors(), ids=lambda each: each.__qualname__)
-def test_every_error_has_a_branch_and_internal_is_runtime_failed(
+def test_every_error_has_a_branch(
     leaf: type[errors.CrustError],
 ) -> None:
     branch = status.branch_of(leaf)
@@ -35,7 +35,7 @@ def test_every_error_has_a_branch_and_internal_is_runtime_failed(
 
 
 @pytest.mark.parametrize("branch", BRANCHES, ids=lambda each: each.__name__)
-def test_a_peers_status_comes_back_as_its_branch_with_the_peers_sentence(
+def test_peers_status_comes_back_with_its_sentence(
     branch: type[errors.CrustError],
 ) -> None:
     there = branch("it failed", why="so", hint="do this")
@@ -60,9 +60,7 @@ def test_to_error_of_an_error_of_crust_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     ("reason", "domain"), [("ThawedEarly", "vendor.example"), ("Two words", "crust.dev"), ("", "crust.dev")]
 )  # fmt: skip
-def test_to_error_of_another_programs_details_has_the_branchs_name(
-    reason: str, domain: str
-) -> None:
+def test_foreign_details_have_the_branchs_name(reason: str, domain: str) -> None:
     details = status_pb2.Status(code=9, message="it went on")
     details.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
     for raw in (details.SerializeToString(), b"\xff", b""):

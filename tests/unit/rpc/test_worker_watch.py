@@ -12,7 +12,7 @@ from crust.rpc.serving.health import Health
 from crust.rpc.serving.worker_watch import WorkerWatch
 
 
-async def test_watch_tells_the_watchdog_only_while_a_thread_can_be_had(
+async def test_watchdog_is_told_while_a_thread_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
@@ -54,7 +54,7 @@ async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None
     assert health.problems == {}
 
 
-async def test_part_without_a_thread_is_unhealthy_by_its_name_and_says_what_hangs_longest(
+async def test_unhealthy_part_says_what_hangs_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     health, dead = Health(), threading.Event()
@@ -91,7 +91,7 @@ async def test_part_without_a_thread_is_unhealthy_by_its_name_and_says_what_hang
     assert health.problems == {}
 
 
-async def test_watch_of_a_part_that_need_not_be_restarted_is_shown_and_fails_no_probe(
+async def test_watch_that_only_shows_fails_no_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver: dozens of unmounts that write to a slow disk take all threads, and end."""

@@ -51,9 +51,7 @@ Feature = volumes.HandlerFeature
     ],
 )
 @pytest.mark.spec("H-36", "H-38")
-def test_volume_that_needs_a_feature_is_refused_without_it(
-    mount: dict[str, Any], feature: Feature
-) -> None:
+def test_missing_feature_refuses_the_volume(mount: dict[str, Any], feature: Feature) -> None:
     plain = a_record()
     record = replace(plain, mount=replace(plain.mount, group=None, readonly=False))
     needs.check(record, frozenset())
@@ -97,9 +95,7 @@ def _left(store: Store) -> claims.Claim | None:
 
 @pytest.mark.spec("H-29")
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_release_with_error_leaves_the_reason_for_people(
-    store: Store, *, handed_over: bool
-) -> None:
+def test_release_with_error_leaves_its_reason(store: Store, *, handed_over: bool) -> None:
     claim = _claim(store)
     if handed_over:
         claim.hand_over()
@@ -193,9 +189,7 @@ class ObservedLock(claims.ClaimLock):
 
 
 @pytest.mark.parametrize("end", [Claim.hand_over, Claim.release])
-def test_device_is_closed_before_the_lock_that_says_that_it_is_used(
-    tmp_path: Path, end: Callable[[Claim], None]
-) -> None:
+def test_device_is_closed_before_its_lock(tmp_path: Path, end: Callable[[Claim], None]) -> None:
     paths = layout.Layout(str(tmp_path)).entry(TARGET)
     lock = ObservedLock(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT), paths)
     lock.device_fd = os.open(tmp_path / "device", os.O_RDWR | os.O_CREAT)
@@ -247,9 +241,7 @@ def test_the_target_itself_is_the_whole_volume(resolved: Store) -> None:
 
 
 @pytest.mark.parametrize("sub_path", ["a", "a/b", "mount", "with space/ü", "x" * 200])
-def test_a_path_below_the_target_is_a_sub_path_of_the_volume(
-    resolved: Store, sub_path: str
-) -> None:
+def test_path_below_the_target_is_a_sub_path(resolved: Store, sub_path: str) -> None:
     resolved.publish(a_record())
     found = resolve_source(resolved.root, f"{TARGET.text}/{sub_path}")
     assert found == Resolved(a_record(), sub_path)
@@ -283,9 +275,7 @@ def test_the_longest_target_wins(resolved: Store) -> None:
     assert resolve_source(resolved.root, "/pods/a/x") == Resolved(outer, "x")
 
 
-def test_a_source_behind_a_link_finds_the_volume_published_at_the_real_path(
-    resolved: Store, tmp_path: Path
-) -> None:
+def test_source_behind_a_link_finds_the_real_volume(resolved: Store, tmp_path: Path) -> None:
     real = tmp_path / "data" / "kubelet" / "mount"
     real.mkdir(parents=True)
     (tmp_path / "kubelet").symlink_to(tmp_path / "data" / "kubelet")
@@ -295,9 +285,7 @@ def test_a_source_behind_a_link_finds_the_volume_published_at_the_real_path(
 
 
 @pytest.mark.parametrize("sub_path", ["", "/sub"])
-def test_an_unreadable_record_is_an_error_and_not_an_ordinary_mount(
-    resolved: Store, sub_path: str
-) -> None:
+def test_unreadable_record_is_no_ordinary_mount(resolved: Store, sub_path: str) -> None:
     resolved.publish(a_record())
     Path(resolved.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):

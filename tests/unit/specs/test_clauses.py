@@ -134,9 +134,7 @@ CLAIMS = _all("claims.json")
 
 
 @pytest.mark.parametrize("vector", CLAIMS, ids=[each["name"] for each in CLAIMS])
-def test_claim_is_accepted_or_refused_as_the_vector_says(
-    tmp_path: Path, vector: dict[str, Any]
-) -> None:
+def test_claim_is_judged_as_its_vector_says(tmp_path: Path, vector: dict[str, Any]) -> None:
     paths = layout.Layout(str(tmp_path)).entry(TARGET)
     os.makedirs(paths.directory, 0o700)
     claims.create_lock(paths.claim_lock)

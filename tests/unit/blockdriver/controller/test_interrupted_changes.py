@@ -47,9 +47,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         (errors.NotReady("the handler cannot limit"), 1),
     ],
 )
-async def test_finish_of_an_interrupted_change_retries_until_a_final_answer(
-    error: errors.CrustError, tries: int
-) -> None:
+async def test_interrupted_change_is_finished_later(error: errors.CrustError, tries: int) -> None:
     answers: list[Outcome | errors.CrustError] = [error for _ in range(2 * tries)]
     applications = Applications(answers)
     await finish(applications)

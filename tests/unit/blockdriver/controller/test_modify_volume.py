@@ -312,9 +312,7 @@ async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_
     assert seen == ({OLD} if refuses else {OLD, AFTER})
 
 
-async def test_modify_killed_at_any_call_is_finished_by_its_retry(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_path: Path) -> None:
     guest = bench.deferred()
     backend = cast("MemoryBackend", bench.state.stores.provisioning)
     backend.attach(bench.volume_id)

@@ -87,9 +87,7 @@ async def test_guests_call_for_a_target_not_deferred_is_not_found(way: Way) -> N
 
 
 @pytest.mark.parametrize("kind", [errors.NotReady, errors.PeerUnavailable, errors.OperationPending])
-async def test_guests_refusal_keeps_its_branch_and_message(
-    way: Way, kind: type[errors.CrustError]
-) -> None:
+async def test_guests_refusal_keeps_branch_and_why(way: Way, kind: type[errors.CrustError]) -> None:
     way.end.add(TARGET.text).error = kind("the handler cannot do that", hint="use another")
     with pytest.raises(kind, match="the handler cannot do that; use another"):
         await way.guests.freeze(TARGET, 30)

@@ -84,9 +84,7 @@ def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [f'{{"volume_id":"{VOLUME}", "tar', "", "a directory"])
-def test_node_state_with_a_damaged_publish_blocks_its_target_and_volume_only(
-    tmp_path: Path, left: str
-) -> None:
+def test_damaged_publish_blocks_its_target_and_volume_alone(tmp_path: Path, left: str) -> None:
     target, other = volumes.TargetPath("/pods/a/mount"), IDS.volume_id("other")
     first = opened(tmp_path)
     first.note_published(entry())
@@ -112,7 +110,7 @@ def test_node_state_with_a_damaged_publish_blocks_its_target_and_volume_only(
         assert not path.exists()
 
 
-def test_node_state_with_a_damaged_stage_blocks_its_volume_until_it_is_unstaged(
+def test_damaged_stage_blocks_its_volume_until_it_is_unstaged(
     tmp_path: Path,
 ) -> None:
     other = Staged(volume_id=IDS.volume_id("b"), kind="mount", fs_type="ext4", paths=("/s",))
@@ -161,7 +159,7 @@ def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path
     assert entries.staged(VOLUME) is None
 
 
-def test_node_state_entry_with_a_field_of_a_later_version_is_read_and_other_files_are_ignored(
+def test_node_state_of_a_later_version_is_read(
     tmp_path: Path,
 ) -> None:
     first = opened(tmp_path)

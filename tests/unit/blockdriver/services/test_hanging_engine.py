@@ -119,9 +119,7 @@ async def probe(driver: Driver) -> bool:
     return (await driver.identity.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
-async def test_unstage_that_hangs_is_aborted_in_time_and_its_retries_take_no_thread(
-    driver: Driver, backend: HangingBackend
-) -> None:
+async def test_unstage_that_hangs_takes_one_thread(driver: Driver, backend: HangingBackend) -> None:
     (dead,), (call,) = await hang(driver, backend, 1)
     for _ in range(3 * _THREADS):
         with pytest.raises(operations.OperationOverdue) as told:
@@ -133,9 +131,7 @@ async def test_unstage_that_hangs_is_aborted_in_time_and_its_retries_take_no_thr
     await call
 
 
-async def test_other_call_of_a_volume_that_hangs_is_refused_at_once(
-    driver: Driver, backend: HangingBackend
-) -> None:
+async def test_second_call_beside_one_is_refused(driver: Driver, backend: HangingBackend) -> None:
     (dead,), (call,) = await hang(driver, backend, 1)
     with pytest.raises(operations.OperationInProgress, match="NodeUnstageVolume"):
         await driver.controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=dead), caller())
@@ -143,9 +139,7 @@ async def test_other_call_of_a_volume_that_hangs_is_refused_at_once(
     await call
 
 
-async def test_volumes_that_hang_leave_healthy_ones_alone(
-    driver: Driver, backend: HangingBackend
-) -> None:
+async def test_volumes_that_hang_harm_no_other(driver: Driver, backend: HangingBackend) -> None:
     _, calls = await hang(driver, backend, _THREADS - 1)
     healthy = await create(driver, "healthy")
     await unstage(driver, healthy)
@@ -173,9 +167,7 @@ async def test_engine_whose_threads_all_hang_refuses_work_and_fails_the_probe(
     assert await probe(driver)
 
 
-async def test_read_that_hangs_takes_one_thread_however_often_it_is_asked(
-    driver: Driver, backend: HangingBackend
-) -> None:
+async def test_read_that_hangs_takes_one_thread(driver: Driver, backend: HangingBackend) -> None:
     dead, healthy = await create(driver, "dead"), await create(driver, "healthy")
     backend.dead.add(dead)
     get, listing = csi_pb2.ControllerGetVolumeRequest, csi_pb2.ListVolumesRequest()

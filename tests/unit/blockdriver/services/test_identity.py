@@ -46,7 +46,7 @@ async def probe(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
-async def test_probe_while_every_worker_hangs_raises_no_worker_free(
+async def test_probe_while_every_worker_hangs_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dead, threads = threading.Event(), Workers("the driver", limit=2)
@@ -87,9 +87,7 @@ def discard(_: object) -> None:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-async def test_probe_of_a_pool_that_goes_away_meanwhile_is_not_ready_and_no_error(
-    *, stays: bool
-) -> None:
+async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> None:
     is_there = True
 
     def gone() -> None:
@@ -106,9 +104,7 @@ async def test_probe_of_a_pool_that_goes_away_meanwhile_is_not_ready_and_no_erro
 
 
 @pytest.mark.parametrize("asks", [True, False])
-async def test_probe_of_an_absent_pool_gives_the_reason_to_a_caller_that_asks(
-    *, asks: bool
-) -> None:
+async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
     def absent() -> None:
         raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
 

@@ -87,9 +87,7 @@ async def test_node_serves_no_rpc_of_a_controller_and_reports_none(served: Serve
         assert info.node_id == "node-1"
 
 
-async def test_controller_serves_no_rpc_of_a_node_and_keeps_no_state_of_one(
-    served: Serve, tmp_path: Path
-) -> None:
+async def test_controller_serves_no_rpc_of_a_node(served: Serve, tmp_path: Path) -> None:
     async with served(Role("controller")) as connected:
         node = csi_pb2_grpc.NodeStub(connected)
         assert "mode controller" in await refusal(node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()))
@@ -100,7 +98,7 @@ async def test_controller_serves_no_rpc_of_a_node_and_keeps_no_state_of_one(
     assert not (tmp_path / "run" / boot.boot_id()).exists()
 
 
-async def test_node_deployment_neither_advertises_nor_serves_what_sidecars_send_to_any_node(
+async def test_node_deployment_serves_nothing_that_any_node_may_get(
     served: Serve,
 ) -> None:
     async with served(Role("all", node_deployment=True)) as connected:

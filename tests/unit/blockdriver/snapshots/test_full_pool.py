@@ -66,9 +66,7 @@ def test_take_with_one_failed_write_leaves_all_or_nothing(tmp_path: Path, take: 
     raise AssertionError("the operation has no end")
 
 
-def test_group_on_a_pool_that_stays_full_is_discarded_with_every_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_on_a_full_pool_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies fill the pool, so "ready" of the second member cannot be written, nor any "deleting"."""
     backend = MemoryBackend()
     driver = driver_state.opened(tmp_path, backend=backend)

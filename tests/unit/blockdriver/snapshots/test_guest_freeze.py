@@ -187,9 +187,7 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
 @pytest.mark.parametrize(
     "error", [errors.NotFound("not deferred"), guests.NoRuntimeSocket(), errors.NotReady("no")]
 )
-async def test_recovery_drops_an_intent_with_a_final_error(
-    node: Node, error: errors.CrustError
-) -> None:
+async def test_intent_with_a_final_error_is_dropped(node: Node, error: errors.CrustError) -> None:
     node.guests.add(ONE.target.text).error = error
     node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
     node.restart()

@@ -167,9 +167,7 @@ def test_device_whose_number_was_given_to_another_is_alone(by_number: str) -> No
     assert not device_set(gone, by_number=by_number).shares_bytes_with(_set("sda", by_number))
 
 
-def test_names_that_are_no_standards_do_not_make_two_disks_one(
-    by_number: str, tmp_path: Path
-) -> None:
+def test_names_that_are_no_standards_join_no_two_disks(by_number: str, tmp_path: Path) -> None:
     for disk in ("sda", "sdb"):
         (tmp_path / "devices" / disk / "device" / "wwid").write_text("t10.ATA     DISK\n")
     assert not _set("sda1", by_number).shares_bytes_with(_set("sdb", by_number))

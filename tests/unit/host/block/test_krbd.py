@@ -45,9 +45,7 @@ def kernel(sysfs: FakeSysfs, keys: object) -> KernelRbd:
     return KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
 
 
-def test_kernel_without_the_driver_is_asked_to_load_it_and_the_refusal_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_driver_is_loaded_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_namespace, "sees_host", lambda: True)
     fake = FakeSysfs(tmp_path / "rbd")
     assert (
@@ -94,9 +92,7 @@ def test_readers_mapping_is_read_only_and_is_told_of_a_new_size(kernel: KernelRb
     assert kernel.size_bytes(mapping) == 2048
 
 
-def test_mappings_of_others_and_of_other_images_are_not_found(
-    kernel: KernelRbd, sysfs: FakeSysfs
-) -> None:
+def test_mappings_of_other_images_are_not_found(kernel: KernelRbd, sysfs: FakeSysfs) -> None:
     sysfs.add_foreign(0, IMAGE.image)
     assert kernel.find(ImageName(FSID, "rbd", "", IMAGE.image)) is None
     kernel.map(IMAGE, LOGIN, readonly=False)
@@ -105,7 +101,7 @@ def test_mappings_of_others_and_of_other_images_are_not_found(
     assert kernel.find(IMAGE) is not None
 
 
-def test_node_that_is_a_container_of_the_same_kernel_has_mappings_of_its_own(
+def test_container_of_the_same_kernel_has_mappings_of_its_own(
     kernel: KernelRbd,
 ) -> None:
     kernel.map(IMAGE, LOGIN, readonly=False)

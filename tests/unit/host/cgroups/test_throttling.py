@@ -49,9 +49,7 @@ def hierarchy(root: Path, controllers: str, *groups: str) -> Path:
     return root
 
 
-def test_cgroups_uses_the_hierarchy_with_the_io_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = hierarchy(tmp_path / "unified", "hugetlb pids\n")
     legacy = tmp_path / "blkio"
     legacy.mkdir()
@@ -68,9 +66,7 @@ def test_cgroups_uses_the_hierarchy_with_the_io_controller(
     assert cgroups.limits_of(DEVICE) == LIMITS
 
 
-def test_cgroups_uses_only_the_group_of_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_group_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods.slice", "machine.slice")
     mounted(monkeypatch, ("cgroup2", root, ""))
     Cgroups("/machine.slice").set(DEVICE, LIMITS)
@@ -82,9 +78,7 @@ def test_cgroups_uses_only_the_group_of_the_setting(
         Cgroups("/").set(DEVICE, LIMITS)
 
 
-def test_cgroups_check_without_hierarchy_is_refused_until_one_is_mounted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_hierarchy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(monkeypatch)
     cgroups = Cgroups()
     cgroups.set(DEVICE, NONE)
@@ -95,9 +89,7 @@ def test_cgroups_check_without_hierarchy_is_refused_until_one_is_mounted(
     cgroups.set(DEVICE, LIMITS)
 
 
-def test_set_on_a_vanished_group_raises_cannot_throttle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_on_a_vanished_group_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", root, ""))
 
@@ -109,9 +101,7 @@ def test_set_on_a_vanished_group_raises_cannot_throttle(
         Cgroups().set(DEVICE, LIMITS)
 
 
-def test_check_of_an_unwritable_group_reports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", root, ""))
     (root / "kubepods" / "io.max").unlink()

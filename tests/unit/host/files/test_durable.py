@@ -167,9 +167,7 @@ def test_make_directory_keeps_an_existing_one_and_refuses_a_symlink(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_make_directory_over_one_that_others_may_write_is_refused(
-    tmp_path: Path, mode: int
-) -> None:
+def test_make_directory_where_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d").chmod(mode)
     with pytest.raises(durable.UntrustedFile, match=f"{mode:04o}"):
@@ -208,7 +206,7 @@ def test_make_directory_syncs_the_name_of_a_new_one(tmp_path: Path) -> None:
     assert steps == [("sync", str(tmp_path))]
 
 
-def test_publish_directory_syncs_the_names_in_it_before_its_own_and_that_after(
+def test_publish_directory_syncs_names_in_it_then_its_own(
     tmp_path: Path,
 ) -> None:
     aside, final = tmp_path / ".new", tmp_path / "final"

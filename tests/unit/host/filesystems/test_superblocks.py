@@ -55,9 +55,7 @@ def test_read_ext4_uses_the_high_half_only_with_the_64bit_feature(tmp_path: Path
         pytest.param((0x44, "<I", 86400), id="checked at intervals"),
     ],
 )
-def test_read_ext4_due_for_a_check_is_not_clean(
-    tmp_path: Path, field: tuple[int, str, int]
-) -> None:
+def test_ext4_due_for_a_check_is_not_clean(tmp_path: Path, field: tuple[int, str, int]) -> None:
     assert not superblocks.read_ext4(ext4(tmp_path / "a", state=(0x3A, "<H", 1), x=field)).clean
 
 
@@ -98,17 +96,13 @@ def test_ext4_block_size_above_the_formats_limit_is_invalid(tmp_path: Path, shif
 
 
 @pytest.mark.parametrize("block_bytes", [0, 1, 513, 131072, 2**31])
-def test_xfs_block_size_that_the_format_has_not_is_invalid(
-    tmp_path: Path, block_bytes: int
-) -> None:
+def test_impossible_block_size_of_xfs_is_invalid(tmp_path: Path, block_bytes: int) -> None:
     with pytest.raises(superblocks.InvalidSuperblock):
         superblocks.read_xfs(xfs(tmp_path / "a", block_bytes, 1000))
 
 
 @pytest.mark.parametrize("sector_bytes", [0, 512, 5000, 2**31])
-def test_btrfs_sector_size_that_the_format_has_not_is_invalid(
-    tmp_path: Path, sector_bytes: int
-) -> None:
+def test_impossible_sector_size_of_btrfs_is_invalid(tmp_path: Path, sector_bytes: int) -> None:
     with pytest.raises(superblocks.InvalidSuperblock):
         superblocks.read_btrfs(btrfs(tmp_path / "a", sector_bytes, 2**30))
 

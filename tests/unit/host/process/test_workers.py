@@ -132,7 +132,7 @@ async def test_cancelled_caller_leaves_its_thread_counted(
         await pool.check_free()
 
 
-async def test_cancelled_caller_that_has_no_thread_yet_is_never_called(
+async def test_cancelled_caller_without_a_thread_is_never_called(
     dead: threading.Event,
 ) -> None:
     pool, first, second = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
@@ -147,7 +147,7 @@ async def test_cancelled_caller_that_has_no_thread_yet_is_never_called(
     assert second.calls == 0
 
 
-async def test_thread_that_cannot_be_started_is_no_worker_free(
+async def test_thread_that_cannot_start_is_no_worker_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The limit of a unit or pod; nothing of the call may run later."""
@@ -214,7 +214,7 @@ async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> N
     await asyncio.gather(*copies)
 
 
-async def test_volume_that_hangs_takes_one_thread_however_often_it_is_retried(
+async def test_volume_that_hangs_takes_one_thread_for_all_retries(
     dead: threading.Event,
 ) -> None:
     pool, call = Workers("pool", limit=2), Hanging(dead)
@@ -239,7 +239,7 @@ async def test_volume_that_hangs_takes_one_thread_however_often_it_is_retried(
     assert await first == "it ended"
 
 
-async def test_load_counts_busy_threads_waiting_calls_and_refusals(
+async def test_load_counts_threads_callers_and_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)

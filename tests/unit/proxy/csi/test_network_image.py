@@ -81,7 +81,7 @@ async def test_image_that_another_volume_has_is_refused_whatever_its_user_is(kat
 
 
 @pytest.mark.spec("D-51")
-async def test_expansion_of_an_image_has_its_new_size_in_the_record_before_the_guest_is_asked(
+async def test_expanded_image_is_recorded_before_the_guest_is_asked(
     node: Node,
 ) -> None:
     target, gate = node.places.target("one"), Gate()
@@ -97,9 +97,7 @@ async def test_expansion_of_an_image_has_its_new_size_in_the_record_before_the_g
 
 
 @pytest.mark.spec("D-51")
-async def test_expansion_of_an_image_that_no_sandbox_has_is_recorded(
-    kata: Node, target: str
-) -> None:
+async def test_expansion_of_an_image_without_a_sandbox_is_recorded(kata: Node, target: str) -> None:
     kata.driver.alter = _answers_image
     await kata.co.publish("vol-1", target)
     await kata.co.expand("vol-1", target, 128 * MIB)

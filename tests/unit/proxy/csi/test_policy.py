@@ -88,9 +88,7 @@ async def test_volume_context_decides_before_the_drivers_default(default: Defer 
     ("default", "defer"),
     [(None, False), (Defer.NEVER, False), (Defer.ALWAYS, True), (Defer.RUNTIME_CLASS, True)],
 )
-async def test_drivers_default_decides_where_the_volume_says_nothing(
-    *, default: Defer | None, defer: bool
-) -> None:
+async def test_default_decides_for_silent_volumes(*, default: Defer | None, defer: bool) -> None:
     assert (await decide(by_class(default=default), POD)).defer is defer
 
 
@@ -114,7 +112,7 @@ async def test_volume_and_runtime_class_that_name_two_handlers_are_refused() -> 
 
 
 @pytest.mark.parametrize("context", [{HANDLER: "kata"}, {DEFER: "never", HANDLER: "kata"}])
-async def test_named_handler_without_deferral_is_said_to_have_no_effect(
+async def test_named_handler_without_deferral_has_no_effect(
     context: dict[str, str],
 ) -> None:
     """The filesystem is mounted on the host. A CO with the flag may use one volume in both ways, in turn."""
@@ -153,7 +151,7 @@ async def test_pod_of_a_deferred_volume_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize("context", [{}, {DEFER: "never"}])
-async def test_volume_that_is_deferred_already_decides_nothing_for_another_request(
+async def test_deferred_volume_decides_nothing_for_another_request(
     context: dict[str, str],
 ) -> None:
     assert not (await decide(Policy(), context, known=KATA)).defer
@@ -199,9 +197,7 @@ async def test_volume_that_is_not_deferred_exits_1(node: Node) -> None:
     assert "vol-9 is not deferred on this node" in result.output
 
 
-async def test_target_that_is_not_deferred_is_told_how_to_ask_what_decides(
-    node: Node, target: str
-) -> None:
+async def test_undeferred_target_is_told_how_to_ask(node: Node, target: str) -> None:
     said = {"driverName": "csi.example.com", "specVolID": "pv-1"}
     Path(target).with_name("vol_data.json").write_text(json.dumps(said))
     result = await crust(node, "explain", "--target", target)
@@ -211,9 +207,7 @@ async def test_target_that_is_not_deferred_is_told_how_to_ask_what_decides(
 
 
 @pytest.mark.parametrize("words", [("--volume", "vol-9"), ("--target", "/nowhere")])
-async def test_explain_unreadable_entry_is_not_treated_as_the_volume(
-    node: Node, words: tuple[str, str]
-) -> None:
+async def test_unreadable_entry_is_not_the_volume(node: Node, words: tuple[str, str]) -> None:
     await node.co.publish(
         "vol-1",
         node.places.target("one"),

@@ -18,9 +18,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.spec("D-8", "D-9", "D-15")
-async def test_deferred_publish_leaves_an_entry_and_a_guard_mount_and_answers_empty(
-    kata: Node, target: str
-) -> None:
+async def test_deferred_publish_leaves_entry_and_guard(kata: Node, target: str) -> None:
     answer = await kata.co.publish("vol-1", target)
     assert answer.ByteSize() == 0
     kata.check_published("vol-1", target)
@@ -53,9 +51,7 @@ async def test_a_group_that_the_co_delegates_reaches_the_runtime(kata: Node, tar
     assert kata.record(target).mount.group == group
 
 
-async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag(
-    kata: Node, target: str
-) -> None:
+async def test_volume_context_defers_without_the_cos_flag(kata: Node, target: str) -> None:
     context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
     await kata.co.publish("vol-1", target, defer=False, volume_context=context)
     kata.check_published("vol-1", target)
@@ -63,9 +59,7 @@ async def test_the_volume_context_of_a_storage_class_defers_without_the_cos_flag
     assert call.request.defer_fs_ops
 
 
-async def test_a_reader_only_access_mode_makes_the_record_read_only(
-    kata: Node, target: str
-) -> None:
+async def test_reader_only_access_mode_makes_the_record_read_only(kata: Node, target: str) -> None:
     mode = csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY
     await kata.co.publish("vol-1", target, capability(mode=mode))
     assert kata.record(target).readonly
@@ -78,18 +72,14 @@ async def test_the_same_publish_again_is_ok_and_changes_nothing(kata: Node, publ
     assert kata.entry(published) == before
 
 
-async def test_retry_keeps_its_handler_after_a_second_one_registered(
-    kata: Node, published: str
-) -> None:
+async def test_retry_keeps_its_handler_beside_a_second_one(kata: Node, published: str) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await kata.co.publish("vol-1", published)
     assert kata.record(published).handler == "kata"
 
 
 @pytest.mark.spec("D-17")
-async def test_another_publish_of_the_same_target_is_already_exists_and_changes_nothing(
-    kata: Node, published: str
-) -> None:
+async def test_other_publish_of_the_target_is_already_exists(kata: Node, published: str) -> None:
     before = kata.entry(published)
     given = capability(mount_flags=["noatime"])
     await refused(
@@ -110,9 +100,7 @@ async def test_another_volume_at_a_target_in_use_is_refused(kata: Node, publishe
     kata.check_published("vol-1", published)
 
 
-async def test_a_device_that_was_attached_again_replaces_the_record(
-    kata: Node, published: str
-) -> None:
+async def test_device_attached_again_replaces_the_record(kata: Node, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     await kata.co.publish("vol-1", published)
     record = kata.record(published)
@@ -129,9 +117,7 @@ async def test_a_device_that_changed_under_a_sandbox_is_refused(kata: Node, publ
 
 @pytest.mark.parametrize("method", ["NodePublishVolume"])
 @pytest.mark.spec("D-24")
-async def test_a_drivers_own_status_passes_with_its_details(
-    kata: Node, target: str, method: str
-) -> None:
+async def test_drivers_status_passes_with_its_details(kata: Node, target: str, method: str) -> None:
     trailing = (("grpc-status-details-bin", b"\x08\x08\x12\x03abc"), ("x-hint", "more"))
     kata.driver.failures[method] = Failure(Code.RESOURCE_EXHAUSTED, "no slot", trailing)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -218,18 +204,14 @@ async def test_invalid_metadata_is_refused_and_unpublished(
 
 
 @pytest.mark.spec("D-13")
-async def test_a_credential_among_the_options_is_refused_by_name_and_without_its_value(
-    kata: Node, target: str
-) -> None:
+async def test_credential_among_the_options_is_refused_by_name(kata: Node, target: str) -> None:
     given = capability(mount_flags=["password=s3same"])
     said = await refused(kata.co.publish("vol-1", target, given), Code.INVALID_ARGUMENT, "password")
     assert "s3same" not in said
     kata.check_untouched(target)
 
 
-async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(
-    kata: Node, target: str
-) -> None:
+async def test_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node, target: str) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
@@ -245,9 +227,7 @@ async def test_a_publish_outlives_its_caller_and_the_retry_joins_it(
     kata.check_published("vol-1", target)
 
 
-async def test_a_callers_deadline_does_not_leave_a_publish_half_done(
-    kata: Node, target: str
-) -> None:
+async def test_callers_deadline_leaves_no_publish_half_done(kata: Node, target: str) -> None:
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     with pytest.raises(grpc.aio.AioRpcError) as told:
         await kata.co.publish("vol-1", target, timeout_s=0.2)
@@ -294,9 +274,7 @@ async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:
     await refused(raw(b"\xff\xff\xff"), Code.INVALID_ARGUMENT, "csi.v1.NodePublishVolumeRequest")
 
 
-async def test_unknown_fields_reach_the_driver_in_a_deferred_publish_too(
-    kata: Node, target: str
-) -> None:
+async def test_unknown_fields_reach_the_driver_when_deferred(kata: Node, target: str) -> None:
     unknown = b"\xaa\xf7\x07\x05later"  # field 15733, length-delimited
     data = publish_request("vol-1", target).SerializeToString() + unknown
     raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = kata.co.channel.unary_unary(

@@ -56,9 +56,7 @@ async def test_another_handler_than_the_one_that_is_named(kata: Node, target: st
     await never_reached_the_driver(kata, target)
 
 
-async def test_publish_without_handler_name_is_refused_if_two_are_registered(
-    kata: Node, target: str
-) -> None:
+async def test_unnamed_handler_is_refused_if_two_are_registered(kata: Node, target: str) -> None:
     async with kata.handler(name="other", endpoint=f"{kata.places.root}/other.sock"):
         await refused(
             kata.co.publish("vol-1", target),
@@ -103,7 +101,7 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
 
 
 @pytest.mark.spec("D-20")
-async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driver_is_called(
+async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(
     node: Node,
 ) -> None:
     """A kubelet publishes all volumes of a pod at once; without a limit its container fails to start, much later."""
@@ -128,9 +126,7 @@ async def test_publish_beyond_what_a_sandbox_can_have_is_refused_before_the_driv
         await node.co.publish("vol-8", target("one", "vol-8"))
 
 
-async def test_unsupported_filesystem_of_the_drivers_answer_is_refused(
-    node: Node, target: str
-) -> None:
+async def test_unsupported_filesystem_of_the_answer_is_refused(node: Node, target: str) -> None:
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, capability(mount_flags=["noatime"]))
@@ -166,9 +162,7 @@ async def test_invalid_target_path_is_refused(kata: Node, path: str, words: str)
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_unreadable_entry_blocks_its_volume_and_all_if_it_may_be_anybodys(
-    places: Places, *, known: bool
-) -> None:
+async def test_unreadable_entry_blocks_what_may_be_its(places: Places, *, known: bool) -> None:
     """A live sandbox may have it: nobody else gets the volume or its device, deferred or on the host.
 
     The proxy that published it remembers what it reserves; one that is started finds nothing in the record.
@@ -292,7 +286,7 @@ async def test_device_of_a_raw_publish_is_refused_until_the_raw_publish_ends(kat
     kata.check_published("vol-1", target)
 
 
-async def test_host_writer_beside_a_deferred_reader_is_refused_and_a_reader_is_not(
+async def test_host_writer_beside_a_deferred_reader_is_refused(
     kata: Node,
 ) -> None:
     deferred, host = kata.places.target("deferred"), kata.places.target("host")
@@ -308,9 +302,7 @@ async def test_host_writer_beside_a_deferred_reader_is_refused_and_a_reader_is_n
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
-async def test_host_mount_of_a_deferred_device_by_another_volume_id_is_refused(
-    kata: Node, *, is_retry: bool
-) -> None:
+async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retry: bool) -> None:
     """Two PersistentVolumes of one disk. What stood before the call is not undone by it."""
     deferred, host = kata.places.target("deferred"), kata.places.target("host")
     device = fake_driver.device_of("vol-1")

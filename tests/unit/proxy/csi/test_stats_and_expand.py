@@ -118,9 +118,7 @@ async def _end_session(node: Node) -> None:
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_grows_the_device_then_the_filesystem_then_the_record(
-    node: Node, target: str
-) -> None:
+async def test_expand_grows_device_then_filesystem_then_record(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -135,9 +133,7 @@ async def test_expand_grows_the_device_then_the_filesystem_then_the_record(
 
 
 @pytest.mark.spec("D-26")
-async def test_expand_without_a_sandbox_is_kept_for_the_one_that_mounts_next(
-    node: Node, target: str
-) -> None:
+async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -158,9 +154,7 @@ async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, ta
 
 
 @pytest.mark.spec("D-27")
-async def test_expand_beyond_the_limit_is_out_of_range_and_nothing_changes(
-    node: Node, target: str
-) -> None:
+async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -199,9 +193,7 @@ async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target
 
 
 @pytest.mark.spec("D-37")
-async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_of_the_pod(
-    node: Node, target: str
-) -> None:
+async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: Node, target: str) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake, features=frozenset({Feature.STATS})):
         await node.co.publish("vol-1", target)
@@ -216,9 +208,7 @@ async def test_expand_with_a_handler_that_cannot_grow_online_asks_for_a_restart_
     assert node.record(target).mount.capacity_bytes == 128 * MIB, "the next sandbox grows it"
 
 
-async def test_expansion_outlives_its_caller_and_its_size_is_recorded(
-    node: Node, target: str
-) -> None:
+async def test_expansion_outlives_its_caller_and_is_recorded(node: Node, target: str) -> None:
     async with node.gated_handler(target) as (fake, gate):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         request = runtime_pb2.RuntimeExpandVolumeRequest(
@@ -240,9 +230,7 @@ async def test_expansion_outlives_its_caller_and_its_size_is_recorded(
 
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
-async def test_size_larger_than_the_device_is_refused(
-    node: Node, target: str, reported: int
-) -> None:
+async def test_size_beyond_the_device_is_refused(node: Node, target: str, reported: int) -> None:
     async with node.handler(fake=FakeHandler(filled_bytes=reported)):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):

@@ -31,9 +31,7 @@ def unstage(node: Node, volume_id: str) -> csi_pb2.NodeUnstageVolumeRequest:
 
 
 @pytest.mark.spec("D-18", "D-19")
-async def test_unpublish_is_refused_while_a_sandbox_lives_and_works_afterwards(
-    kata: Node, published: str
-) -> None:
+async def test_unpublish_is_refused_while_a_sandbox_lives(kata: Node, published: str) -> None:
     with kata.sandbox(published, name="box-7"):
         await refused(
             kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "box-7", "kata", "stop"
@@ -70,9 +68,7 @@ async def test_no_sandbox_can_claim_during_an_unpublish(kata: Node, published: s
 
 
 @pytest.mark.spec("D-18")
-async def test_repeated_unpublish_is_ok_with_and_without_the_flag(
-    kata: Node, published: str
-) -> None:
+async def test_repeated_unpublish_is_ok_with_or_without_flag(kata: Node, published: str) -> None:
     await kata.co.unpublish("vol-1", published)
     await kata.co.unpublish("vol-1", published)
     await kata.co.unpublish("vol-1", published, flag=True)
@@ -86,9 +82,7 @@ async def test_unpublish_needs_no_handler(node: Node, target: str) -> None:
     node.check_untouched(target)
 
 
-async def test_a_driver_that_fails_leaves_the_entry_for_the_retry(
-    kata: Node, published: str
-) -> None:
+async def test_failing_driver_leaves_the_entry_for_the_retry(kata: Node, published: str) -> None:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
     await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
     kata.check_published("vol-1", published)
@@ -112,9 +106,7 @@ async def test_mount_over_the_guard_that_stays_keeps_the_entry(kata: Node, publi
     kata.check_untouched(published)
 
 
-async def test_mount_over_the_guard_that_the_driver_removes_ends_with_the_unpublish(
-    kata: Node, published: str
-) -> None:
+async def test_mount_over_the_guard_ends_with_the_unpublish(kata: Node, published: str) -> None:
     """A driver that mounts at a repeated publish although it was called with the flag."""
     kata.targets.foreign.add(published)
     kata.driver.after_unpublish = lambda: kata.targets.foreign.discard(published)
@@ -147,7 +139,7 @@ def _lose_a_guard(places: Places) -> None:
     Path(lost, GUARD).touch()
 
 
-async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_go_on(
+async def test_retries_of_a_hanging_unpublish_take_one_thread(
     places: Places,
 ) -> None:
     _lose_a_guard(places)
@@ -164,7 +156,7 @@ async def test_retries_of_a_hanging_unpublish_take_one_thread_and_other_volumes_
         targets.answers.set()
 
 
-async def test_link_to_a_guard_whose_volume_nobody_knows_does_not_reach_the_driver(
+async def test_link_to_an_unknown_guard_does_not_reach_the_driver(
     places: Places,
 ) -> None:
     _lose_a_guard(places)
@@ -179,9 +171,7 @@ async def test_link_to_a_guard_whose_volume_nobody_knows_does_not_reach_the_driv
         assert not os.path.lexists(places.target("lost"))
 
 
-async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(
-    places: Places, target: str
-) -> None:
+async def test_unpublish_of_a_host_mount_uses_no_thread(places: Places, target: str) -> None:
     targets = HangingTargets(places.kubelet)
     async with nodes.running(places, targets=targets) as node:
         await node.co.publish("vol-1", target, defer=False)
@@ -191,9 +181,7 @@ async def test_unpublish_of_a_host_mount_uses_no_thread_for_a_guard(
         assert len(node.driver.called("NodeUnpublishVolume")) == 1
 
 
-async def test_guard_mount_without_entry_is_removed_by_unpublish(
-    kata: Node, published: str
-) -> None:
+async def test_guard_without_entry_is_removed_by_unpublish(kata: Node, published: str) -> None:
     entry = kata.entry(published)
     assert entry is not None
     shutil.rmtree(entry.directory)
@@ -207,9 +195,7 @@ async def test_guard_mount_without_entry_is_removed_by_unpublish(
     kata.check_untouched(published)
 
 
-async def test_another_spelling_of_the_target_does_not_reach_the_driver(
-    kata: Node, published: str
-) -> None:
+async def test_other_spelling_of_the_target_is_refused(kata: Node, published: str) -> None:
     for odd in (f"{published}/", published.replace("/mount", "//mount")):
         await refused(kata.co.unpublish("vol-1", odd), Code.INVALID_ARGUMENT, "is invalid")
     assert kata.driver.called("NodeUnpublishVolume") == []
@@ -225,9 +211,7 @@ async def test_an_ordinary_volumes_unpublish_passes_as_it_is(node: Node, target:
 
 
 @pytest.mark.spec("D-22")
-async def test_unstage_while_deferred_is_refused_naming_the_target(
-    kata: Node, published: str
-) -> None:
+async def test_unstage_while_deferred_is_refused(kata: Node, published: str) -> None:
     await refused(
         kata.co.node.NodeUnstageVolume(unstage(kata, "vol-1"), timeout=10),
         Code.FAILED_PRECONDITION,
@@ -267,9 +251,7 @@ async def test_an_unpublish_during_a_publish_is_aborted(kata: Node, target: str)
     assert os.path.isdir(target)
 
 
-async def test_an_unpublish_does_not_overtake_the_publish_that_its_caller_gave_up(
-    kata: Node, target: str
-) -> None:
+async def test_unpublish_does_not_overtake_an_abandoned_publish(kata: Node, target: str) -> None:
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))

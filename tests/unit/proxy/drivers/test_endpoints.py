@@ -72,9 +72,7 @@ async def test_name_of_a_registered_handler_is_taken(kata: Node) -> None:
     )
 
 
-async def test_operators_see_drivers_handlers_and_volumes_with_their_sandbox(
-    kata: Node, published: str
-) -> None:
+async def test_operators_see_drivers_handlers_and_volumes(kata: Node, published: str) -> None:
     drivers = await kata.inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=10)
     assert [(each.name, each.connected, each.deferred_volumes) for each in drivers.drivers] == [
         ("csi.example.com", True, 1)
@@ -159,9 +157,7 @@ async def _next(watch: Any, kind: str) -> inspect_pb2.Event:
 
 
 @pytest.mark.parametrize("method", ["RuntimeStageVolume", "RuntimeUnstageVolume"])
-async def test_staging_call_of_the_kep_is_unimplemented_and_changes_nothing(
-    kata: Node, published: str, method: str
-) -> None:
+async def test_staging_of_the_kep_is_unimplemented(kata: Node, published: str, method: str) -> None:
     request = getattr(runtime_pb2, f"{method}Request")(volume_target_path=published)
     await refused(
         getattr(kata.runtime, method)(request, timeout=10),

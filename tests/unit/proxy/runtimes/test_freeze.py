@@ -59,9 +59,7 @@ async def test_thaw_by_the_guest_itself_is_reported(node: Node, target: str) -> 
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(
-    node: Node, target: str
-) -> None:
+async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> None:
     async with node.handler() as session:
         await node.co.publish("vol-1", target)
         assert not (await freeze(node, target)).frozen
@@ -71,9 +69,7 @@ async def test_freeze_without_sandbox_is_not_frozen_even_without_handler(
 
 
 @pytest.mark.spec("D-30")
-async def test_held_claim_that_cannot_be_read_is_not_taken_for_none(
-    node: Node, target: str
-) -> None:
+async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str) -> None:
     """Of a newer runtime: nobody knows its sandbox, but the lock says that there is one."""
     async with node.handler():
         await node.co.publish("vol-1", target)
@@ -96,9 +92,7 @@ async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node, ta
 
 
 @pytest.mark.spec("D-30")
-async def test_freeze_of_a_volume_unknown_to_its_handler_is_an_error(
-    node: Node, target: str
-) -> None:
+async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, target: str) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
     async with node.handler(fake=FakeHandler(error=errors.NotFound("no such volume"))):
         await node.co.publish("vol-1", target)
@@ -140,9 +134,7 @@ async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target
 
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
-async def test_invalid_freeze_time_is_refused_before_any_call(
-    node: Node, target: str, seconds: int
-) -> None:
+async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: int) -> None:
     fake = FakeHandler()
     async with node.handler(fake=fake):
         await node.co.publish("vol-1", target)
@@ -190,9 +182,7 @@ async def test_freeze_and_thaw_are_reported_as_events(kata: Node, published: str
     assert seen == [("frozen", published, "for 5 s at most"), ("thawed", published, "")]
 
 
-async def test_unpublish_while_a_guest_is_frozen_answers_at_once(
-    kata: Node, published: str
-) -> None:
+async def test_unpublish_of_a_frozen_guest_answers_at_once(kata: Node, published: str) -> None:
     with kata.sandbox(published):
         await freeze(kata, published)
         await refused(kata.co.unpublish("vol-1", published), Code.FAILED_PRECONDITION, "sandbox-1")

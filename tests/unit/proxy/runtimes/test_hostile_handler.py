@@ -137,9 +137,7 @@ PASSPHRASE = "correct horse battery staple"
 
 
 @pytest.mark.spec("D-38")
-async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(
-    node: Node, target: str
-) -> None:
+async def test_empty_volume_is_refused_if_no_guest_can_format(node: Node, target: str) -> None:
     node.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
         await refused(
@@ -149,18 +147,14 @@ async def test_volume_created_empty_is_refused_if_the_handler_cannot_format(
 
 
 @pytest.mark.spec("D-38")
-async def test_volume_created_empty_is_recorded_with_its_mkfs_options(
-    kata: Node, target: str
-) -> None:
+async def test_empty_volume_is_recorded_with_its_mkfs_options(kata: Node, target: str) -> None:
     kata.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
     await kata.co.publish("vol-1", target)
     assert kata.record(target).mount.format == volumes.GuestFormat(None, 1)
 
 
 @pytest.mark.spec("D-39")
-async def test_encrypted_volume_is_refused_if_the_handler_cannot_decrypt(
-    node: Node, target: str
-) -> None:
+async def test_encrypted_volume_is_refused_if_undecryptable(node: Node, target: str) -> None:
     node.driver.passphrase = PASSPHRASE
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.LUKS}):
         await refused(
@@ -209,9 +203,7 @@ async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> 
 
 
 @pytest.mark.spec("D-40")
-async def test_health_is_an_error_if_the_driver_finds_nothing_and_the_guest_is_not_reached(
-    node: Node, target: str
-) -> None:
+async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, target: str) -> None:
     async with node.handler(fake=FakeHandler(error=AWAY)):
         await node.co.publish("vol-1", target)
         with node.sandbox(target):

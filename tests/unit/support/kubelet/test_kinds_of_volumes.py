@@ -47,7 +47,7 @@ async def node(root: str, request: pytest.FixtureRequest) -> AsyncIterator[Node]
         yield there
 
 
-async def test_volume_is_attached_before_it_is_staged_and_detached_after_it_is_unstaged(
+async def test_attach_comes_before_the_stage_and_detach_after_unstage(
     node: Node,
 ) -> None:
     node.controller.fails = 2
@@ -65,7 +65,7 @@ async def test_volume_is_attached_before_it_is_staged_and_detached_after_it_is_u
     assert node.controller.attached == set()
 
 
-async def test_volume_that_cannot_be_unpublished_is_detached_by_force_only_where_that_is_on(
+async def test_forced_detach_of_a_mounted_volume_needs_the_switch(
     node: Node,
 ) -> None:
     node.kubelet.add(POD)
@@ -82,7 +82,7 @@ async def test_volume_that_cannot_be_unpublished_is_detached_by_force_only_where
     assert node.controller.attached == (set() if node.forces else {"vol-1"})
 
 
-async def test_volume_of_a_running_pod_is_not_detached_across_a_restart_of_the_kubelet(
+async def test_restarted_kubelet_detaches_no_volume_of_a_running_pod(
     node: Node,
 ) -> None:
     node.kubelet.add(POD)
@@ -106,9 +106,7 @@ async def _run(simulated: Simulated) -> None:
     await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
 
 
-async def test_raw_volume_is_staged_published_mapped_and_all_of_it_removed(
-    simulated: Simulated, root: str
-) -> None:
+async def test_raw_volume_is_staged_mapped_and_removed(simulated: Simulated, root: str) -> None:
     await _run(simulated)
     target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
     mapped = f"{root}/kubelet/{BASE}/pv-raw/dev/pod-1"
@@ -130,7 +128,7 @@ async def test_raw_volume_is_staged_published_mapped_and_all_of_it_removed(
     assert sorted(os.listdir(f"{root}/kubelet/{BASE}")) == ["publish", "staging"]
 
 
-async def test_driver_that_leaves_its_target_keeps_the_device_from_being_unmapped(
+async def test_target_that_stays_keeps_its_device_mapped(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -142,9 +140,7 @@ async def test_driver_that_leaves_its_target_keeps_the_device_from_being_unmappe
     assert simulated.kubelet.actual.volumes["pv-raw"].device is State.UNCERTAIN
 
 
-async def test_expansion_of_a_raw_volume_names_the_target_and_no_staging_path(
-    simulated: Simulated, root: str
-) -> None:
+async def test_raw_expansion_names_the_target_alone(simulated: Simulated, root: str) -> None:
     await _run(simulated)
     simulated.kubelet.resize("pv-raw", 1 << 30)
     await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
@@ -154,9 +150,7 @@ async def test_expansion_of_a_raw_volume_names_the_target_and_no_staging_path(
     assert expand.request.volume_capability.HasField("block")
 
 
-async def test_statistics_of_a_raw_volume_are_asked_at_the_kubelets_own_bind(
-    simulated: Simulated, root: str
-) -> None:
+async def test_raw_statistics_are_asked_at_the_bind(simulated: Simulated, root: str) -> None:
     await _run(simulated)
     simulated.kubelet.clock.advance(60)
     await simulated.kubelet.turn()
@@ -172,9 +166,7 @@ async def test_linked_raw_volume_is_found_after_a_restart(simulated: Simulated) 
     assert simulated.methods() == LIFE
 
 
-async def test_raw_volume_without_a_link_is_lost_by_a_restart(
-    simulated: Simulated, root: str
-) -> None:
+async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, root: str) -> None:
     """The publish was lost, so the kubelet has mapped nothing: no directory of the pod names the volume."""
     simulated.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
     simulated.kubelet.add(RAW_POD)
@@ -192,9 +184,7 @@ INLINE = Volume.inline("pod-1", "scratch", {"size": "1Gi"})
 INLINE_POD = Pod("pod-1", (INLINE,))
 
 
-async def test_inline_volume_is_published_without_a_stage_and_named_after_its_pod(
-    simulated: Simulated, root: str
-) -> None:
+async def test_inline_volume_is_named_after_its_pod(simulated: Simulated, root: str) -> None:
     simulated.kubelet.add(INLINE_POD)
     await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
     (publish,) = simulated.driver.called("NodePublishVolume")
@@ -208,7 +198,7 @@ async def test_inline_volume_is_published_without_a_stage_and_named_after_its_po
     assert simulated.methods() == ["NodePublishVolume", "NodeUnpublishVolume"]
 
 
-async def test_inline_volume_is_unpublished_after_a_restart_and_nothing_is_unstaged(
+async def test_inline_volume_is_unpublished_after_a_restart(
     simulated: Simulated,
 ) -> None:
     simulated.kubelet.add(INLINE_POD)
@@ -219,9 +209,7 @@ async def test_inline_volume_is_unpublished_after_a_restart_and_nothing_is_unsta
     assert simulated.methods() == ["NodePublishVolume", "NodeUnpublishVolume"]
 
 
-async def test_driver_whose_lifecycle_modes_lack_ephemeral_is_not_called(
-    simulated: Simulated, root: str
-) -> None:
+async def test_driver_without_ephemeral_is_not_called(simulated: Simulated, root: str) -> None:
     kubelet = Kubelet(
         root=f"{root}/kubelet",
         driver=DRIVER,

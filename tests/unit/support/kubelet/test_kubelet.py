@@ -33,9 +33,7 @@ async def _fail_always(simulated: Simulated, method: str, code: grpc.StatusCode)
     await simulated.kubelet.turn()
 
 
-async def test_pod_is_staged_published_unpublished_and_unstaged_in_order(
-    simulated: Simulated, root: str
-) -> None:
+async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, root: str) -> None:
     await _run(simulated)
     assert simulated.runtime.containers == {"pod-1"}
     await simulated.kubelet.delete("pod-1")
@@ -46,7 +44,7 @@ async def test_pod_is_staged_published_unpublished_and_unstaged_in_order(
     assert os.listdir(f"{root}/kubelet/plugins/kubernetes.io/csi/csi.example.com") == []
 
 
-async def test_capabilities_are_asked_on_a_connection_of_each_operation(
+async def test_capabilities_are_asked_for_each_operation(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -91,7 +89,7 @@ async def test_final_code_after_an_uncertain_publish_is_forgotten_and_never_unpu
     assert len(simulated.driver.published) == 1, "the leak that a final code makes"
 
 
-async def test_capabilities_that_fail_after_an_uncertain_publish_make_the_kubelet_forget(
+async def test_failing_capabilities_make_the_kubelet_forget(
     simulated: Simulated,
 ) -> None:
     _uncertain(simulated)
@@ -136,7 +134,7 @@ def test_pauses_grow_from_half_a_second_to_two_minutes() -> None:
     assert pauses[-1] == LONGEST_PAUSE_S
 
 
-async def test_unpublish_is_retried_five_times_a_second_while_another_pod_waits(
+async def test_unpublish_is_retried_at_once_while_a_pod_waits(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -175,7 +173,7 @@ async def test_volume_is_unstaged_when_its_last_pod_is_gone(simulated: Simulated
     assert simulated.methods()[-1] == "NodeUnstageVolume"
 
 
-async def test_target_that_holds_something_after_unpublish_is_never_torn_down(
+async def test_target_that_holds_something_is_never_torn_down(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -187,7 +185,7 @@ async def test_target_that_holds_something_after_unpublish_is_never_torn_down(
     assert simulated.kubelet.actual.volumes["pv-1"].state_for("pod-1") is State.UNCERTAIN
 
 
-async def test_restarted_kubelet_stages_and_publishes_running_pods_again(
+async def test_restarted_kubelet_publishes_running_pods_again(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -197,9 +195,7 @@ async def test_restarted_kubelet_stages_and_publishes_running_pods_again(
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-async def test_reconstruction_unstages_only_what_is_a_mount_point(
-    simulated: Simulated, *, mounted: bool
-) -> None:
+async def test_only_a_mount_point_is_unstaged(simulated: Simulated, *, mounted: bool) -> None:
     await _run(simulated)
     await simulated.kubelet.delete("pod-1")
     if not mounted:
@@ -238,7 +234,7 @@ async def test_expansion_refused_as_in_use_is_not_tried_again(
     assert len(simulated.driver.called("NodeExpandVolume")) == calls
 
 
-async def test_statistics_are_polled_and_their_failure_changes_nothing(
+async def test_failing_statistics_change_nothing(
     simulated: Simulated,
 ) -> None:
     await _run(simulated)
@@ -250,7 +246,7 @@ async def test_statistics_are_polled_and_their_failure_changes_nothing(
     assert simulated.kubelet.settled
 
 
-async def test_sub_path_is_made_in_the_target_bound_and_cleaned_before_unpublish(
+async def test_sub_path_is_bound_and_cleaned_before_unpublish(
     simulated: Simulated,
 ) -> None:
     await _run(simulated, Pod("pod-1", (VOLUME,), {"pv-1": "a/b"}))
@@ -263,7 +259,7 @@ async def test_sub_path_is_made_in_the_target_bound_and_cleaned_before_unpublish
     assert simulated.mount_points.binds == {}
 
 
-async def test_sub_path_that_cannot_be_made_keeps_the_container_from_starting(
+async def test_sub_path_that_cannot_be_made_stops_the_container(
     simulated: Simulated,
 ) -> None:
     simulated.kubelet.add(Pod("pod-1", (VOLUME,), {"pv-1": "file/below"}))
