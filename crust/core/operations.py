@@ -22,7 +22,7 @@ often it is asked for.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -86,19 +86,6 @@ class ShuttingDown(errors.PeerUnavailable):
         )
 
 
-AFTER_ANSWER_S = 0.002
-"""So long this process leaves the processor to those who get an answer: the caller is woken by it, through several
-threads, and on a busy node a log line first would take as long as a tenth of the call."""
-
-
-def after_answer(call: Callable[[], object]) -> None:
-    """Before an answer: call `call` when it has been sent, or if there is no caller any more.
-
-    For log lines, metrics and events. Calls keep their order.
-    """
-    asyncio.get_running_loop().call_later(AFTER_ANSWER_S, call)
-
-
 class ThreadPool(Protocol):
     """The threads that operations use."""
 
@@ -113,27 +100,6 @@ class ThreadPool(Protocol):
     def used(self) -> AbstractContextManager[None]:
         """Make them those of the tasks that are created inside the block."""
         ...
-
-
-async def _ended(task: "asyncio.Task[Any]", timeout_s: float | None) -> None:
-    """Wait for the task, and never cancel it. As asyncio.wait, which costs a multiple for a single task."""
-    if task.done():
-        return
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(*_: object) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = None if timeout_s is None else loop.call_later(timeout_s, wake)
-    task.add_done_callback(wake)
-    try:
-        await waiter
-    finally:
-        task.remove_done_callback(wake)
-        if timer is not None:
-            timer.cancel()
 
 
 ANSWER_AT = 0.95
@@ -154,13 +120,6 @@ class _Running:
     def age_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def wait_s(self, left_s: float | None) -> float | None:
-        """How long a caller with `left_s` may wait: nothing is left of an operation that is overdue."""
-        times = [] if self.limit_s is None else [max(self.limit_s - self.age_s, 0)]
-        if left_s is not None:
-            times.append(left_s * ANSWER_AT)
-        return min(times, default=None)
-
 
 class KeyedOperations:
     """The operations that run in this process, by key, on `threads` if they are given; looks need them."""
@@ -178,7 +137,7 @@ class KeyedOperations:
         key: Hashable,
         name: str,
         identity: object,
-        work: Callable[[], Awaitable[T]],
+        work: Callable[[], Coroutine[Any, Any, T]],
         *,
         also: Iterable[Hashable] = (),
         limit_s: float | None = None,
@@ -201,17 +160,18 @@ class KeyedOperations:
             running.limit_s = limit_s
         elif (running.key, running.name, running.identity) != (key, name, identity):
             raise OperationInProgress(key, running.name, running.age_s)
-        return cast("T", await self._wait(key, running, left_s))
-
-    async def _wait(self, key: Hashable, running: _Running, left_s: float | None) -> Any:
+        limit_s = running.limit_s
+        times = [] if limit_s is None else [max(limit_s - running.age_s, 0)]
+        if left_s is not None:
+            times.append(left_s * ANSWER_AT)
         running.waiters += 1
         try:
-            await _ended(running.task, running.wait_s(left_s))
+            await asyncio.wait([running.task], timeout=min(times, default=None))
         finally:
             running.waiters -= 1
-        if running.task.done():
-            return running.task.result()
-        raise OperationOverdue(key, running.name, running.age_s)
+        if not running.task.done():
+            raise OperationOverdue(key, running.name, running.age_s)
+        return cast("T", running.task.result())
 
     async def look(
         self,
@@ -307,7 +267,7 @@ class KeyedOperations:
         keys: tuple[Hashable, ...],
         name: str,
         identity: object,
-        work: Callable[[], Awaitable[T]],
+        work: Callable[[], Coroutine[Any, Any, T]],
     ) -> _Running:
         for key in keys:
             if (holder := self._running.get(key)) is not None:
@@ -315,11 +275,8 @@ class KeyedOperations:
             if key in self._shared:
                 raise OperationInProgress(key, self._shared[key][0], 0)
 
-        async def guarded() -> T:
-            return await work()
-
         with nullcontext() if self.threads is None else self.threads.used():
-            task = asyncio.create_task(guarded(), name=f"{name} {keys[0]}")
+            task = asyncio.create_task(work(), name=f"{name} {keys[0]}")
         running = _Running(keys[0], name, identity, task)
         self._running.update(dict.fromkeys(keys, running))
         task.add_done_callback(lambda done: self._finished(keys, running, done))

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from crust.core import deferral_keys, errors, metrics, operations, volumes
+from crust.core import deferral_keys, errors, metrics, volumes
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
@@ -178,7 +178,7 @@ class Publish:
             )
         )
         if run.began.entry is None:
-            operations.after_answer(lambda: _report(self._events, published, run.decision))
+            _report(self._events, published, run.decision)
 
     async def _admit(self, run: _Run) -> Handler:
         """All checks before any change. An existing entry has passed them: its retry needs no handler."""

@@ -11,7 +11,7 @@ restarts then may find no mount point, and would never ask again.
 import logging
 from dataclasses import dataclass, replace
 
-from crust.core import operations, volumes
+from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff import store as stores
 from crust.handoff.entry import UnknownHandoffFile
@@ -68,7 +68,7 @@ class Unpublish:
         self._table.drop(row.name)
         record = row.record
         if record is not None:
-            operations.after_answer(lambda: _report(self._events, record))
+            _report(self._events, record)
         return response
 
     async def remove(

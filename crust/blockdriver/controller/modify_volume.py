@@ -14,8 +14,9 @@ I/O limits where the storage keeps them itself: neither this host nor a guest is
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from crust.blockdriver.controller import capacity, class_parameters
 from crust.blockdriver.controller.capacity import PoolCapacity
@@ -213,7 +214,7 @@ class InterruptedChanges:
     running: operations.KeyedOperations
     interrupted: Callable[[], tuple[volumes.VolumeId, ...]]
     """Blocks."""
-    apply: Callable[[volumes.VolumeId, Change], Awaitable[Outcome]]
+    apply: Callable[[volumes.VolumeId, Change], Coroutine[Any, Any, Outcome]]
 
     async def finish(self) -> None:
         """Finish them; those that fail are left to the CO's retry.

@@ -6,8 +6,8 @@ none needs to be exact. Work that takes long by its nature has an hour: copies, 
 their own, and fsGroup of many files.
 """
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from typing import Any, TypeVar
 
 from crust.core import operations, volumes
 from crust.rpc.call import Call
@@ -40,7 +40,7 @@ async def change(  # noqa: PLR0913 - an operation, and its caller
     key: volumes.VolumeKey,
     rpc: str,
     identity: object,
-    work: Callable[[], Awaitable[T]],
+    work: Callable[[], Coroutine[Any, Any, T]],
     call: Call,
     *,
     also: Iterable[volumes.VolumeKey] = (),

@@ -1,8 +1,8 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
@@ -262,7 +262,7 @@ class Node:
         volume_id: volumes.VolumeId,
         name: str,
         identity: object,
-        work: Callable[[], Awaitable[T]],
+        work: Callable[[], Coroutine[Any, Any, T]],
         call: Call,
     ) -> T:
         key = volumes.VolumeKey(self._identity.driver, volume_id)

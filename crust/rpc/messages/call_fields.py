@@ -2,7 +2,7 @@
 
 The id is made by the first process of crust that a call reaches, and travels to the next ones as gRPC metadata
 (`port`). Everything else is read from the request, once, when the first line is written or the call ends: most calls
-write their only line after their answer was sent. From then on the request, which may have secrets, is not kept.
+write one line. From then on the request, which may have secrets, is not kept.
 """
 
 import re

@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 from prometheus_client import Histogram
 
-from crust.core import metrics, operations
+from crust.core import metrics
 from crust.rpc.messages import call_fields, redaction
 
 _log = logging.getLogger(__name__)
@@ -57,30 +56,20 @@ class CallRecord:
         self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
         self._level = logging.DEBUG if is_inner or self.is_quiet else logging.INFO
 
-    def soon(self, request: bytes, started_s: float) -> None:
-        """Record after the answer is sent: a log line takes a tenth of a small call's time, and the caller need
-        not wait.
-        """
-        if self._is_inner and not _log.isEnabledFor(self._level):
-            return  # the next part of the call waits for the event loop
+    def record(
+        self,
+        request: bytes,
+        started_s: float,
+        code: grpc.StatusCode = grpc.StatusCode.OK,
+        error: Mapping[str, str] | None = None,
+    ) -> None:
+        """Count and log a call that has ended; `error` has the log fields of a failure."""
         elapsed_s = time.monotonic() - started_s
-        record = partial(self._record, request, elapsed_s, grpc.StatusCode.OK, {})
-        operations.after_answer(record)
-
-    def now(
-        self, request: bytes, started_s: float, code: grpc.StatusCode, error: dict[str, str]
-    ) -> None:
-        """Record at once; `error` has the log fields of a failure."""
-        self._record(request, time.monotonic() - started_s, code, error)
-
-    def _record(
-        self, request: bytes, elapsed_s: float, code: grpc.StatusCode, error: dict[str, str]
-    ) -> None:
         if self._is_csi and not self._is_inner:
             self._timer(code).observe(elapsed_s)
         level = self._level_of(code)
         if _log.isEnabledFor(level):
-            self._log_served(level, request, elapsed_s, code, error)
+            self._log_served(level, request, elapsed_s, code, error or {})
         fields = call_fields.current()
         if fields is not None and not self._is_inner:
             fields.settle()
@@ -104,7 +93,7 @@ class CallRecord:
         request: bytes,
         elapsed_s: float,
         code: grpc.StatusCode,
-        error: dict[str, str],
+        error: Mapping[str, str],
     ) -> None:
         extra: dict[str, Any] = {
             "rpc": self.rpc,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from crust.core import errors, operations
+from crust.core import errors
 from crust.core.supervised import supervised
 from crust.host.files import flocks
 from crust.host.process import oserrors, workers
@@ -122,7 +122,6 @@ async def serving(
         finally:
             await workers.run(own.remove)
             await server.stop(grace=GRACE_S)
-            await asyncio.sleep(operations.AFTER_ANSWER_S)  # the last calls are logged by then
     finally:
         if lock is not None:
             lock.close()

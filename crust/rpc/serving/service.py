@@ -123,7 +123,7 @@ class Service:
             answer = await self._run(call, data)
         except (Exception, asyncio.CancelledError) as error:
             self._refuse(call, data, record, started_s, error)
-        record.soon(data, started_s)
+        record.record(data, started_s)
         return answer
 
     async def stream(
@@ -139,7 +139,7 @@ class Service:
                     yield answer
         except (Exception, asyncio.CancelledError) as error:
             self._refuse(call, data, record, started_s, error)
-        record.soon(data, started_s)
+        record.record(data, started_s)
 
     def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
         around = logs.context.get()
@@ -198,7 +198,7 @@ class Service:
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                record.now(data, started_s, grpc.StatusCode.CANCELLED, {})
+                record.record(data, started_s, grpc.StatusCode.CANCELLED)
                 raise error
             error = errors.PeerUnavailable(
                 f"{record.rpc} was interrupted",
@@ -208,7 +208,7 @@ class Service:
         assert isinstance(error, Exception)
         answered = known_error(record.rpc, self.name, error)
         refusal = status.of(answered, call)
-        record.now(data, started_s, refusal.code, _logged(answered))
+        record.record(data, started_s, refusal.code, _logged(answered))
         if refusal is error:  # an error must not be its own cause
             raise refusal
         raise refusal from error

@@ -156,36 +156,6 @@ async def test_operation_takes_all_its_keys_or_none_and_refuses_others_until_it_
     assert await running.run("a", "copy", None, free) == 2
 
 
-async def test_postponed_work_runs_after_the_answer_and_in_order() -> None:
-    running = operations.KeyedOperations()
-    done: list[str] = []
-    reported = asyncio.Event()
-
-    async def work() -> None:
-        operations.after_answer(lambda: done.append("first"))
-        operations.after_answer(lambda: done.append("second"))
-        operations.after_answer(reported.set)
-
-    await running.run("v", "publish", 1, work)
-    done.append("answered")
-    await reported.wait()
-    assert done == ["answered", "first", "second"]
-
-
-async def test_postponed_work_runs_when_no_caller_is_left() -> None:
-    running, work, reported = operations.KeyedOperations(), Work(), asyncio.Event()
-
-    async def reporting() -> None:
-        await work()
-        operations.after_answer(reported.set)
-
-    caller = asyncio.create_task(running.run("v", "publish", 1, reporting))
-    await work.began.wait()
-    caller.cancel()
-    work.end.set()
-    await reported.wait()
-
-
 async def test_caller_is_answered_before_its_own_deadline_and_the_operation_goes_on() -> None:
     running, work = operations.KeyedOperations(), Work()
     with pytest.raises(

@@ -25,7 +25,6 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.reported import reported
 from tests.support.runtimes.fake_handler import FakeHandler, sandbox
 
 
@@ -184,7 +183,6 @@ def stream() -> Iterator[io.StringIO]:
 
 
 async def served(stream: io.StringIO, rpc: str) -> Lines:
-    await reported()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [line for line in lines if line["message"] == "served" and line["rpc"] == rpc]
 

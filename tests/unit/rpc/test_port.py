@@ -24,7 +24,6 @@ from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused
-from tests.support.reported import reported
 
 Code = grpc.StatusCode
 STATS = "/csi.v1.Node/NodeGetVolumeStats"
@@ -374,7 +373,6 @@ async def test_call_through_three_parts_has_one_line_and_one_id(
         await enter(ports.serving(path, Service(path, others=others)))
     to = await enter(channel.connect(front))
     await csi_pb2_grpc.NodeStub(to).NodeGetVolumeStats(REQUEST, timeout=20)
-    await reported()
     served = [each for each in caplog.records if each.message == "served"]
     assert [each.levelno for each in served].count(logging.INFO) == 1
     assert len(served) == (1 if level == logging.INFO else 3)
