@@ -338,12 +338,6 @@ def test_check_that_fails_itself_is_an_error(good: Node, monkeypatch: pytest.Mon
     assert "not allowed" in bad(good, "kernel", Level.ERROR)
 
 
-def test_every_check_of_the_page_exists_and_none_is_missing() -> None:
-    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
-    section = page.partition("### crust doctor")[2].partition("\n##")[0]
-    assert {each for each in CHECKS if f"`{each}`" not in section} == set()
-
-
 async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:
     words = ["doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json"]
     result = await asyncio.to_thread(CliRunner().invoke, main.main, words)

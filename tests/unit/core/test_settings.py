@@ -25,14 +25,6 @@ def proxy(toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -
     return loading.load(ProxySettings, "proxy", toml=toml, environ=environ or {}, flags=flags)
 
 
-def test_the_defaults_are_those_of_a_kubernetes_node() -> None:
-    loaded = proxy(drivers=(DRIVER,))
-    assert loaded.run_dir == "/run/crust"
-    assert loaded.volumes_root == "/run/crust/volumes"
-    assert loaded.target_roots == ("/var/lib/kubelet",)
-    assert loaded.log_level == "info"
-
-
 def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
     environ = {"CRUST_RUN_DIR": "/run/env", "CRUST_HANDLER_GRACE_S": "2.5"}
     loaded = proxy(TOML, environ, run_dir="/run/flag")
@@ -156,12 +148,6 @@ def test_csi_endpoint_of_another_kind_is_refused() -> None:
     environ = {"CSI_ENDPOINT": "tcp://127.0.0.1:10000"}
     with pytest.raises(loading.InvalidSettings, match="CSI_ENDPOINT is 'tcp://"):
         loading.load(DriverSettings, "driver", environ=environ, flags={"node_id": "n"})
-
-
-def test_settings_do_not_change_once_they_are_loaded() -> None:
-    loaded = proxy(TOML)
-    with pytest.raises(ValueError, match="frozen"):
-        loaded.run_dir = "/elsewhere"  # type: ignore[misc]
 
 
 def test_shim_and_driver_report_missing_settings() -> None:

@@ -211,21 +211,12 @@ async def test_raw_block_volume_of_several_writers_is_the_drivers_business(shim:
     assert list(shim.driver.last.volume_capabilities) == [raw]
 
 
-async def test_volume_with_a_source_is_not_created_empty(shim: Served) -> None:
-    source = csi_pb2.VolumeContentSource()
-    source.snapshot.snapshot_id = "snap-1"
-    answer = await shim.stub.CreateVolume(creation(ALWAYS, volume_content_source=source))
-    assert "crust.dev/created-empty" not in answer.volume.volume_context
-
-
-async def test_volume_whose_answer_names_a_source_is_not_created_empty(shim: Served) -> None:
-    shim.driver.source = True
-    answer = await shim.stub.CreateVolume(creation(ALWAYS))
-    assert "crust.dev/created-empty" not in answer.volume.volume_context
-
-
-async def test_volume_that_a_parameter_fills_is_not_created_empty(shim: Served) -> None:
-    answer = await shim.stub.CreateVolume(creation({**ALWAYS, "fromBackup": "s3://x"}))
+@pytest.mark.parametrize("filled_by", ["source", "answer", "parameter"])
+async def test_volume_with_content_is_not_created_empty(shim: Served, filled_by: str) -> None:
+    parameters = {**ALWAYS, "fromBackup": "s3://x"} if filled_by == "parameter" else ALWAYS
+    request = creation(parameters, snapshot="snap-1" if filled_by == "source" else "")
+    shim.driver.source = filled_by == "answer"
+    answer = await shim.stub.CreateVolume(request)
     assert "crust.dev/created-empty" not in answer.volume.volume_context
 
 

@@ -53,21 +53,6 @@ class FakeRuntime(runtime_pb2_grpc.RuntimeServicer):
         )
         return runtime_pb2.RuntimeExpandVolumeResponse(capacity_bytes=wanted.required_bytes)
 
-    async def RuntimeStageVolume(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
-    async def RuntimeUnstageVolume(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
-    async def RuntimeFreezeVolume(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
-    async def RuntimeThawVolume(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
-    async def RuntimeSetVolumeLimits(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
-
 
 @dataclass
 class Shim:
@@ -110,7 +95,7 @@ async def shim() -> AsyncIterator[Shim]:
 
 async def _built(stack: AsyncExitStack, *, report_condition: bool) -> Shim:
     root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
-    driver, back = FakeDriver(), FakeRuntime()
+    driver, back = FakeDriver(), FakeRuntime()  # type: ignore[abstract]
     server = grpc.aio.server()
     runtime_pb2_grpc.add_RuntimeServicer_to_server(back, server)
     server.add_insecure_port(f"unix:{root}/runtime.sock")

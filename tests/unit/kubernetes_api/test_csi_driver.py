@@ -80,14 +80,6 @@ async def test_absent_object_has_kubernetes_defaults_and_says_so(client: Kuberne
     assert all("no CSIDriver object" in each.why for each in mismatches)
 
 
-async def test_object_without_the_fields_has_their_defaults(
-    client: KubernetesApi, api: FakeKubernetes
-) -> None:
-    api.add_object("csidrivers", THEIRS, spec={})
-    found = await csi_driver_objects.read(client, THEIRS)
-    assert (found.exists, found.attach_required, found.pod_info_on_mount) == (True, True, False)
-
-
 async def test_api_that_refuses_is_unavailable(client: KubernetesApi, api: FakeKubernetes) -> None:
     api.faults.status = 403
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="CSIDriver"):

@@ -1,7 +1,6 @@
 """The runtime handler of a pod, from an API server that is there, away, slow, or behind."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -38,15 +37,6 @@ async def watched(api: FakeKubernetes) -> None:
     """Wait until a watch of pods has begun, and one of classes is there."""
     await asyncio.to_thread(api.watches.acquire)
     await asyncio.to_thread(api.wait_for_watch, "runtimeclasses")
-
-
-async def test_handler_is_that_of_the_pods_runtime_class(
-    api: FakeKubernetes, runtimes: PodRuntimes
-) -> None:
-    api.add_pod("web", "uid-1", "microvm")
-    api.add_pod("plain", "uid-2")
-    assert await runtimes.handler_of(WEB) == "kata"
-    assert await runtimes.handler_of(PodName("default", "plain", "uid-2")) == ""
 
 
 async def test_pod_is_asked_for_once(api: FakeKubernetes, runtimes: PodRuntimes) -> None:
@@ -93,18 +83,6 @@ async def test_refusal_of_the_server_is_unavailable_and_shows_no_token(
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable) as caught:
         await runtimes.handler_of(WEB)
     assert fake_kubernetes.TOKEN not in caught.value.shown()
-
-
-async def test_slow_server_is_unavailable_when_the_time_is_over(
-    api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes_api, "_ASK_S", 0.2)
-    api.faults.hangs = threading.Event()
-    try:
-        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="no answer"):
-            await runtimes.handler_of(WEB)
-    finally:
-        api.faults.hangs.set()
 
 
 async def test_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:

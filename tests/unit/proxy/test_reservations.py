@@ -104,13 +104,6 @@ async def test_a_host_mount_beside_a_deferred_one_never_reaches_the_driver(kata:
     assert len(kata.driver.calls) == calls
 
 
-async def test_a_reader_on_the_host_may_join_readers(kata: Node) -> None:
-    one, two = kata.places.target("one"), kata.places.target("two")
-    await kata.co.publish("vol-1", one, readonly=True)
-    await kata.co.publish("vol-1", two, defer=False, readonly=True)
-    assert not kata.driver.published[two].deferred
-
-
 @pytest.mark.spec("D-17")
 async def test_a_publish_never_switches_from_deferred_to_host(kata: Node, published: str) -> None:
     await refused(

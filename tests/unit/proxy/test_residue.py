@@ -43,13 +43,6 @@ async def test_retry_of_a_standing_publish_needs_no_handler(places: Places, targ
 
 
 @pytest.mark.spec("D-36")
-async def test_failing_retry_is_not_final_while_it_stands(kata: Node, published: str) -> None:
-    kata.driver.failures["NodePublishVolume"] = Failure(Code.INTERNAL, "disk on fire")
-    await refused(kata.co.publish("vol-1", published), Code.UNAVAILABLE, "disk on fire")
-    kata.check_published("vol-1", published)
-
-
-@pytest.mark.spec("D-36")
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_drivers_already_exists_is_final_only_for_other_arguments(
     kata: Node, published: str, *, readonly: bool

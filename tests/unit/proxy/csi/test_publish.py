@@ -93,13 +93,6 @@ async def test_other_publish_of_the_target_is_already_exists(kata: Node, publish
     kata.check_published("vol-1", published)
 
 
-async def test_another_volume_at_a_target_in_use_is_refused(kata: Node, published: str) -> None:
-    await refused(
-        kata.co.publish("vol-2", published), Code.INVALID_ARGUMENT, "vol-2", "vol-1", published
-    )
-    kata.check_published("vol-1", published)
-
-
 async def test_device_attached_again_replaces_the_record(kata: Node, published: str) -> None:
     kata.driver.identities["vol-1"] = (7, 99, 4711)
     await kata.co.publish("vol-1", published)

@@ -75,13 +75,6 @@ async def test_repeated_unpublish_is_ok_with_or_without_flag(kata: Node, publish
     kata.check_untouched(published)
 
 
-async def test_unpublish_needs_no_handler(node: Node, target: str) -> None:
-    async with node.handler():
-        await node.co.publish("vol-1", target)
-    await node.co.unpublish("vol-1", target)
-    node.check_untouched(target)
-
-
 async def test_failing_driver_leaves_the_entry_for_the_retry(kata: Node, published: str) -> None:
     kata.driver.failures["NodeUnpublishVolume"] = Failure(Code.UNAVAILABLE, "not now")
     await refused(kata.co.unpublish("vol-1", published), Code.UNAVAILABLE, "not now")
@@ -240,25 +233,19 @@ async def test_unstage_during_a_publish_is_aborted(kata: Node, target: str) -> N
     assert kata.driver.called("NodeUnstageVolume") == []
 
 
-async def test_an_unpublish_during_a_publish_is_aborted(kata: Node, target: str) -> None:
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    publish = asyncio.create_task(kata.co.publish("vol-1", target))
-    await until(gate.entered)
-    await refused(kata.co.unpublish("vol-1", target, flag=True), Code.ABORTED, "vol-1", "retry")
-    gate.opened.set()
-    await publish
-    kata.check_published("vol-1", target)
-    assert os.path.isdir(target)
-
-
-async def test_unpublish_does_not_overtake_an_abandoned_publish(kata: Node, target: str) -> None:
+@pytest.mark.parametrize("flag", [False, True])
+async def test_unpublish_does_not_overtake_a_publish(
+    kata: Node, target: str, *, flag: bool
+) -> None:
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     publish = asyncio.create_task(kata.co.publish("vol-1", target))
     await until(gate.entered)
-    await refused(kata.co.unpublish("vol-1", target), Code.ABORTED, "NodePublishVolume", "retry")
+    call = kata.co.unpublish("vol-1", target, flag=flag)
+    await refused(call, Code.ABORTED, "vol-1", "NodePublishVolume", "retry")
     assert kata.driver.called("NodeUnpublishVolume") == []
     gate.opened.set()
     await publish
+    kata.check_published("vol-1", target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
