@@ -11,7 +11,6 @@ two allowed keys, and `crust.core.mount_options` checks the options.
 `make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
 
-import json
 from inspect import isclass
 from typing import Annotated, Literal, Self, get_args
 
@@ -25,7 +24,6 @@ SCHEMA = 1
 TEXT_MAX = 500
 """Characters of a text for people."""
 
-_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 
@@ -46,11 +44,6 @@ CephName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 ]
 """What needs no quoting in a configuration file of Ceph, and in no command."""
-
-
-def one_line(plain: dict[str, object]) -> bytes:
-    """A file's content: one line of JSON."""
-    return f"{_COMPACT.encode(plain)}\n".encode("ascii")
 
 
 class _Model(BaseModel):

@@ -7,7 +7,6 @@ readable.
 """
 
 import datetime
-import functools
 import itertools
 import json
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,8 @@ import pydantic
 
 from crust.core import errors, logs, mount_options, traces, volumes
 from crust.handoff import layout, mount_info
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 
 LIMIT_BYTES = 64 * 1024
 """The largest record that is read or written."""
@@ -92,10 +93,10 @@ class Record:
         decided_by: str = "",
         pod: str = "",
     ) -> Self:
-        """A new record (generation 1, published now), checked.
+        """A new record (generation 1, published now).
 
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
-        Raises `UnrecordableMount`, `CredentialInOptions`, `MountOptionNotAllowed`.
+        Raises `CredentialInOptions`, `MountOptionNotAllowed`.
         """
         options = mount_options.for_guest(mount.mount_options)
         normal = replace(
@@ -105,7 +106,7 @@ class Record:
             secrets={},
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        record = cls(
+        return cls(
             key,
             target,
             handler,
@@ -115,8 +116,6 @@ class Record:
             decided_by[: mount_info.TEXT_MAX],
             PublishedBy.current(pod),
         )
-        record.to_bytes()
-        return record
 
     @property
     def digest(self) -> str:
@@ -185,21 +184,16 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """One line of JSON. Raises `UnrecordableMount` for what `parse` would not read back."""
-        return _bytes_of(self)
-
-
-@functools.lru_cache(maxsize=16)  # a record is checked when it is created, and written soon after
-def _bytes_of(record: Record) -> bytes:
-    data = _encode(_plain_of(record), record.target)
-    try:
-        mount_info.MountInfo.model_validate_json(data)
-    except pydantic.ValidationError as err:
-        raise UnrecordableMount(record.target, reasons(err)) from None
-    return data
+        try:
+            model = _model_of(self)
+        except pydantic.ValidationError as err:
+            raise UnrecordableMount(self.target, reasons(err)) from None
+        plain = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return _encode(plain, self.target)
 
 
 def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
-    data = mount_info.one_line(plain)
+    data = f"{_COMPACT.encode(plain)}\n".encode("ascii")
     if len(data) > LIMIT_BYTES:
         raise UnrecordableMount(target, f"its record would have {len(data)} bytes")
     return data
@@ -294,11 +288,16 @@ def _unreadable(data: bytes, path: str, err: pydantic.ValidationError) -> errors
     return UnreadableHandoffRecord(path, reasons(err))
 
 
-def _plain_of(record: Record) -> dict[str, Any]:
-    mount = record.mount
-    outer, inner = _source_keys(mount.source)
-    work = _guest_work_keys(mount)
-    required = [key for key in (*inner, *work) if key != "identity"]
+def _model_of(record: Record) -> mount_info.MountInfo:
+    """Raises `pydantic.ValidationError`. The model drops no key that has a value, and None is no key in a file."""
+    mount, group = record.mount, record.mount.group
+    block = None if mount.image is not None else record.block
+    guest_work = {
+        "format": None if mount.format is None else asdict(mount.format),
+        "encryption": None if mount.encryption is None else mount.encryption.value,
+    }
+    must_know = {"image": mount.image, **guest_work}
+    required = tuple(key for key, value in must_know.items() if value is not None)
     part = {
         "schema": mount_info.SCHEMA,
         "driver": record.key.driver,
@@ -306,26 +305,31 @@ def _plain_of(record: Record) -> dict[str, Any]:
         "target_path": record.target.text,
         "handler": record.handler,
         "readonly": mount.readonly,
-        **inner,
+        "identity": None if block is None else block.identity.numbers(),
+        "image": None if mount.image is None else asdict(mount.image),
         "capacity_bytes": mount.capacity_bytes,
         "generation": record.generation,
         "content_generation": mount.content_generation,
-        "published_at": record.published_at.isoformat().replace("+00:00", "Z"),
-        "limits": _limit_keys(mount.io_limits),
+        "published_at": record.published_at,
+        "limits": None if mount.io_limits == volumes.IoLimits() else asdict(mount.io_limits),
         "decided_by": record.decided_by or None,
         "request_id": record.published_by.request_id or None,
         "traceparent": record.published_by.traceparent or None,
         "pod": record.published_by.pod or None,
-        **work,
+        **guest_work,
         "required": required or None,
     }
-    return {
-        **outer,
+    outer = {
+        "volume-type": "network" if block is None else "block",
+        "device": None if block is None else block.path,
         "fstype": mount.fs_type,
-        "metadata": _group_keys(mount.group),
-        "options": ["ro", *mount.mount_options] if mount.readonly else mount.mount_options,
-        "crust": _without_none(part),
+        "metadata": {}
+        if group is None
+        else {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value},
+        "options": ("ro", *mount.mount_options) if mount.readonly else mount.mount_options,
+        "crust": part,
     }
+    return mount_info.MountInfo.model_validate(outer)
 
 
 def _record_of(model: mount_info.MountInfo) -> Record:
@@ -340,43 +344,6 @@ def _record_of(model: mount_info.MountInfo) -> Record:
         decided_by=part.decided_by or "",
         published_by=PublishedBy(part.request_id or "", part.traceparent or "", part.pod or ""),
     )
-
-
-def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys that have a value: a record has no null."""
-    return {key: value for key, value in keys.items() if value is not None}
-
-
-def _source_keys(
-    source: volumes.BlockSource | volumes.NetworkImage,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outer keys, and those of the object "crust"."""
-    if isinstance(source, volumes.NetworkImage):
-        return {"volume-type": "network"}, {"image": asdict(source)}
-    outer = {"volume-type": "block", "device": source.path}
-    return outer, {"identity": source.identity.numbers()}
-
-
-def _guest_work_keys(mount: volumes.DeferredMount) -> dict[str, Any]:
-    """The keys that a runtime must know, because it must not mount without that work."""
-    work: dict[str, Any] = {}
-    if mount.format is not None:
-        work["format"] = _without_none(asdict(mount.format))
-    if mount.encryption is not None:
-        work["encryption"] = mount.encryption.value
-    return work
-
-
-def _limit_keys(limits: volumes.IoLimits) -> dict[str, int] | None:
-    """The key `limits`; None if there is no limit."""
-    return None if limits == volumes.IoLimits() else asdict(limits)
-
-
-def _group_keys(group: volumes.GroupChange | None) -> dict[str, str]:
-    """The outer key `metadata`."""
-    if group is None:
-        return {}
-    return {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
 
 
 def _mount_of(model: mount_info.MountInfo) -> volumes.DeferredMount:

@@ -219,12 +219,12 @@ def test_host_options_are_dropped_and_ro_becomes_readonly() -> None:
 )
 def test_mount_that_parse_would_refuse_is_not_written(field: str, value: object) -> None:
     with pytest.raises(UnrecordableMount):
-        a_record(TARGET, **{field: value})
+        a_record(TARGET, **{field: value}).to_bytes()
 
 
 def test_a_record_larger_than_its_limit_is_not_written() -> None:
     with pytest.raises(UnrecordableMount, match="bytes"):
-        a_record(mount_options=tuple(f"o{n}={'x' * 900}" for n in range(80)))
+        a_record(mount_options=tuple(f"o{n}={'x' * 900}" for n in range(80))).to_bytes()
 
 
 def test_generation_and_time_are_not_content_and_the_device_is_not_the_request() -> None:
