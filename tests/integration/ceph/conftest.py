@@ -1,7 +1,7 @@
 """A Ceph cluster for the tests of a worker, made once, and a namespace of its own for each test."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -9,6 +9,8 @@ from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser, Timeouts
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
+from tests.support.ceph import rbd_node
+from tests.support.ceph.rbd_node import RbdNode
 
 QUICK = Timeouts(connect_s=3, monitors_s=3, data_s=3)
 
@@ -39,3 +41,18 @@ def connection(controller: CephUser) -> Iterator[Connection]:
     made = Connection(controller, QUICK)
     yield made
     made.close()
+
+
+@pytest.fixture
+async def node(ceph: CephCluster) -> AsyncIterator[RbdNode]:
+    """Controller and node as processes, without a volume."""
+    async with rbd_node.serving(ceph) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(node: RbdNode) -> RbdNode:
+    """Controller and node as processes, with a volume and a user for it."""
+    node.own = node.secrets("guest")
+    node.volume = await node.create("one")
+    return node

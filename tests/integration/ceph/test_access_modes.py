@@ -10,10 +10,8 @@ import grpc.aio
 import pytest
 
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.ceph.test_node import OPT_IN, Cluster, cluster
-from tests.support.co import capability, create_request, publish_request, stage_request
-
-__all__ = ["cluster"]
+from tests.support.ceph.rbd_node import RbdNode
+from tests.support.co import capability
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -64,100 +62,27 @@ async def answered(call: Awaitable[Any]) -> str:
     return "OK"
 
 
-@dataclass
-class Volume:
-    """A volume of its own for a row, and the calls about it."""
-
-    cluster: Cluster
-    row: Row
-    volume_id: str = ""
-
-    async def create(self, given: csi_pb2.VolumeCapability) -> None:
-        """A volume."""
-        request = create_request(f"{self.row.kind}-{self.row.mode}", given)
-        made = await self.cluster.controller.CreateVolume(request, timeout=60)
-        self.volume_id = made.volume.volume_id
-
-    async def is_confirmed(self) -> bool:
-        """What ValidateVolumeCapabilities says of the row's."""
-        answer = await self.cluster.controller.ValidateVolumeCapabilities(
-            csi_pb2.ValidateVolumeCapabilitiesRequest(
-                volume_id=self.volume_id, volume_capabilities=[self.row.capability()]
-            ),
-            timeout=60,
-        )
-        assert answer.HasField("confirmed") or answer.message
-        return bool(answer.HasField("confirmed"))
-
-    def stage(self) -> Any:
-        """NodeStageVolume."""
-        self.cluster.staging.mkdir(exist_ok=True)
-        return self.cluster.node.NodeStageVolume(
-            stage_request(
-                self.volume_id,
-                str(self.cluster.staging),
-                self.row.capability(),
-                secrets=self.cluster.secrets,
-            ),
-            timeout=60,
-        )
-
-    def publish(self, *, deferred: bool) -> Any:
-        """NodePublishVolume."""
-        return self.cluster.node.NodePublishVolume(
-            publish_request(
-                self.volume_id,
-                str(self.cluster.target),
-                self.row.capability(),
-                defer=deferred,
-                staging=str(self.cluster.staging),
-                secrets=self.cluster.secrets,
-            ),
-            timeout=60,
-            metadata=OPT_IN,
-        )
-
-    async def unpublish(self) -> None:
-        """NodeUnpublishVolume."""
-        await self.cluster.node.NodeUnpublishVolume(
-            csi_pb2.NodeUnpublishVolumeRequest(
-                volume_id=self.volume_id, target_path=str(self.cluster.target)
-            ),
-            timeout=60,
-        )
-
-    async def leave(self) -> None:
-        """Unpublish, unstage, delete."""
-        await self.unpublish()
-        await self.cluster.node.NodeUnstageVolume(
-            csi_pb2.NodeUnstageVolumeRequest(
-                volume_id=self.volume_id, staging_target_path=str(self.cluster.staging)
-            ),
-            timeout=60,
-        )
-        await self.cluster.controller.DeleteVolume(
-            csi_pb2.DeleteVolumeRequest(volume_id=self.volume_id), timeout=60
-        )
-
-
-async def test_each_call_answers_what_the_page_says_and_nothing_is_left(cluster: Cluster) -> None:
+async def test_each_call_answers_what_the_page_says_and_nothing_is_left(cluster: RbdNode) -> None:
     await cluster.leave()  # the volume that the fixture has made
     differing = []
     for row in rows():
-        volume = Volume(cluster, row)
-        create = await answered(volume.create(row.capability()))
-        if create != "OK":
-            usual = Row(row.kind, "SINGLE_NODE_WRITER", "", "", "", "")
-            await volume.create(usual.capability())
-        assert await volume.is_confirmed() == (create == "OK"), row
-        stage = await answered(volume.stage())
-        deferred = await answered(volume.publish(deferred=True))
-        await volume.unpublish()
-        on_host = await answered(volume.publish(deferred=False))
+        name, given = f"{row.kind}-{row.mode}", row.capability()
+        create = await answered(cluster.create(name, given))
+        usual = (
+            given
+            if create == "OK"
+            else Row(row.kind, "SINGLE_NODE_WRITER", *4 * ("",)).capability()
+        )
+        volume = await cluster.create(name, usual)
+        assert await cluster.is_confirmed(volume, given) == (create == "OK"), row
+        stage = await answered(cluster.stage(volume, given=given))
+        deferred = await answered(cluster.publish(volume, cluster.own, given))
+        await cluster.unpublish(volume)
+        on_host = await answered(cluster.publish(volume, cluster.own, given, deferred=False))
         found = Row(row.kind, row.mode, create, stage, deferred, on_host)
         if found != row:
             differing.append((found, row))
-        await volume.leave()
+        assert not cluster.target(volume).exists()
+        await cluster.leave(volume)
     assert differing == []
     assert cluster.images() == []
-    assert not cluster.target.exists()

@@ -13,13 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.wire.csi.v1 import csi_pb2
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import CephCluster
-from tests.integration.ceph.test_node import Cluster, cluster
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.ceph.rbd_node import RbdNode
 from tests.support.faults.refusals import refused
-
-__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,8 +51,8 @@ def blocklisted(ceph: CephCluster, kind: str) -> Iterator[None]:
         ceph.command("osd blocklist", blocklistop="rm", **ENTRIES[kind])
 
 
-def pid_of(cluster: Cluster, mode: str) -> int:
-    return int((cluster.staging.parent / mode / "driver.pid").read_text())
+def pid_of(driver: RbdDriver) -> int:
+    return int(driver.pid.read_text())
 
 
 def threads(pid: int) -> int:
@@ -91,18 +89,11 @@ async def until_served(call: Callable[[], Awaitable[Any]]) -> Any:
                 raise
 
 
-def unstage(cluster: Cluster) -> Any:
-    request = csi_pb2.NodeUnstageVolumeRequest(
-        volume_id=cluster.volume.volume_id, staging_target_path=str(cluster.staging)
-    )
-    return cluster.node.NodeUnstageVolume(request, timeout=30)
-
-
 @pytest.mark.parametrize("kind", ENTRIES)
 async def test_controller_on_a_blocklisted_host_is_unavailable_and_goes_on_without_a_restart(
-    cluster: Cluster, kind: str
+    cluster: RbdNode, kind: str
 ) -> None:
-    pid, volume_id = pid_of(cluster, "controller"), cluster.volume.volume_id
+    pid, volume_id = pid_of(cluster.controller_driver), cluster.volume
     absent = volume_id[:-8] + "0" * 8
     before = threads(pid)
     with blocklisted(cluster.ceph, kind):
@@ -113,25 +104,25 @@ async def test_controller_on_a_blocklisted_host_is_unavailable_and_goes_on_witho
         assert threads(pid) < before + THREADS_OF_A_CONNECTION
     await until_served(lambda: cluster.delete(absent))
     assert cluster.images() == [volume_id], "nothing was made or deleted"
-    made = (await cluster.create("two")).volume.volume_id
+    made = await cluster.create("two")
     assert sorted(cluster.images()) == sorted((volume_id, made))
     await cluster.delete(volume_id)
     await cluster.delete(made)
     assert cluster.images() == []
-    assert pid_of(cluster, "controller") == pid
+    assert pid_of(cluster.controller_driver) == pid
     assert threads(pid) < before + THREADS_OF_A_CONNECTION
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
 async def test_node_on_a_blocklisted_host_is_unavailable_connects_once_a_call_and_goes_on(
-    cluster: Cluster, kind: str
+    cluster: RbdNode, kind: str
 ) -> None:
-    pid, ceph = pid_of(cluster, "node"), cluster.ceph
+    pid, ceph = pid_of(cluster.driver), cluster.ceph
     await cluster.stage()
     await cluster.publish()
     before = threads(pid)
     # The controller looks at its pool once a second, and would be counted.
-    with stopped(pid_of(cluster, "controller")), blocklisted(ceph, kind):
+    with stopped(pid_of(cluster.controller_driver)), blocklisted(ceph, kind):
         await until_refused(cluster.stage)
         calls = 5 * (cluster.stage, cluster.publish)
         sessions = ceph.sessions_made()
@@ -139,10 +130,10 @@ async def test_node_on_a_blocklisted_host_is_unavailable_connects_once_a_call_an
             await refused(call(), grpc.StatusCode.UNAVAILABLE, *WORDS)
         assert ceph.sessions_made() - sessions <= len(calls)
         # what this host itself has is known without the cluster
-        await refused(unstage(cluster), grpc.StatusCode.FAILED_PRECONDITION, "[StillPublished]")
+        await refused(cluster.unstage(), grpc.StatusCode.FAILED_PRECONDITION, "[StillPublished]")
         assert threads(pid) < before + THREADS_OF_A_CONNECTION
     await until_served(cluster.stage)
-    assert (await cluster.publish()).network_image.image == cluster.volume.volume_id
+    assert (await cluster.publish()).network_image.image == cluster.volume
     await until_served(cluster.leave)
     assert cluster.images() == []
-    assert pid_of(cluster, "node") == pid
+    assert pid_of(cluster.driver) == pid

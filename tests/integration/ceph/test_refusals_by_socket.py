@@ -21,13 +21,11 @@ import rbd
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_node import SIZE, Cluster, cluster
 from tests.support.ceph import rbd_driver
 from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.ceph.rbd_node import SIZE, WRITERS, RbdNode
 from tests.support.co import Co
 from tests.support.faults.refusals import refused
-
-__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -52,14 +50,10 @@ async def controller(
             text = text.replace(before, after)
         config.write_text(text)
         driver = RbdDriver(base, config)
-        driver.write()
-        driver.start()
-        try:
+        with driver.running():
             async with channel.connect(str(driver.socket)) as connected:
                 await connected.channel_ready()
                 yield connected
-        finally:
-            driver.kill()
 
 
 async def probe(connected: grpc.aio.Channel) -> Any:
@@ -71,7 +65,7 @@ async def delete(connected: grpc.aio.Channel) -> Any:
 
 
 async def create(connected: grpc.aio.Channel) -> Any:
-    return await Co(connected).create("one", Cluster.capability())
+    return await Co(connected).create("one", WRITERS)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ async def test_controller_with_wrong_settings_serves_and_says_what_to_correct(
     ids=["pool", "namespace", "monitors"],
 )
 async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is(
-    cluster: Cluster, change: tuple[str, str], code: grpc.StatusCode, words: tuple[str, ...]
+    cluster: RbdNode, change: tuple[str, str], code: grpc.StatusCode, words: tuple[str, ...]
 ) -> None:
     before, after = change
     before = before.format(namespace=cluster.namespace, monitors=cluster.ceph.monitors)
@@ -132,53 +126,41 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
         assert before in text
         config.write_text(text.replace(before, after))
         driver = RbdDriver(base, config, mode="node")
-        driver.write()
-        driver.start()
-        try:
+        with driver.running():
             async with channel.connect(str(driver.socket)) as connected:
-                await connected.channel_ready()
-                there = replace(
-                    cluster,
-                    node=csi_pb2_grpc.NodeStub(connected),
-                    staging=base / "staging",
-                    target=base / "target",
-                )
+                there = replace(cluster, co=Co(connected, waits=True), base=base)
                 await refused(there.stage(), code, *words)
                 await there.leave()
-        finally:
-            driver.kill()
 
 
 async def test_image_that_was_deleted_behind_our_back_stops_its_own_volume_alone(
-    cluster: Cluster,
+    cluster: RbdNode,
 ) -> None:
-    volume_id = cluster.volume.volume_id
-    other = (await cluster.create("other")).volume.volume_id
+    volume_id = cluster.volume
+    other = await cluster.create("other")
     await cluster.stage()
     await cluster.publish()
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with cluster.ioctx() as ioctx:
         rbd.RBD().remove(ioctx, volume_id)
     missing = (Code.DATA_LOSS, "[ImageMissing]", volume_id, "restore the image")
-    size = csi_pb2.CapacityRange(required_bytes=2 * SIZE)
-    expand = csi_pb2.ControllerExpandVolumeRequest(volume_id=volume_id, capacity_range=size)
-    grow = csi_pb2.NodeExpandVolumeRequest(
-        volume_id=volume_id, volume_path=str(cluster.target), capacity_range=size
-    )
-    snapshot = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snapshot")
     for call in (
         cluster.stage,
         cluster.publish,
-        lambda: cluster.controller.ControllerExpandVolume(expand, timeout=60),
-        lambda: cluster.node.NodeExpandVolume(grow, timeout=60),
-        lambda: cluster.controller.CreateSnapshot(snapshot, timeout=60),
+        cluster.grow,
+        lambda: cluster.expand(size=2 * SIZE),
+        cluster.snapshot,
         lambda: cluster.create("clone", size=2 * SIZE, volume=volume_id),
     ):
         await refused(call(), *missing)
-    listed = await cluster.controller.ListVolumes(csi_pb2.ListVolumesRequest(), timeout=60)
+    listed = await cluster.controller.controller.ListVolumes(
+        csi_pb2.ListVolumesRequest(), timeout=60
+    )
     abnormal = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
     assert set(abnormal) == {volume_id, other}
     assert {each for each, found in abnormal.items() if found.abnormal} == {volume_id}
-    snapshots = await cluster.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), timeout=60)
+    snapshots = await cluster.controller.controller.ListSnapshots(
+        csi_pb2.ListSnapshotsRequest(), timeout=60
+    )
     assert list(snapshots.entries) == []
     assert cluster.images() == [other]
     await cluster.leave()  # the pod ends, and its claim is deleted
@@ -187,7 +169,7 @@ async def test_image_that_was_deleted_behind_our_back_stops_its_own_volume_alone
 
 
 @pytest.fixture
-def small(cluster: Cluster) -> Iterator[Cluster]:
+def small(cluster: RbdNode) -> Iterator[RbdNode]:
     """The pool is over its quota while the test runs, and the manager has told."""
     ceph = cluster.ceph
 
@@ -215,25 +197,17 @@ def _wait_for_flag(ceph: CephCluster, *, is_full: bool) -> None:
 
 
 async def test_pool_over_its_quota_takes_nothing_new_and_what_is_there_is_used_and_deleted(
-    small: Cluster,
+    small: RbdNode,
 ) -> None:
-    volume_id, full = small.volume.volume_id, Code.RESOURCE_EXHAUSTED
+    volume_id, full = small.volume, Code.RESOURCE_EXHAUSTED
     while True:  # until then it goes by statistics from before the quota
-        capacity = await small.controller.GetCapacity(csi_pb2.GetCapacityRequest(), timeout=60)
-        if not capacity.available_capacity:
+        if not await small.controller.capacity():
             break
     remedy = ("delete a volume or a snapshot", "enlarge the pool")
-    expand = csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume_id, capacity_range=csi_pb2.CapacityRange(required_bytes=2 * SIZE)
-    )
     await refused(small.create("new"), full, "[OutOfCapacity]", *remedy)
-    await refused(
-        small.controller.ControllerExpandVolume(expand, timeout=60), full, "[OutOfCapacity]"
-    )
+    await refused(small.grow(), full, "[OutOfCapacity]")
     assert small.images() == [volume_id]
-    taken = await small.controller.CreateSnapshot(
-        csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name="snapshot"), timeout=60
-    )
+    taken = await small.snapshot()
     await small.stage()
     await small.publish()
     # its image would have to be kept for the snapshot, under another name
@@ -241,7 +215,6 @@ async def test_pool_over_its_quota_takes_nothing_new_and_what_is_there_is_used_a
         small.delete(volume_id), full, "[CephQuotaReached]", "delete volumes or snapshots"
     )
     assert small.images() == [volume_id]
-    snapshot = csi_pb2.DeleteSnapshotRequest(snapshot_id=taken.snapshot.snapshot_id)
-    await small.controller.DeleteSnapshot(snapshot, timeout=60)
+    await small.controller.delete_snapshot(taken)
     await small.leave()
     assert small.images() == []

@@ -15,11 +15,8 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
 from crust.core import errors, volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_volume_users import VOLUME, Node, node
-from tests.support.co import create_request
+from tests.support.ceph.rbd_node import RbdNode
 from tests.support.faults.refusals import refused
-
-__all__ = ["node"]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -35,19 +32,19 @@ def of_one_volume(ceph: CephCluster, namespace: str, volume: str) -> dict[str, s
     return {"userID": name, "userKey": ceph.user(name, {"mon": caps.MONITORS, "osd": found})}
 
 
-async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node: Node) -> None:
+async def test_key_of_one_volume_stages_and_publishes_that_one_and_no_other(node: RbdNode) -> None:
     mine, other = await node.create("one"), await node.create("two")
     secrets = of_one_volume(node.ceph, node.namespace, mine)
     await node.stage(mine, secrets)
     answer = await node.publish(mine, secrets)
-    assert answer.deferred_mount.secrets["userKey"] == secrets["userKey"]
+    assert answer.secrets["userKey"] == secrets["userKey"]
     await refused(node.stage(other, secrets), REFUSED, "CephNotPermitted")
     await node.unpublish(mine)
     await node.unstage(mine)
     assert node.notes() == []
 
 
-async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node: Node) -> None:
+async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node: RbdNode) -> None:
     """What a runtime does, and then what whoever has the key could do past crust."""
     mine, other = await node.create("one"), await node.create("two")
     secrets = of_one_volume(node.ceph, node.namespace, mine)
@@ -74,13 +71,13 @@ async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node:
 
 
 async def test_key_of_a_clone_reads_what_it_shares_and_cannot_write_to_its_source(
-    node: Node,
+    node: RbdNode,
 ) -> None:
     source = await node.create("one")
     with node.ceph.ioctx(POOL, node.namespace) as ioctx, rbd.Image(ioctx, source) as image:
         image.write(b"shared", 0)
-    clone = await _clone(node, source)
-    again = await _clone(node, clone)
+    clone = await node.create(f"clone-of-{source}", volume=source)
+    again = await node.create(f"clone-of-{clone}", volume=clone)
     for volume in (clone, again):
         secrets = of_one_volume(node.ceph, node.namespace, volume)
         await node.stage(volume, secrets)
@@ -93,7 +90,7 @@ async def test_key_of_a_clone_reads_what_it_shares_and_cannot_write_to_its_sourc
             pass
 
 
-async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(node: Node) -> None:
+async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(node: RbdNode) -> None:
     volume, secrets = await node.create("one"), node.secrets("guest")
     await node.stage(volume, secrets)
     elsewhere = node.ceph.make_namespace()
@@ -110,16 +107,10 @@ async def test_user_of_another_namespace_gets_no_image_and_the_error_says_so(nod
     with pytest.raises(rbd.PermissionError), _opened(node, foreign, volume):
         pass
     answer = await node.publish(volume, secrets)
-    assert answer.deferred_mount.secrets["userKey"] == secrets["userKey"]
+    assert answer.secrets["userKey"] == secrets["userKey"]
 
 
-async def _clone(node: Node, source: str) -> str:
-    request = create_request(f"clone-of-{source}", VOLUME, volume=source)
-    made = await node.controller.CreateVolume(request, timeout=60)
-    return str(made.volume.volume_id)
-
-
-def _image(node: Node, volume: str, secrets: dict[str, str]) -> volumes.NetworkImage:
+def _image(node: RbdNode, volume: str, secrets: dict[str, str]) -> volumes.NetworkImage:
     return volumes.NetworkImage(
         cluster=node.ceph.fsid,
         pool=POOL,
@@ -131,7 +122,7 @@ def _image(node: Node, volume: str, secrets: dict[str, str]) -> volumes.NetworkI
 
 
 @contextmanager
-def _ioctx(node: Node, secrets: dict[str, str]) -> Iterator[Any]:
+def _ioctx(node: RbdNode, secrets: dict[str, str]) -> Iterator[Any]:
     cluster = node.ceph.connected(secrets["userID"], secrets["userKey"])
     try:
         ioctx = cluster.open_ioctx(POOL)
@@ -145,6 +136,6 @@ def _ioctx(node: Node, secrets: dict[str, str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _opened(node: Node, secrets: dict[str, str], volume: str) -> Iterator[Any]:
+def _opened(node: RbdNode, secrets: dict[str, str], volume: str) -> Iterator[Any]:
     with _ioctx(node, secrets) as ioctx, rbd.Image(ioctx, volume) as image:
         yield image

@@ -23,12 +23,12 @@ from crust.host.mounts import mountinfo
 from crust.node import process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.support.ceph import rbd_driver
+from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.ceph.rbd_driver import RbdDriver
-from tests.support.co import Co, create_request
+from tests.support.co import Co, capability
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
@@ -83,7 +83,7 @@ class TwoDrivers:
 
     places: Places
     settings: NodeSettings
-    controllers: dict[str, Any]
+    controllers: dict[str, Co]
     secrets: dict[str, dict[str, str]]
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -94,11 +94,7 @@ class TwoDrivers:
 
     async def create(self, driver: str, name: str) -> csi_pb2.Volume:
         """CreateVolume, where the sidecars of the driver call."""
-        request = create_request(name)
-        # The manager of the cluster takes some seconds.
-        answer = await self._repeated(driver, "CreateVolume", request, "CephStatisticsMissing")
-        volume: csi_pb2.Volume = answer.volume
-        return volume
+        return await rbd_node.created(await self._controller(driver), name, capability())
 
     async def stage(self, driver: str, volume: csi_pb2.Volume, *, of: str = "") -> None:
         """NodeStageVolume, with the Secret that the class of the shared pool names."""
@@ -125,26 +121,18 @@ class TwoDrivers:
         co = await self.call(driver)
         await co.unpublish(volume.volume_id, target)
         await co.unstage(volume.volume_id, self.staging(volume))
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
-        # A pool that did not answer is looked at again once per period.
-        await self._repeated(driver, "DeleteVolume", request, "PoolNotOpened")
-
-    async def _repeated(self, driver: str, method: str, request: Any, reason: str) -> Any:
-        """The answer to `request`, repeated as a sidecar does while the driver names `reason`."""
-        controller = await self._controller(driver)
+        sidecar = await self._controller(driver)
         async with asyncio.timeout(60):
-            while True:
+            while True:  # A pool that did not answer is looked at again once per period.
                 try:
-                    return await getattr(controller, method)(request, timeout=60)
+                    return await sidecar.delete(volume.volume_id)
                 except grpc.aio.AioRpcError as err:
-                    if f"[{reason}]" not in (err.details() or ""):
+                    if "[PoolNotOpened]" not in (err.details() or ""):
                         raise
                     await asyncio.sleep(0.5)
 
-    async def _controller(self, driver: str) -> Any:
-        if driver in self.controllers:
-            return self.controllers[driver]
-        return csi_pb2_grpc.ControllerStub((await self.call(driver)).channel)
+    async def _controller(self, driver: str) -> Co:
+        return self.controllers.get(driver) or await self.call(driver)
 
     def staging(self, volume: csi_pb2.Volume) -> str:
         return f"{self.places.kubelet}/{volume.volume_id}"
@@ -157,19 +145,15 @@ class TwoDrivers:
 
 
 @asynccontextmanager
-async def _controlled(base: Path, ceph: CephCluster, namespace: str) -> AsyncIterator[Any]:
+async def _controlled(base: Path, ceph: CephCluster, namespace: str) -> AsyncIterator[Co]:
     base.mkdir(mode=0o700)
     user = f"controller-{namespace}"
     key = ceph.controller(user, namespace)
     driver = RbdDriver(base, rbd_driver.write_config(base, ceph, user, key, namespace))
-    driver.write()
-    driver.start()
-    try:
+    with driver.running():
         async with channel.connect(str(driver.socket)) as connected:
             await connected.channel_ready()
-            yield csi_pb2_grpc.ControllerStub(connected)
-    finally:
-        driver.kill()
+            yield Co(connected)
 
 
 @asynccontextmanager
@@ -247,7 +231,7 @@ async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: 
     pool = Path(both.places.root) / "pool"
     away = pool.rename(pool.with_name("away"))
     try:
-        local = csi_pb2_grpc.IdentityStub((await both.call(OWN_DRIVER)).channel)
+        local = (await both.call(OWN_DRIVER)).identity
         async with asyncio.timeout(60):
             while (await local.Probe(csi_pb2.ProbeRequest(), timeout=30)).ready.value:
                 """It looks every second."""

@@ -14,20 +14,17 @@ import rbd
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd.records import object_name
 from crust.ceph import omap
-from examples.cluster.ceph_cluster import POOL
-from tests.integration.ceph.test_node import SIZE, Cluster, cluster
+from tests.support.ceph.rbd_node import SIZE, RbdNode
 from tests.support.faults.refusals import refused
-
-__all__ = ["cluster"]
 
 pytestmark = pytest.mark.timeout(240)
 
 DATA = b"somebody's"
 
 
-def put_foreign(cluster: Cluster, name: str) -> str:
+def put_foreign(cluster: RbdNode, name: str) -> str:
     """Somebody makes an image of that name, in place of the one that is there, and writes to it; its id."""
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with cluster.ioctx() as ioctx:
         if name in rbd.RBD().list(ioctx):
             rbd.RBD().remove(ioctx, name)
         rbd.RBD().create(ioctx, name, SIZE)
@@ -37,19 +34,19 @@ def put_foreign(cluster: Cluster, name: str) -> str:
             return found
 
 
-def check_untouched(cluster: Cluster, name: str, image_id: str) -> None:
+def check_untouched(cluster: RbdNode, name: str, image_id: str) -> None:
     with (
-        cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
+        cluster.ioctx() as ioctx,
         rbd.Image(ioctx, name, read_only=True) as image,
     ):
         assert (image.id(), image.size(), image.read(0, len(DATA))) == (image_id, SIZE, DATA)
         assert dict(image.metadata_list()) == {}
 
 
-def interrupt_create(cluster: Cluster, volume_id: str) -> None:
+def interrupt_create(cluster: RbdNode, volume_id: str) -> None:
     """Make the volume's record one of a controller that was killed before it made the image."""
     name = object_name(RecordKind.VOLUMES)
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with cluster.ioctx() as ioctx:
         found = omap.read_keys(ioctx, name, (f"d.{volume_id}",))[f"d.{volume_id}"]
         begun = found.replace(b'"ready"', b'"creating"')
         assert begun != found
@@ -58,9 +55,9 @@ def interrupt_create(cluster: Cluster, volume_id: str) -> None:
 
 
 async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_and_is_not_touched(
-    cluster: Cluster,
+    cluster: RbdNode,
 ) -> None:
-    volume_id = cluster.volume.volume_id
+    volume_id = cluster.volume
     await cluster.delete(volume_id)
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
@@ -69,24 +66,24 @@ async def test_image_without_a_record_stops_its_create_is_no_volume_to_delete_an
         )
         await cluster.delete(volume_id)  # there is no such volume
         check_untouched(cluster, volume_id, image_id)
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with cluster.ioctx() as ioctx:
         rbd.RBD().rename(ioctx, volume_id, "theirs")
-    assert (await cluster.create("one")).volume.volume_id == volume_id
+    assert await cluster.create("one") == volume_id
     await cluster.delete(volume_id)
     check_untouched(cluster, "theirs", image_id)
 
 
 async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_nor_deleted(
-    cluster: Cluster,
+    cluster: RbdNode,
 ) -> None:
-    volume_id, loss = cluster.volume.volume_id, grpc.StatusCode.DATA_LOSS
+    volume_id, loss = cluster.volume, grpc.StatusCode.DATA_LOSS
     interrupt_create(cluster, volume_id)
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
         await refused(cluster.create("one"), loss, "[ForeignImage]", "is not created", "rename")
         await refused(cluster.delete(volume_id), loss, "[ForeignImage]", "is not deleted")
         check_untouched(cluster, volume_id, image_id)
-    with cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx:
+    with cluster.ioctx() as ioctx:
         rbd.RBD().rename(ioctx, volume_id, "theirs")
     await cluster.create("one")
     await cluster.delete(volume_id)
@@ -95,10 +92,10 @@ async def test_image_that_came_while_a_create_was_interrupted_is_neither_taken_n
 
 
 async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_the_volumes(
-    cluster: Cluster,
+    cluster: RbdNode,
 ) -> None:
     """Somebody else's, or restored from a backup: nobody but a person knows."""
-    volume_id, loss = cluster.volume.volume_id, grpc.StatusCode.DATA_LOSS
+    volume_id, loss = cluster.volume, grpc.StatusCode.DATA_LOSS
     image_id = put_foreign(cluster, volume_id)
     for _ in range(2):
         await refused(
@@ -110,30 +107,30 @@ async def test_image_in_place_of_a_volumes_own_is_deleted_only_if_it_was_made_th
         check_untouched(cluster, volume_id, image_id)
     await refused(cluster.create("one"), loss, "[ForeignImage]", "is not used")
     with (
-        cluster.ceph.ioctx(POOL, cluster.namespace) as ioctx,
+        cluster.ioctx() as ioctx,
         rbd.Image(ioctx, volume_id) as image,
     ):
         image.metadata_set("crust.volume", volume_id)
-    assert (await cluster.create("one")).volume.volume_id == volume_id, "it is ready as before"
+    assert await cluster.create("one") == volume_id, "it is ready as before"
     await cluster.delete(volume_id)
     assert cluster.images() == []
 
 
 async def test_controller_that_is_blocklisted_while_it_creates_makes_each_volume_once(
-    cluster: Cluster,
+    cluster: RbdNode,
 ) -> None:
     names: list[str] = []
     (user,) = (each for each in cluster.ceph.connected_users() if each.startswith("controller-"))
     while not await refused_while_blocklisted(cluster, user, names):
         pass  # the controller's own look at the pool was the first to meet it, and connected again
     made = [await created(cluster, each) for each in names]
-    assert sorted(cluster.images()) == sorted([*made, cluster.volume.volume_id])
+    assert sorted(cluster.images()) == sorted([*made, cluster.volume])
     for each in made:
         await cluster.delete(each)
-    assert cluster.images() == [cluster.volume.volume_id]
+    assert cluster.images() == [cluster.volume]
 
 
-async def refused_while_blocklisted(cluster: Cluster, user: str, names: list[str]) -> bool:
+async def refused_while_blocklisted(cluster: RbdNode, user: str, names: list[str]) -> bool:
     """Create volumes, whose names are added, while the user's client is blocklisted; whether one was refused."""
     (address,) = cluster.ceph.clients_of(user)
     blocklist = partial(cluster.ceph.command, "osd blocklist", blocklistop="add", addr=address)
@@ -155,11 +152,11 @@ async def refused_while_blocklisted(cluster: Cluster, user: str, names: list[str
     return was_refused
 
 
-async def created(cluster: Cluster, name: str) -> str:
+async def created(cluster: RbdNode, name: str) -> str:
     """The volume's id, when the controller has connected again."""
     while True:
         try:
-            return str((await cluster.create(name)).volume.volume_id)
+            return str(await cluster.create(name))
         except grpc.aio.AioRpcError as err:
             if err.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise

@@ -63,6 +63,16 @@ class RbdDriver:
         """Start it; callers wait for its socket."""
         subprocess.run(["/bin/sh", str(self.script)], check=True, timeout=TIMEOUT_S)
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve while the block runs; callers wait for the socket."""
+        self.write()
+        self.start()
+        try:
+            yield
+        finally:
+            self.kill()
+
     def kill(self) -> None:
         """SIGKILL."""
         killing.kill(self.pid)
@@ -127,9 +137,5 @@ def serving(
         base = Path(name)
         config = write_config(base, ceph, user, key, namespace, has_node=mode != "controller")
         driver = RbdDriver(base, config, mode=mode, profile=profile)
-        driver.write()
-        driver.start()
-        try:
+        with driver.running():
             yield driver
-        finally:
-            driver.kill()

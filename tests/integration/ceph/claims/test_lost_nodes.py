@@ -22,10 +22,8 @@ from crust.ceph.user import CephUser
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.out_of_service import TAINT
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
-from tests.integration.ceph.test_node import _created, _serving
-from tests.support.ceph import rbd_driver
+from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.ceph.image_claims import (
     IMAGE,
     LONG_S,
@@ -38,6 +36,7 @@ from tests.support.ceph.image_claims import (
     take,
 )
 from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.co import Co
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
@@ -164,13 +163,13 @@ async def until_free(ioctx: Any, image: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def controller(driver: RbdDriver) -> AsyncIterator[Any]:
-    """The process while the block runs; its stub."""
+async def controller(driver: RbdDriver) -> AsyncIterator[Co]:
+    """The process while the block runs, and its CO."""
     driver.start()
     try:
         async with channel.connect(str(driver.socket)) as connected:
-            await _serving(connected)
-            yield csi_pb2_grpc.ControllerStub(connected)
+            await rbd_node.ready(Co(connected))
+            yield Co(connected)
     finally:
         driver.kill()
 
@@ -214,8 +213,8 @@ async def test_controller_frees_the_volumes_of_a_node_that_kubernetes_declares_g
         driver.write()
         ids = [{"name": "block.csi.crust.dev", "nodeID": A.node}]
         api.add_object("csinodes", "node-of-kubernetes", spec={"drivers": ids})
-        async with controller(driver) as stub:
-            image = (await _created(stub)).volume.volume_id
+        async with controller(driver) as co:
+            image = (await rbd_node.created(co, "one")).volume_id
         there = stack.enter_context(as_admin(ceph, namespace, image))
         claims.take(there, Mode.WRITER, A, "sandbox-1", "vm-1")
         with pytest.raises(claims.ImageClaimed):

@@ -1,0 +1,239 @@
+"""Controller and node of a Ceph pool as two processes, and the CO that calls them; the node has no key of its own.
+
+A call without a volume is about `volume`, which is there from the start, and brings the key of `own`.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import rbd
+
+from crust.rpc import channel
+from crust.rpc.messages import extensions
+from crust.wire.csi.v1 import csi_pb2
+from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.ceph import rbd_driver
+from tests.support.ceph.rbd_driver import RbdDriver
+from tests.support.co import Co, capability
+
+SIZE = 64 << 20
+WRITERS = capability(mode="SINGLE_NODE_MULTI_WRITER")
+Secrets = dict[str, str]
+
+
+async def ready(co: Co) -> None:
+    """Wait until the pool is open."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                probe = co.identity.Probe(csi_pb2.ProbeRequest(), timeout=30, wait_for_ready=True)
+                if (await probe).ready.value:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def created(co: Co, name: str, *given: csi_pb2.VolumeCapability, **of: Any) -> csi_pb2.Volume:
+    """CreateVolume, once the manager of the cluster has told the capacity."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await co.create(name, *(given or (WRITERS,)), **of)
+            except grpc.aio.AioRpcError as err:
+                if "CephStatisticsMissing" not in (err.details() or ""):
+                    raise
+            await asyncio.sleep(0.5)
+
+
+@dataclass
+class RbdNode:
+    """The two drivers, the connections to them, and the users of the images."""
+
+    ceph: CephCluster
+    namespace: str
+    base: Path
+    """The node's directory."""
+    controller_driver: RbdDriver
+    driver: RbdDriver
+    controller: Co
+    co: Co
+    """Of the node."""
+    volume: str = ""
+    own: Secrets = field(default_factory=dict)
+    keys: dict[str, Secrets] = field(default_factory=dict)
+    contexts: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def secrets(self, user: str) -> Secrets:
+        """A user's secrets; the user is made."""
+        name = f"{user}-{self.namespace}"
+        self.keys[user] = {"userID": name, "userKey": self.ceph.node(name, self.namespace)}
+        return self.keys[user]
+
+    async def restart(self) -> None:
+        """SIGKILL, start, and wait until the node is ready: with no key."""
+        self.driver.kill()
+        self.driver.start()
+        await ready(self.co)
+
+    def staging(self, volume: str = "") -> Path:
+        """Where a volume is staged."""
+        return self.base / f"staging-{volume or self.volume}"
+
+    def target(self, volume: str = "") -> Path:
+        """Where a volume is published."""
+        return self.base / f"target-{volume or self.volume}"
+
+    async def create(self, name: str, *given: csi_pb2.VolumeCapability, **of: Any) -> str:
+        """CreateVolume; the id."""
+        made = await created(self.controller, name, *given, **of)
+        self.contexts[made.volume_id] = dict(made.volume_context)
+        return made.volume_id
+
+    async def stage(
+        self,
+        volume: str = "",
+        secrets: Secrets | None = None,
+        given: csi_pb2.VolumeCapability = WRITERS,
+    ) -> None:
+        """NodeStageVolume."""
+        self.staging(volume).mkdir(exist_ok=True)
+        await self.co.stage(
+            volume or self.volume,
+            str(self.staging(volume)),
+            given,
+            volume_context=self.contexts.get(volume or self.volume, {}),
+            secrets=self.own if secrets is None else secrets,
+        )
+
+    async def publish(
+        self,
+        volume: str = "",
+        secrets: Secrets | None = None,
+        given: csi_pb2.VolumeCapability = WRITERS,
+        *,
+        deferred: bool = True,
+    ) -> csi_pb2.DeferredMount:
+        """NodePublishVolume; the key is that of the stage if none is given."""
+        answer = await self.co.publish(
+            volume or self.volume,
+            str(self.target(volume)),
+            given,
+            defer=deferred,
+            staging=str(self.staging(volume)),
+            volume_context=self.contexts.get(volume or self.volume, {}),
+            secrets=secrets or {},
+        )
+        return answer.deferred_mount
+
+    async def unpublish(self, volume: str = "") -> None:
+        """NodeUnpublishVolume."""
+        await self.co.unpublish(volume or self.volume, str(self.target(volume)))
+
+    async def unstage(self, volume: str = "") -> None:
+        """NodeUnstageVolume."""
+        await self.co.unstage(volume or self.volume, str(self.staging(volume)))
+
+    async def delete(self, volume: str = "") -> None:
+        """DeleteVolume."""
+        await self.controller.delete(volume or self.volume)
+
+    async def leave(self, volume: str = "") -> None:
+        """Unpublish, unstage, delete."""
+        await self.unpublish(volume)
+        await self.unstage(volume)
+        await self.delete(volume)
+
+    async def grow(self, size: int = 2 * SIZE) -> int:
+        """ControllerExpandVolume."""
+        return (await self.controller.grow(self.volume, size)).capacity_bytes
+
+    async def expand(self, volume: str = "", secrets: Secrets | None = None, size: int = 0) -> int:
+        """NodeExpandVolume, deferred; the size in bytes."""
+        answer = await self.co.expand(
+            volume or self.volume,
+            str(self.target(volume)),
+            size,
+            defer_fs_ops=True,
+            secrets=secrets or {},
+        )
+        return answer.capacity_bytes
+
+    async def is_confirmed(
+        self, volume: str = "", given: csi_pb2.VolumeCapability = WRITERS
+    ) -> bool:
+        """ValidateVolumeCapabilities; what it does not confirm has a message."""
+        request = csi_pb2.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume or self.volume, volume_capabilities=[given]
+        )
+        stub = self.controller.controller
+        answer = await stub.ValidateVolumeCapabilities(request, timeout=60)
+        assert answer.HasField("confirmed") or answer.message
+        return bool(answer.HasField("confirmed"))
+
+    async def snapshot(self, name: str = "snapshot") -> str:
+        """CreateSnapshot; the id."""
+        return (await self.controller.snapshot(self.volume, name)).snapshot_id
+
+    def images(self) -> list[str]:
+        """The names of the namespace's images."""
+        with self.ioctx() as ioctx:
+            return list(rbd.RBD().list(ioctx))
+
+    def ioctx(self) -> Any:
+        """The namespace, for an administrator."""
+        return self.ceph.ioctx(POOL, self.namespace)
+
+    def notes(self) -> list[str]:
+        """The volumes that the node has noted as attached."""
+        return [each.name for each in (self.base / self.driver.name).glob("rbd/*/*")]
+
+    async def until_connected_as(self, *users: str) -> None:
+        """Wait until of our users these have a connection, and no others."""
+        ours = {each["userID"] for each in self.keys.values()}
+        async with asyncio.timeout(60):
+            while self.ceph.connected_users() & ours != set(users):  # noqa: ASYNC110 - the cluster's list
+                await asyncio.sleep(0.1)
+
+    def check_no_key_anywhere(self) -> None:
+        """No file of the node, its log, command line and environment have a key."""
+        pid = int(self.driver.pid.read_text())
+        files = [each for each in self.base.rglob("*") if each.is_file()]
+        files += [Path(f"/proc/{pid}/{each}") for each in ("cmdline", "environ")]
+        assert self.driver.log.read_bytes(), "nothing is logged"
+        for each in files:
+            data = each.read_bytes()
+            for secrets in self.keys.values():
+                assert secrets["userKey"].encode() not in data, each
+
+
+@contextlib.asynccontextmanager
+async def serving(ceph: CephCluster) -> AsyncIterator[RbdNode]:
+    """The drivers with a namespace of their own, while the block runs; they have no volume."""
+    namespace = ceph.make_namespace()
+    user = f"controller-{namespace}"
+    with tempfile.TemporaryDirectory(prefix="crust-") as name:
+        of_controller, of_node = Path(name) / "controller", Path(name) / "node"
+        for each in (of_controller, of_node):
+            each.mkdir(mode=0o700)
+        key = ceph.controller(user, namespace)
+        config = rbd_driver.write_config(of_controller, ceph, user, key, namespace)
+        controller = RbdDriver(of_controller, config)
+        config = rbd_driver.write_config_without_key(of_node, ceph, namespace)
+        node = RbdDriver(of_node, config, mode="node", name="node")
+        with controller.running(), node.running():
+            async with (
+                channel.connect(str(controller.socket)) as to_controller,
+                channel.connect(str(node.socket)) as to_node,
+            ):
+                made = RbdNode(
+                    ceph, namespace, of_node, controller, node, Co(to_controller),
+                    Co(to_node, waits=True, metadata=extensions.METADATA),
+                )  # fmt: skip
+                await ready(made.controller)
+                await ready(made.co)
+                yield made
