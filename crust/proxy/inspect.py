@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 from google.protobuf import timestamp_pb2
@@ -11,6 +12,7 @@ from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
 from crust.proxy.events import Event, Events
+from crust.proxy.handler_calls import HandlerNotResponding
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.look import Looks
 from crust.proxy.sockets import DriverSockets
@@ -72,7 +74,9 @@ class Inspect:
         self, request: inspect_pb2.ListHandlersRequest, call: Call
     ) -> inspect_pb2.ListHandlersResponse:
         """The registered handlers."""
-        return inspect_pb2.ListHandlersResponse(handlers=map(_handler, self._handlers.all()))
+        handlers = self._handlers.all()
+        messages = await workers.run(lambda: [_why_unreachable(each) for each in handlers])
+        return inspect_pb2.ListHandlersResponse(handlers=map(_handler, handlers, messages))
 
     async def ListDeferredVolumes(
         self, request: inspect_pb2.ListDeferredVolumesRequest, call: Call
@@ -131,7 +135,21 @@ class Inspect:
                 yield _event(event)
 
 
-def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
+def _why_unreachable(handler: Handler) -> str:
+    """Why nobody can be called at the handler's endpoint, in this process's view of the files; empty otherwise.
+
+    The session is open all the same: a runtime of the host registers with a proxy in a pod, which sees less. Blocks.
+    """
+    if os.path.exists(handler.endpoint):
+        return ""
+    why = (
+        f"it registered {handler.endpoint}, which does not exist where the proxy runs; in a pod the proxy sees "
+        "sockets below /run/crust alone"
+    )
+    return HandlerNotResponding(handler.name, why).shown()
+
+
+def _handler(handler: Handler, message: str) -> inspect_pb2.ListHandlersResponse.Handler:
     registration = handlers_pb2.RegisterRequest(
         name=handler.name,
         version=handler.version,
@@ -144,7 +162,9 @@ def _handler(handler: Handler) -> inspect_pb2.ListHandlersResponse.Handler:
         max_volumes_per_sandbox=handler.max_volumes,
     )
     return inspect_pb2.ListHandlersResponse.Handler(
-        registration=registration, registered_at=_timestamp(handler.registered_at_s)
+        registration=registration,
+        registered_at=_timestamp(handler.registered_at_s),
+        message=message,
     )
 
 

@@ -61,7 +61,7 @@ def build(directory: Path) -> Path:
     _run("umoci", "init", "--layout", layout)
     _run("umoci", "new", "--image", image)
     _run("umoci", "raw", "add-layer", "--image", image, directory / "root.tar")
-    entrypoint = [f"--config.entrypoint={each}" for each in ("tini", "--", "crust")]
+    entrypoint = [f"--config.entrypoint={each}" for each in ("tini", "-s", "--", "crust")]
     _run(
         "umoci",
         "config",

@@ -89,6 +89,11 @@ def handlers(node: Node) -> Iterator[Finding]:
     if node.proxy is None or isinstance(node.proxy, errors.CrustError):
         return
     for handler in node.proxy.handlers:
+        if handler.message:
+            yield error(
+                f"handler {handler.name} cannot be called", handler.message, "crust handlers"
+            )
+            continue
         yield ok(f"handler {handler.name} is registered")
     if not node.proxy.handlers:
         yield error(

@@ -66,7 +66,8 @@ def _identity(orphan: Orphan, evidence: Evidence) -> Check:
 def _visibility(kernel: Kernel) -> Check:
     hidden = kernel.not_visible()
     seen = "all processes and mounts of the host can be seen from here"
-    return Check("visibility", not hidden, f"hidden from here: {hidden}" if hidden else seen)
+    unseen = f"hidden from here: {hidden}; run crust gc on the node itself, in no container"
+    return Check("visibility", not hidden, unseen if hidden else seen)
 
 
 def _pod_directory(orphan: Orphan) -> Check:

@@ -96,7 +96,7 @@ def of_node(
         if warnings:
             parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
         parts.append(_section("Drivers", output.table(views.DRIVERS_OF_STATUS, served, wide=wide)))
-        parts.append(_section("Handlers", output.table(views.HANDLERS, registered, wide=wide)))
+        parts.append(_section("Handlers", output.table(views.HANDLERS[:-1], registered, wide=wide)))
         parts.append(_section("Volumes", output.table(views.VOLUMES, entries, wide=wide)))
         return Text("\n\n").join(parts)
 
@@ -131,6 +131,7 @@ def handlers(name: str = "") -> Question:
             {"handlers": rows},
             tuple(each.name for each in rows),
             lambda wide: output.table(views.HANDLERS, rows, wide=wide),
+            healthy=not any(each.message for each in rows),
         )
 
     return ask
@@ -211,6 +212,9 @@ def _found(
             "`crust explain HandlerNotRegistered` says more"
         )
         yield views.Problem("handlers", "HandlerNotRegistered", message)
+    for handler in registered:
+        if handler.message:
+            yield _problem(f"handler {handler.name}", handler.message)
     for entry in entries:
         if entry.state == "unreadable":
             yield _problem(f"entry {entry.entry}", entry.message)

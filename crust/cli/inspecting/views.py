@@ -82,6 +82,8 @@ class Handler:
     features: tuple[str, ...]
     max_volumes_per_sandbox: int
     registered_at: datetime.datetime
+    message: str = ""
+    """Why the proxy cannot call it."""
 
     @classmethod
     def of(cls, answer: inspect_pb2.ListHandlersResponse.Handler) -> "Handler":
@@ -91,6 +93,7 @@ class Handler:
             answer.registration,
             features=tuple(map(_feature, answer.registration.features)),
             registered_at=answer.registered_at.ToDatetime(datetime.UTC),
+            message=answer.message,
         )
 
 
@@ -174,6 +177,7 @@ HANDLERS = (
     Column("age", lambda row: _age(row.registered_at)),
     Column("endpoint", wide=True),
     Column("max", lambda row: str(row.max_volumes_per_sandbox or ""), wide=True),
+    Column("message"),
 )
 
 VOLUMES = (

@@ -54,8 +54,9 @@ def _is_secret(field: descriptor.FieldDescriptor) -> bool:
 
 @functools.cache
 def is_marked(field: descriptor.FieldDescriptor) -> bool:
-    """Whether CSI marks a field of one of crust's messages as a secret."""
-    marked: bool = pool.options_of(field).Extensions[csi_pb2.csi_secret]
+    """Whether a field is marked as a secret: by CSI's option, in crust.v1 by protobuf's own, debug_redact."""
+    options = pool.options_of(field)
+    marked: bool = options.Extensions[csi_pb2.csi_secret] or options.debug_redact
     return marked
 
 

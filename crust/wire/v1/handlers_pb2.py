@@ -22,59 +22,59 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from crust.wire.csi.v1 import csi_pb2 as crust_dot_wire_dot_csi_dot_v1_dot_csi__pb2
 from crust.wire.v1 import types_pb2 as crust_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x1c\x63rust/wire/v1/handlers.proto\x12\x08\x63rust.v1\x1a\x1b\x63rust/wire/csi/v1/csi.proto\x1a\x19\x63rust/wire/v1/types.proto\"\xd5\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12/\n\x0cvolume_types\x18\x04 \x03(\x0e\x32\x19.crust.v1.VolumeType.Type\x12\x13\n\x0b\x66ilesystems\x18\x05 \x03(\t\x12*\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x18.crust.v1.HandlerFeature\x12\x1f\n\x17max_volumes_per_sandbox\x18\x07 \x01(\x05\"D\n\x10RegisterResponse\x12\x19\n\x11volumes_directory\x18\x01 \x01(\t\x12\x15\n\rproxy_version\x18\x02 \x01(\t\"?\n\x17GetVolumeSecretsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x0f\n\x07handler\x18\x02 \x01(\t\"\x91\x01\n\x18GetVolumeSecretsResponse\x12\x45\n\x07secrets\x18\x01 \x03(\x0b\x32/.crust.v1.GetVolumeSecretsResponse.SecretsEntryB\x03\x98\x42\x01\x1a.\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\",\n\x15GetVolumeStatsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"s\n\x16GetVolumeStatsResponse\x12$\n\x05usage\x18\x01 \x03(\x0b\x32\x15.crust.v1.VolumeUsage\x12\x33\n\x10volume_condition\x18\x02 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"[\n\x13\x45xpandVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12/\n\x0e\x63\x61pacity_range\x18\x02 \x01(\x0b\x32\x17.crust.v1.CapacityRange\".\n\x14\x45xpandVolumeResponse\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x01 \x01(\x03\"-\n\x16GetVolumeHealthRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"N\n\x17GetVolumeHealthResponse\x12\x33\n\x10volume_condition\x18\x01 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"F\n\x13\x46reezeVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x1a\n\x12thaw_after_seconds\x18\x02 \x01(\x03\"\x16\n\x14\x46reezeVolumeResponse\"(\n\x11ThawVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"(\n\x12ThawVolumeResponse\x12\x12\n\nwas_frozen\x18\x01 \x01(\x08\"Q\n\x16SetVolumeLimitsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.crust.v1.IoLimits\"\x19\n\x17SetVolumeLimitsResponse*\x8a\x03\n\x0eHandlerFeature\x12\x1b\n\x17HANDLER_FEATURE_UNKNOWN\x10\x00\x12\x19\n\x15HANDLER_FEATURE_GROUP\x10\x01\x12\'\n#HANDLER_FEATURE_GROUP_CHANGE_POLICY\x10\x02\x12!\n\x1dHANDLER_FEATURE_ONLINE_EXPAND\x10\x04\x12\x19\n\x15HANDLER_FEATURE_STATS\x10\x05\x12\x1d\n\x19HANDLER_FEATURE_READ_ONLY\x10\x06\x12\x1a\n\x16HANDLER_FEATURE_HEALTH\x10\x08\x12\x1a\n\x16HANDLER_FEATURE_FREEZE\x10\t\x12\x1d\n\x19HANDLER_FEATURE_IO_LIMITS\x10\n\x12\x1a\n\x16HANDLER_FEATURE_FORMAT\x10\x0b\x12\x18\n\x14HANDLER_FEATURE_LUKS\x10\x0c\x12!\n\x1dHANDLER_FEATURE_NETWORK_IMAGE\x10\r\"\x04\x08\x03\x10\x03\"\x04\x08\x07\x10\x07\x32\xb5\x01\n\x0fHandlerRegistry\x12\x45\n\x08Register\x12\x19.crust.v1.RegisterRequest\x1a\x1a.crust.v1.RegisterResponse\"\x00\x30\x01\x12[\n\x10GetVolumeSecrets\x12!.crust.v1.GetVolumeSecretsRequest\x1a\".crust.v1.GetVolumeSecretsResponse\"\x00\x32\x88\x04\n\x0eRuntimeHandler\x12U\n\x0eGetVolumeStats\x12\x1f.crust.v1.GetVolumeStatsRequest\x1a .crust.v1.GetVolumeStatsResponse\"\x00\x12O\n\x0c\x45xpandVolume\x12\x1d.crust.v1.ExpandVolumeRequest\x1a\x1e.crust.v1.ExpandVolumeResponse\"\x00\x12X\n\x0fGetVolumeHealth\x12 .crust.v1.GetVolumeHealthRequest\x1a!.crust.v1.GetVolumeHealthResponse\"\x00\x12O\n\x0c\x46reezeVolume\x12\x1d.crust.v1.FreezeVolumeRequest\x1a\x1e.crust.v1.FreezeVolumeResponse\"\x00\x12I\n\nThawVolume\x12\x1b.crust.v1.ThawVolumeRequest\x1a\x1c.crust.v1.ThawVolumeResponse\"\x00\x12X\n\x0fSetVolumeLimits\x12 .crust.v1.SetVolumeLimitsRequest\x1a!.crust.v1.SetVolumeLimitsResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x1c\x63rust/wire/v1/handlers.proto\x12\x08\x63rust.v1\x1a\x19\x63rust/wire/v1/types.proto\"\xd5\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12/\n\x0cvolume_types\x18\x04 \x03(\x0e\x32\x19.crust.v1.VolumeType.Type\x12\x13\n\x0b\x66ilesystems\x18\x05 \x03(\t\x12*\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x18.crust.v1.HandlerFeature\x12\x1f\n\x17max_volumes_per_sandbox\x18\x07 \x01(\x05\"D\n\x10RegisterResponse\x12\x19\n\x11volumes_directory\x18\x01 \x01(\t\x12\x15\n\rproxy_version\x18\x02 \x01(\t\"?\n\x17GetVolumeSecretsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x0f\n\x07handler\x18\x02 \x01(\t\"\x91\x01\n\x18GetVolumeSecretsResponse\x12\x45\n\x07secrets\x18\x01 \x03(\x0b\x32/.crust.v1.GetVolumeSecretsResponse.SecretsEntryB\x03\x80\x01\x01\x1a.\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\",\n\x15GetVolumeStatsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"s\n\x16GetVolumeStatsResponse\x12$\n\x05usage\x18\x01 \x03(\x0b\x32\x15.crust.v1.VolumeUsage\x12\x33\n\x10volume_condition\x18\x02 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"[\n\x13\x45xpandVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12/\n\x0e\x63\x61pacity_range\x18\x02 \x01(\x0b\x32\x17.crust.v1.CapacityRange\".\n\x14\x45xpandVolumeResponse\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x01 \x01(\x03\"-\n\x16GetVolumeHealthRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"N\n\x17GetVolumeHealthResponse\x12\x33\n\x10volume_condition\x18\x01 \x01(\x0b\x32\x19.crust.v1.VolumeCondition\"F\n\x13\x46reezeVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x1a\n\x12thaw_after_seconds\x18\x02 \x01(\x03\"\x16\n\x14\x46reezeVolumeResponse\"(\n\x11ThawVolumeRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\"(\n\x12ThawVolumeResponse\x12\x12\n\nwas_frozen\x18\x01 \x01(\x08\"Q\n\x16SetVolumeLimitsRequest\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.crust.v1.IoLimits\"\x19\n\x17SetVolumeLimitsResponse*\x8a\x03\n\x0eHandlerFeature\x12\x1b\n\x17HANDLER_FEATURE_UNKNOWN\x10\x00\x12\x19\n\x15HANDLER_FEATURE_GROUP\x10\x01\x12\'\n#HANDLER_FEATURE_GROUP_CHANGE_POLICY\x10\x02\x12!\n\x1dHANDLER_FEATURE_ONLINE_EXPAND\x10\x04\x12\x19\n\x15HANDLER_FEATURE_STATS\x10\x05\x12\x1d\n\x19HANDLER_FEATURE_READ_ONLY\x10\x06\x12\x1a\n\x16HANDLER_FEATURE_HEALTH\x10\x08\x12\x1a\n\x16HANDLER_FEATURE_FREEZE\x10\t\x12\x1d\n\x19HANDLER_FEATURE_IO_LIMITS\x10\n\x12\x1a\n\x16HANDLER_FEATURE_FORMAT\x10\x0b\x12\x18\n\x14HANDLER_FEATURE_LUKS\x10\x0c\x12!\n\x1dHANDLER_FEATURE_NETWORK_IMAGE\x10\r\"\x04\x08\x03\x10\x03\"\x04\x08\x07\x10\x07\x32\xb5\x01\n\x0fHandlerRegistry\x12\x45\n\x08Register\x12\x19.crust.v1.RegisterRequest\x1a\x1a.crust.v1.RegisterResponse\"\x00\x30\x01\x12[\n\x10GetVolumeSecrets\x12!.crust.v1.GetVolumeSecretsRequest\x1a\".crust.v1.GetVolumeSecretsResponse\"\x00\x32\x88\x04\n\x0eRuntimeHandler\x12U\n\x0eGetVolumeStats\x12\x1f.crust.v1.GetVolumeStatsRequest\x1a .crust.v1.GetVolumeStatsResponse\"\x00\x12O\n\x0c\x45xpandVolume\x12\x1d.crust.v1.ExpandVolumeRequest\x1a\x1e.crust.v1.ExpandVolumeResponse\"\x00\x12X\n\x0fGetVolumeHealth\x12 .crust.v1.GetVolumeHealthRequest\x1a!.crust.v1.GetVolumeHealthResponse\"\x00\x12O\n\x0c\x46reezeVolume\x12\x1d.crust.v1.FreezeVolumeRequest\x1a\x1e.crust.v1.FreezeVolumeResponse\"\x00\x12I\n\nThawVolume\x12\x1b.crust.v1.ThawVolumeRequest\x1a\x1c.crust.v1.ThawVolumeResponse\"\x00\x12X\n\x0fSetVolumeLimits\x12 .crust.v1.SetVolumeLimitsRequest\x1a!.crust.v1.SetVolumeLimitsResponse\"\x00\x42\x1bZ\x19\x63rust.dev/wire/v1;crustv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crust.wire.v1.handlers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\031crust.dev/wire/v1;crustv1'
   _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._loaded_options = None
   _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._serialized_options = b'8\001'
   _globals['_GETVOLUMESECRETSRESPONSE'].fields_by_name['secrets']._loaded_options = None
-  _globals['_GETVOLUMESECRETSRESPONSE'].fields_by_name['secrets']._serialized_options = b'\230B\001'
-  _globals['_HANDLERFEATURE']._serialized_start=1319
-  _globals['_HANDLERFEATURE']._serialized_end=1713
-  _globals['_REGISTERREQUEST']._serialized_start=99
-  _globals['_REGISTERREQUEST']._serialized_end=312
-  _globals['_REGISTERRESPONSE']._serialized_start=314
-  _globals['_REGISTERRESPONSE']._serialized_end=382
-  _globals['_GETVOLUMESECRETSREQUEST']._serialized_start=384
-  _globals['_GETVOLUMESECRETSREQUEST']._serialized_end=447
-  _globals['_GETVOLUMESECRETSRESPONSE']._serialized_start=450
-  _globals['_GETVOLUMESECRETSRESPONSE']._serialized_end=595
-  _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._serialized_start=549
-  _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._serialized_end=595
-  _globals['_GETVOLUMESTATSREQUEST']._serialized_start=597
-  _globals['_GETVOLUMESTATSREQUEST']._serialized_end=641
-  _globals['_GETVOLUMESTATSRESPONSE']._serialized_start=643
-  _globals['_GETVOLUMESTATSRESPONSE']._serialized_end=758
-  _globals['_EXPANDVOLUMEREQUEST']._serialized_start=760
-  _globals['_EXPANDVOLUMEREQUEST']._serialized_end=851
-  _globals['_EXPANDVOLUMERESPONSE']._serialized_start=853
-  _globals['_EXPANDVOLUMERESPONSE']._serialized_end=899
-  _globals['_GETVOLUMEHEALTHREQUEST']._serialized_start=901
-  _globals['_GETVOLUMEHEALTHREQUEST']._serialized_end=946
-  _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_start=948
-  _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_end=1026
-  _globals['_FREEZEVOLUMEREQUEST']._serialized_start=1028
-  _globals['_FREEZEVOLUMEREQUEST']._serialized_end=1098
-  _globals['_FREEZEVOLUMERESPONSE']._serialized_start=1100
-  _globals['_FREEZEVOLUMERESPONSE']._serialized_end=1122
-  _globals['_THAWVOLUMEREQUEST']._serialized_start=1124
-  _globals['_THAWVOLUMEREQUEST']._serialized_end=1164
-  _globals['_THAWVOLUMERESPONSE']._serialized_start=1166
-  _globals['_THAWVOLUMERESPONSE']._serialized_end=1206
-  _globals['_SETVOLUMELIMITSREQUEST']._serialized_start=1208
-  _globals['_SETVOLUMELIMITSREQUEST']._serialized_end=1289
-  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_start=1291
-  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_end=1316
-  _globals['_HANDLERREGISTRY']._serialized_start=1716
-  _globals['_HANDLERREGISTRY']._serialized_end=1897
-  _globals['_RUNTIMEHANDLER']._serialized_start=1900
-  _globals['_RUNTIMEHANDLER']._serialized_end=2420
+  _globals['_GETVOLUMESECRETSRESPONSE'].fields_by_name['secrets']._serialized_options = b'\200\001\001'
+  _globals['_HANDLERFEATURE']._serialized_start=1290
+  _globals['_HANDLERFEATURE']._serialized_end=1684
+  _globals['_REGISTERREQUEST']._serialized_start=70
+  _globals['_REGISTERREQUEST']._serialized_end=283
+  _globals['_REGISTERRESPONSE']._serialized_start=285
+  _globals['_REGISTERRESPONSE']._serialized_end=353
+  _globals['_GETVOLUMESECRETSREQUEST']._serialized_start=355
+  _globals['_GETVOLUMESECRETSREQUEST']._serialized_end=418
+  _globals['_GETVOLUMESECRETSRESPONSE']._serialized_start=421
+  _globals['_GETVOLUMESECRETSRESPONSE']._serialized_end=566
+  _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._serialized_start=520
+  _globals['_GETVOLUMESECRETSRESPONSE_SECRETSENTRY']._serialized_end=566
+  _globals['_GETVOLUMESTATSREQUEST']._serialized_start=568
+  _globals['_GETVOLUMESTATSREQUEST']._serialized_end=612
+  _globals['_GETVOLUMESTATSRESPONSE']._serialized_start=614
+  _globals['_GETVOLUMESTATSRESPONSE']._serialized_end=729
+  _globals['_EXPANDVOLUMEREQUEST']._serialized_start=731
+  _globals['_EXPANDVOLUMEREQUEST']._serialized_end=822
+  _globals['_EXPANDVOLUMERESPONSE']._serialized_start=824
+  _globals['_EXPANDVOLUMERESPONSE']._serialized_end=870
+  _globals['_GETVOLUMEHEALTHREQUEST']._serialized_start=872
+  _globals['_GETVOLUMEHEALTHREQUEST']._serialized_end=917
+  _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_start=919
+  _globals['_GETVOLUMEHEALTHRESPONSE']._serialized_end=997
+  _globals['_FREEZEVOLUMEREQUEST']._serialized_start=999
+  _globals['_FREEZEVOLUMEREQUEST']._serialized_end=1069
+  _globals['_FREEZEVOLUMERESPONSE']._serialized_start=1071
+  _globals['_FREEZEVOLUMERESPONSE']._serialized_end=1093
+  _globals['_THAWVOLUMEREQUEST']._serialized_start=1095
+  _globals['_THAWVOLUMEREQUEST']._serialized_end=1135
+  _globals['_THAWVOLUMERESPONSE']._serialized_start=1137
+  _globals['_THAWVOLUMERESPONSE']._serialized_end=1177
+  _globals['_SETVOLUMELIMITSREQUEST']._serialized_start=1179
+  _globals['_SETVOLUMELIMITSREQUEST']._serialized_end=1260
+  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_start=1262
+  _globals['_SETVOLUMELIMITSRESPONSE']._serialized_end=1287
+  _globals['_HANDLERREGISTRY']._serialized_start=1687
+  _globals['_HANDLERREGISTRY']._serialized_end=1868
+  _globals['_RUNTIMEHANDLER']._serialized_start=1871
+  _globals['_RUNTIMEHANDLER']._serialized_end=2391
 # @@protoc_insertion_point(module_scope)

@@ -26,13 +26,14 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from crust.wire.v1 import handlers_pb2 as crust_dot_wire_dot_v1_dot_handlers__pb2
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x1b\x63rust/wire/v1/inspect.proto\x12\x08\x63rust.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1c\x63rust/wire/v1/handlers.proto\"\x14\n\x12ListDriversRequest\"\xc8\x01\n\x13ListDriversResponse\x12\x35\n\x07\x64rivers\x18\x01 \x03(\x0b\x32$.crust.v1.ListDriversResponse.Driver\x1az\n\x06\x44river\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65rred_volumes\x18\x05 \x01(\x03\x12\x14\n\x0cregistration\x18\x06 \x01(\t\"\x15\n\x13ListHandlersRequest\"\xbf\x01\n\x14ListHandlersResponse\x12\x38\n\x08handlers\x18\x01 \x03(\x0b\x32&.crust.v1.ListHandlersResponse.Handler\x1am\n\x07Handler\x12/\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.crust.v1.RegisterRequest\x12\x31\n\rregistered_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1c\n\x1aListDeferredVolumesRequest\"H\n\x1bListDeferredVolumesResponse\x12)\n\x07volumes\x18\x01 \x03(\x0b\x32\x18.crust.v1.DeferredVolume\"\x96\x03\n\x0e\x44\x65\x66\x65rredVolume\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x0f\n\x07handler\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07\x66s_type\x18\x06 \x01(\t\x12\x10\n\x08readonly\x18\x07 \x01(\x08\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x08 \x01(\x03\x12\r\n\x05state\x18\t \x01(\t\x12\x12\n\nsandbox_id\x18\n \x01(\t\x12\x0f\n\x07message\x18\x0b \x01(\t\x12\r\n\x05\x65ntry\x18\x0c \x01(\t\x12\x12\n\ndecided_by\x18\r \x01(\t\x12\x30\n\x0cpublished_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclaimed_at\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63laimed_by_pid\x18\x10 \x01(\x05\x12\x12\n\nrequest_id\x18\x11 \x01(\t\x12\x0b\n\x03pod\x18\x12 \x01(\t\"\xcc\x01\n\x14\x45xplainPolicyRequest\x12\x0e\n\x06\x64river\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x66\x65r_fs_ops\x18\x02 \x01(\x08\x12I\n\x0evolume_context\x18\x03 \x03(\x0b\x32\x31.crust.v1.ExplainPolicyRequest.VolumeContextEntry\x12\r\n\x05\x62lock\x18\x04 \x01(\x08\x1a\x34\n\x12VolumeContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x15\x45xplainPolicyResponse\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x01 \x01(\x08\x12\x0f\n\x07handler\x18\x02 \x01(\t\x12\x12\n\ndecided_by\x18\x03 \x01(\t\"\x12\n\x10GetHealthRequest\"\x9f\x01\n\x11GetHealthResponse\x12\x39\n\nconditions\x18\x01 \x03(\x0b\x32%.crust.v1.GetHealthResponse.Condition\x12\x0f\n\x07version\x18\x02 \x01(\t\x1a>\n\tCondition\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x12\n\nerror_name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0e\n\x0cWatchRequest\"v\n\x05\x45vent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0btarget_path\x18\x03 \x01(\t\x12\x0f\n\x07handler\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t2\xe0\x03\n\x07Inspect\x12L\n\x0bListDrivers\x12\x1c.crust.v1.ListDriversRequest\x1a\x1d.crust.v1.ListDriversResponse\"\x00\x12O\n\x0cListHandlers\x12\x1d.crust.v1.ListHandlersRequest\x1a\x1e.crust.v1.ListHandlersResponse\"\x00\x12\x64\n\x13ListDeferredVolumes\x12$.crust.v1.ListDeferredVolumesRequest\x1a%.crust.v1.ListDeferredVolumesResponse\"\x00\x12R\n\rExplainPolicy\x12\x1e.crust.v1.ExplainPolicyRequest\x1a\x1f.crust.v1.ExplainPolicyResponse\"\x00\x12\x46\n\tGetHealth\x12\x1a.crust.v1.GetHealthRequest\x1a\x1b.crust.v1.GetHealthResponse\"\x00\x12\x34\n\x05Watch\x12\x16.crust.v1.WatchRequest\x1a\x0f.crust.v1.Event\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x1b\x63rust/wire/v1/inspect.proto\x12\x08\x63rust.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1c\x63rust/wire/v1/handlers.proto\"\x14\n\x12ListDriversRequest\"\xc8\x01\n\x13ListDriversResponse\x12\x35\n\x07\x64rivers\x18\x01 \x03(\x0b\x32$.crust.v1.ListDriversResponse.Driver\x1az\n\x06\x44river\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65rred_volumes\x18\x05 \x01(\x03\x12\x14\n\x0cregistration\x18\x06 \x01(\t\"\x15\n\x13ListHandlersRequest\"\xd0\x01\n\x14ListHandlersResponse\x12\x38\n\x08handlers\x18\x01 \x03(\x0b\x32&.crust.v1.ListHandlersResponse.Handler\x1a~\n\x07Handler\x12/\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.crust.v1.RegisterRequest\x12\x31\n\rregistered_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x1c\n\x1aListDeferredVolumesRequest\"H\n\x1bListDeferredVolumesResponse\x12)\n\x07volumes\x18\x01 \x03(\x0b\x32\x18.crust.v1.DeferredVolume\"\x96\x03\n\x0e\x44\x65\x66\x65rredVolume\x12\x13\n\x0btarget_path\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x0f\n\x07handler\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07\x66s_type\x18\x06 \x01(\t\x12\x10\n\x08readonly\x18\x07 \x01(\x08\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x08 \x01(\x03\x12\r\n\x05state\x18\t \x01(\t\x12\x12\n\nsandbox_id\x18\n \x01(\t\x12\x0f\n\x07message\x18\x0b \x01(\t\x12\r\n\x05\x65ntry\x18\x0c \x01(\t\x12\x12\n\ndecided_by\x18\r \x01(\t\x12\x30\n\x0cpublished_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclaimed_at\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63laimed_by_pid\x18\x10 \x01(\x05\x12\x12\n\nrequest_id\x18\x11 \x01(\t\x12\x0b\n\x03pod\x18\x12 \x01(\t\"\xcc\x01\n\x14\x45xplainPolicyRequest\x12\x0e\n\x06\x64river\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x66\x65r_fs_ops\x18\x02 \x01(\x08\x12I\n\x0evolume_context\x18\x03 \x03(\x0b\x32\x31.crust.v1.ExplainPolicyRequest.VolumeContextEntry\x12\r\n\x05\x62lock\x18\x04 \x01(\x08\x1a\x34\n\x12VolumeContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x15\x45xplainPolicyResponse\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x01 \x01(\x08\x12\x0f\n\x07handler\x18\x02 \x01(\t\x12\x12\n\ndecided_by\x18\x03 \x01(\t\"\x12\n\x10GetHealthRequest\"\x9f\x01\n\x11GetHealthResponse\x12\x39\n\nconditions\x18\x01 \x03(\x0b\x32%.crust.v1.GetHealthResponse.Condition\x12\x0f\n\x07version\x18\x02 \x01(\t\x1a>\n\tCondition\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x12\n\nerror_name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0e\n\x0cWatchRequest\"v\n\x05\x45vent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0btarget_path\x18\x03 \x01(\t\x12\x0f\n\x07handler\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t2\xe0\x03\n\x07Inspect\x12L\n\x0bListDrivers\x12\x1c.crust.v1.ListDriversRequest\x1a\x1d.crust.v1.ListDriversResponse\"\x00\x12O\n\x0cListHandlers\x12\x1d.crust.v1.ListHandlersRequest\x1a\x1e.crust.v1.ListHandlersResponse\"\x00\x12\x64\n\x13ListDeferredVolumes\x12$.crust.v1.ListDeferredVolumesRequest\x1a%.crust.v1.ListDeferredVolumesResponse\"\x00\x12R\n\rExplainPolicy\x12\x1e.crust.v1.ExplainPolicyRequest\x1a\x1f.crust.v1.ExplainPolicyResponse\"\x00\x12\x46\n\tGetHealth\x12\x1a.crust.v1.GetHealthRequest\x1a\x1b.crust.v1.GetHealthResponse\"\x00\x12\x34\n\x05Watch\x12\x16.crust.v1.WatchRequest\x1a\x0f.crust.v1.Event\"\x00\x30\x01\x42\x1bZ\x19\x63rust.dev/wire/v1;crustv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crust.wire.v1.inspect_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\031crust.dev/wire/v1;crustv1'
   _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._loaded_options = None
   _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._serialized_options = b'8\001'
   _globals['_LISTDRIVERSREQUEST']._serialized_start=104
@@ -44,31 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTHANDLERSREQUEST']._serialized_start=329
   _globals['_LISTHANDLERSREQUEST']._serialized_end=350
   _globals['_LISTHANDLERSRESPONSE']._serialized_start=353
-  _globals['_LISTHANDLERSRESPONSE']._serialized_end=544
+  _globals['_LISTHANDLERSRESPONSE']._serialized_end=561
   _globals['_LISTHANDLERSRESPONSE_HANDLER']._serialized_start=435
-  _globals['_LISTHANDLERSRESPONSE_HANDLER']._serialized_end=544
-  _globals['_LISTDEFERREDVOLUMESREQUEST']._serialized_start=546
-  _globals['_LISTDEFERREDVOLUMESREQUEST']._serialized_end=574
-  _globals['_LISTDEFERREDVOLUMESRESPONSE']._serialized_start=576
-  _globals['_LISTDEFERREDVOLUMESRESPONSE']._serialized_end=648
-  _globals['_DEFERREDVOLUME']._serialized_start=651
-  _globals['_DEFERREDVOLUME']._serialized_end=1057
-  _globals['_EXPLAINPOLICYREQUEST']._serialized_start=1060
-  _globals['_EXPLAINPOLICYREQUEST']._serialized_end=1264
-  _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._serialized_start=1212
-  _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._serialized_end=1264
-  _globals['_EXPLAINPOLICYRESPONSE']._serialized_start=1266
-  _globals['_EXPLAINPOLICYRESPONSE']._serialized_end=1344
-  _globals['_GETHEALTHREQUEST']._serialized_start=1346
-  _globals['_GETHEALTHREQUEST']._serialized_end=1364
-  _globals['_GETHEALTHRESPONSE']._serialized_start=1367
-  _globals['_GETHEALTHRESPONSE']._serialized_end=1526
-  _globals['_GETHEALTHRESPONSE_CONDITION']._serialized_start=1464
-  _globals['_GETHEALTHRESPONSE_CONDITION']._serialized_end=1526
-  _globals['_WATCHREQUEST']._serialized_start=1528
-  _globals['_WATCHREQUEST']._serialized_end=1542
-  _globals['_EVENT']._serialized_start=1544
-  _globals['_EVENT']._serialized_end=1662
-  _globals['_INSPECT']._serialized_start=1665
-  _globals['_INSPECT']._serialized_end=2145
+  _globals['_LISTHANDLERSRESPONSE_HANDLER']._serialized_end=561
+  _globals['_LISTDEFERREDVOLUMESREQUEST']._serialized_start=563
+  _globals['_LISTDEFERREDVOLUMESREQUEST']._serialized_end=591
+  _globals['_LISTDEFERREDVOLUMESRESPONSE']._serialized_start=593
+  _globals['_LISTDEFERREDVOLUMESRESPONSE']._serialized_end=665
+  _globals['_DEFERREDVOLUME']._serialized_start=668
+  _globals['_DEFERREDVOLUME']._serialized_end=1074
+  _globals['_EXPLAINPOLICYREQUEST']._serialized_start=1077
+  _globals['_EXPLAINPOLICYREQUEST']._serialized_end=1281
+  _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._serialized_start=1229
+  _globals['_EXPLAINPOLICYREQUEST_VOLUMECONTEXTENTRY']._serialized_end=1281
+  _globals['_EXPLAINPOLICYRESPONSE']._serialized_start=1283
+  _globals['_EXPLAINPOLICYRESPONSE']._serialized_end=1361
+  _globals['_GETHEALTHREQUEST']._serialized_start=1363
+  _globals['_GETHEALTHREQUEST']._serialized_end=1381
+  _globals['_GETHEALTHRESPONSE']._serialized_start=1384
+  _globals['_GETHEALTHRESPONSE']._serialized_end=1543
+  _globals['_GETHEALTHRESPONSE_CONDITION']._serialized_start=1481
+  _globals['_GETHEALTHRESPONSE_CONDITION']._serialized_end=1543
+  _globals['_WATCHREQUEST']._serialized_start=1545
+  _globals['_WATCHREQUEST']._serialized_end=1559
+  _globals['_EVENT']._serialized_start=1561
+  _globals['_EVENT']._serialized_end=1679
+  _globals['_INSPECT']._serialized_start=1682
+  _globals['_INSPECT']._serialized_end=2162
 # @@protoc_insertion_point(module_scope)

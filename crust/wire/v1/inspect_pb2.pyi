@@ -120,6 +120,9 @@ class ListHandlersResponse(_message.Message):
 
         REGISTRATION_FIELD_NUMBER: _builtins.int
         REGISTERED_AT_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        message: _builtins.str
+        """Why the proxy cannot call it, for people; empty when nothing is known to be wrong."""
         @_builtins.property
         def registration(self) -> _handlers_pb2.RegisterRequest: ...
         @_builtins.property
@@ -129,10 +132,11 @@ class ListHandlersResponse(_message.Message):
             *,
             registration: _handlers_pb2.RegisterRequest | None = ...,
             registered_at: _timestamp_pb2.Timestamp | None = ...,
+            message: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["registered_at", b"registered_at", "registration", b"registration"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["registered_at", b"registered_at", "registration", b"registration"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registered_at", b"registered_at", "registration", b"registration"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

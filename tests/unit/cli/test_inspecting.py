@@ -22,6 +22,7 @@ from crust.cli import main
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import DRIVER, Node, Places
+from tests.support.runtimes import fake_handler
 
 
 @pytest.fixture
@@ -122,6 +123,21 @@ async def test_filters_admit_what_matches_alone(node: Node) -> None:
         result = await crust(node, "volumes", "-o", "name", *words)
         assert sorted(result.output.split()) == names
     assert two in (await crust(node, "volumes", "-o", "wide")).output
+
+
+async def test_handler_whose_socket_the_proxy_does_not_see_makes_status_exit_1(
+    places: Places,
+) -> None:
+    registering = fake_handler.running(
+        fake_handler.FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
+    )
+    async with nodes.running(places) as node, registering:
+        assert (await crust(node, "handlers")).exit_code == 0
+        os.rename(places.handler, f"{places.handler}.elsewhere")
+        status = await crust(node, "status")
+        assert (status.exit_code, status.output.count("which does not exist where")) == (1, 1)
+        assert (await crust(node, "handlers")).exit_code == 1
+        os.rename(f"{places.handler}.elsewhere", places.handler)
 
 
 async def test_volume_is_found_by_the_name_of_its_pod(node: Node) -> None:
