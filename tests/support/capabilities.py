@@ -20,6 +20,8 @@ from crust.host.block import loop
 from crust.host.mounts import mount_api
 from tests.support.third_party import csi_sanity, ember
 
+GO_DRIVER = Path(__file__).parents[2] / ".cache" / "go" / "driver"
+
 OF_MARKER = {"root": ("mount", "loop"), "vm": ("mount", "loop", "vm")}
 """The capabilities that each marker of pyproject.toml requires."""
 
@@ -108,6 +110,10 @@ def _ember() -> str:
     return "" if ember.PROGRAM.exists() else f"{ember.PROGRAM} is missing: run make third-party"
 
 
+def _go_driver() -> str:
+    return "" if GO_DRIVER.exists() else f"{GO_DRIVER} is missing: run make third-party"
+
+
 def _csi_sanity() -> str:
     if csi_sanity.PROGRAM.exists():
         return ""
@@ -122,4 +128,5 @@ _PROBES: dict[str, Callable[[], str]] = {
     "systemd": _systemd,
     "ember": _ember,
     "csi-sanity": _csi_sanity,
+    "go-driver": _go_driver,
 }

@@ -1,18 +1,22 @@
-"""The driver and the runtime of the authors' pages, from the pages' text, with real shim and proxy between."""
+"""The drivers and the runtime of the authors' pages, from the pages' text, with real shim and proxy between."""
 
 import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
 
+from crust.host.block import loop
 from crust.rpc import channel
+from tests.support import capabilities
 from tests.support.co import Co
 from tests.support.faults.refusals import refused
 from tests.support.pages.page_programs import program
@@ -25,15 +29,19 @@ CALL_S = 30
 @asynccontextmanager
 async def _running(*argv: str) -> AsyncIterator[Process]:
     environment = {key: each for key, each in os.environ.items() if not key.startswith("CRUST_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *argv, stdin=PIPE, stdout=PIPE, env=environment
-    )
+    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, env=environment)
     try:
         yield process
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+class _Node(NamedTuple):
+    root: str
+    co: Co
+    runtime: Process
 
 
 async def _said(runtime: Process, line: str) -> str:
@@ -44,40 +52,85 @@ async def _said(runtime: Process, line: str) -> str:
         return (await runtime.stdout.readline()).decode().strip()
 
 
-async def test_driver_and_runtime_of_the_pages_work_with_the_proxy(tmp_path: Path) -> None:
-    for page, name in (("driver-author.md", "driver.py"), ("runtime-author.md", "runtime.py")):
-        (tmp_path / name).write_text(program(page))
+@asynccontextmanager
+async def _node(driver: str, *argv: str, tmp_path: Path) -> AsyncIterator[_Node]:
+    """The driver of that name, which the program serves at ROOT/driver.sock; shim, proxy and the page's runtime."""
+    (tmp_path / "runtime.py").write_text(program("runtime-author.md"))
     async with AsyncExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         for name in ("pool", "run", "kubelet", "mnt"):
             os.mkdir(f"{root}/{name}", 0o700)
-        driver = (f"{root}/driver.sock", f"{root}/pool")
-        await stack.enter_async_context(_running(str(tmp_path / "driver.py"), *driver))
+        own = [each.replace("ROOT", root) for each in argv]
+        await stack.enter_async_context(_running(*own))
         await stack.enter_async_context(
             _running(
-                *("-m", "crust", "shim", "--driver-socket", f"{root}/driver.sock"),
+                *(sys.executable, "-m", "crust", "shim", "--driver-socket", f"{root}/driver.sock"),
                 *("--socket", f"{root}/shim.sock", "--runtime-socket", f"{root}/run/runtime.sock"),
                 *("--kubelet-root", f"{root}/kubelet", "--no-check-propagation"),
             )
         )
-        served = f"mini.csi.example,{root}/csi.sock,{root}/shim.sock"
+        served = f"{driver},{root}/csi.sock,{root}/shim.sock"
         await stack.enter_async_context(
             _running(
-                *("-m", "crust", "proxy", "--driver", served, "--run-dir", f"{root}/run"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "crust",
+                    "proxy",
+                    "--driver",
+                    served,
+                    "--run-dir",
+                    f"{root}/run",
+                ),
                 *("--volumes-root", f"{root}/volumes", "--target-root", f"{root}/kubelet"),
                 *("--no-check-propagation", "--handler-grace-s", "20"),
             )
         )
         places = (f"{root}/run/handlers.sock", f"{root}/box.sock", f"{root}/mnt")
-        runtime = await stack.enter_async_context(_running(str(tmp_path / "runtime.py"), *places))
-        co = await stack.enter_async_context(channel.connect(f"{root}/csi.sock"))
-        await _life(co, runtime, f"{root}/kubelet")
-        assert os.listdir(f"{root}/pool") == []
+        runtime = await stack.enter_async_context(
+            _running(sys.executable, str(tmp_path / "runtime.py"), *places)
+        )
+        connected = await stack.enter_async_context(channel.connect(f"{root}/csi.sock"))
+        yield _Node(root, Co(connected, CALL_S, waits=True), runtime)
 
 
-async def _life(co: grpc.aio.Channel, runtime: Process, kubelet: str) -> None:
+async def test_driver_and_runtime_of_the_pages_work_with_the_proxy(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(program("driver-author.md"))
+    driver = (sys.executable, str(tmp_path / "driver.py"), "ROOT/driver.sock", "ROOT/pool")
+    async with _node("mini.csi.example", *driver, tmp_path=tmp_path) as node:
+        await _life(node.co, node.runtime, f"{node.root}/kubelet")
+        assert os.listdir(f"{node.root}/pool") == []
+
+
+async def test_driver_in_go_defers_by_the_public_package(tmp_path: Path) -> None:
+    capabilities.need("go-driver")
+    driver = (str(capabilities.GO_DRIVER), "ROOT/driver.sock")
+    async with _node("go.csi.example", *driver, tmp_path=tmp_path) as node:
+        image = f"{node.root}/pool/volume.img"
+        await asyncio.to_thread(_make_ext4, image)
+        device = loop.attach(image)
+        try:
+            target = f"{node.root}/kubelet/pods/one/mount"
+            os.makedirs(os.path.dirname(target))
+            context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "box"}
+            await node.co.publish(device.path, target, defer=False, volume_context=context)
+            assert await _said(node.runtime, f"start box-1 {target}") == "ok"
+            stats = await node.co.stats(device.path, target)
+            assert 16 * MIB < stats.usage[0].total <= 32 * MIB
+            assert await _said(node.runtime, "stop box-1") == "ok"
+            await node.co.unpublish(device.path, target)
+        finally:
+            loop.detach(device)
+
+
+def _make_ext4(image: str) -> None:
+    with open(image, "wb") as file:
+        file.truncate(32 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+
+
+async def _life(calls: Co, runtime: Process, kubelet: str) -> None:
     """Create, publish deferred, start a sandbox, ask for statistics, and all the way back."""
-    calls = Co(co, CALL_S, waits=True)
     wish = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "box"}
     volume = await calls.create("one", size=32 * MIB, parameters=wish)
     target, staging = f"{kubelet}/pods/one/mount", f"{kubelet}/staging"
