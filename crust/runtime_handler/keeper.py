@@ -7,7 +7,14 @@ imports nothing but the standard library: it survives the runtime's daemon and i
     python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
 
     request    {"op": "hold", "name": ...} with descriptors | {"op": "release", "name": ...} | {"op": "held"}
-    answer     {"pids": [keeper, standby], "held": {name: count}}    after the request is done, or {"error": ...}
+               {"op": "put", "name": ..., "over": path, "new": path, "back": path}
+               {"op": "withdraw", "name": ..., "over": path}
+    answer     {"pids": [keeper, standby], "vm": pid, "held": {name: count}, "put": {path: name}}
+               after the request is done, or {"error": ...}
+
+A runtime that reads a file of its own (Kata's entry) may find the device there only under the claim: `put` renames
+the file `new` over `over`, and `withdraw`, the claim's release and the VM's end rename `back` over it, before a
+descriptor is closed. Only the keeper does both, so the file names the device while the claim lives and never after.
 
 Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
 Killing one releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper forks
@@ -43,6 +50,8 @@ class Keeper:
         listener.settimeout(0)
         self._vm = vm
         self._held: dict[str, list[int]] = {}
+        self._put: dict[str, tuple[str, str]] = {}
+        """By the path of a file that was put: the name of its claim, and the file that replaces it at last."""
         self._clients: dict[int, socket.socket] = {}
         self._standby_pid = 0
         self._standby = -1
@@ -72,6 +81,7 @@ class Keeper:
                 self._renew_standby()
             ready = _wait(self._vm, self._standby, self._listener.fileno(), *self._clients)
             if self._vm in ready:
+                self._withdraw_all()
                 return
             if self._standby in ready:
                 self._end_standby()
@@ -89,6 +99,7 @@ class Keeper:
         """
         while not self._is_forked():
             if self._vm in _wait(self._vm, timeout_ms=_AGAIN_MS):
+                self._withdraw_all()
                 os._exit(0)
 
     def _is_forked(self) -> bool:
@@ -124,6 +135,7 @@ class Keeper:
             client.close()
         self._clients.clear()
         if self._vm in _wait(self._vm, keeper):
+            self._withdraw_all()
             os._exit(0)
         os.close(keeper)
         try:
@@ -149,18 +161,21 @@ class Keeper:
         client.close()
 
     def _answer(self, data: bytes, fds: list[int]) -> dict[str, object]:
-        try:
-            request = json.loads(data)
-            operation, name = request["op"], str(request.get("name", ""))
-        except (ValueError, TypeError, KeyError, AttributeError) as err:
-            operation, name = f"not understood: {err}", ""
+        request = _parsed(data)
+        operation, name = request.get("op", ""), request.get("name", "")
         if operation == "hold":
             self._replace(name, fds)
             return self._state()
         for fd in fds:
             os.close(fd)
         if operation == "release":
+            self._withdraw_all(name)
             self._replace(name, [])
+        elif operation == "put":
+            return self._put_file(name, *(request.get(key, "") for key in ("over", "new", "back")))
+        elif operation == "withdraw":
+            self._withdraw(request.get("over", ""))
+            self._renew_standby()
         elif operation != "held":
             return {"error": f"unknown request {operation!r}"}
         return self._state()
@@ -172,9 +187,52 @@ class Keeper:
             self._held[name] = fds
         self._renew_standby()
 
+    def _put_file(self, name: str, over: str, new: str, back: str) -> dict[str, object]:
+        """The standby knows of the file before it is there: if this process is killed in between, it withdraws it."""
+        if name not in self._held:
+            return {"error": f"{name!r} is not held"}
+        self._put[over] = (name, back)
+        self._renew_standby()
+        try:
+            os.rename(new, over)
+        except OSError as err:
+            return {"error": f"{over}: {err.strerror}"}
+        return self._state()
+
+    def _withdraw(self, over: str) -> None:
+        _, back = self._put.pop(over, ("", ""))
+        with contextlib.suppress(
+            OSError
+        ):  # the other process has done it, or the directory has gone
+            os.rename(back, over)
+
+    def _withdraw_all(self, name: str | None = None) -> None:
+        """Those of one claim, or all of them."""
+        for over, (claim, _) in list(self._put.items()):
+            if name in (None, claim):
+                self._withdraw(over)
+
     def _state(self) -> dict[str, object]:
-        held = {name: len(fds) for name, fds in self._held.items()}
-        return {"pids": [os.getpid(), self._standby_pid], "held": held}
+        return {
+            "pids": [os.getpid(), self._standby_pid],
+            "vm": _pid_of(self._vm),
+            "held": {name: len(fds) for name, fds in self._held.items()},
+            "put": {over: name for over, (name, _) in self._put.items()},
+        }
+
+
+def _parsed(data: bytes) -> dict[str, str]:
+    """The fields of a request; none if it is not understood."""
+    try:
+        return {key: str(value) for key, value in json.loads(data).items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _pid_of(pidfd: int) -> int:
+    """The process of a pidfd; -1 if it has ended (proc_pid_fdinfo(5))."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("Pid:")), -1)
 
 
 def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:

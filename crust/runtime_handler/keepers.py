@@ -2,6 +2,7 @@
 
     keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
     keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
+    keeper.put(name, over, new=…, back=…)           a file of the runtime's own, for as long as the claim at most
     claim.hand_over()
     keepers.connect(socket_path)                    in a restarted daemon; `adopt_volume` with `keeper.pid`
 
@@ -70,6 +71,10 @@ class Keeper:
         self.path = path
         self.pids: tuple[int, ...] = ()
         """The keeper and its standby, as of the last answer."""
+        self.vm_pid = -1
+        """The VM's process, as of the last answer; -1: it has ended."""
+        self.put_files: dict[str, str] = {}
+        """The files that were put and not withdrawn, with the names of their claims, as of the last answer."""
         self._line = line
 
     def fileno(self) -> int:
@@ -91,6 +96,18 @@ class Keeper:
     def release(self, name: str) -> None:
         """Have it close what it holds under `name`; absent is success. Raises KeeperGone."""
         self._ask({"op": "release", "name": name})
+
+    def put(self, name: str, over: str, *, new: str, back: str) -> None:
+        """Have it rename `new` over `over`, and `back` over it when the claim `name` ends. Raises KeeperGone.
+
+        All three are files of one filesystem; `back` is the caller's to remove, if the keeper should never need it.
+        If it raises, the file may be there or not: connect, and withdraw it or put it again.
+        """
+        self._ask({"op": "put", "name": name, "over": over, "new": new, "back": back})
+
+    def withdraw(self, over: str) -> None:
+        """Have it rename the file's `back` over it; absent is success. Raises KeeperGone."""
+        self._ask({"op": "withdraw", "over": over})
 
     def held(self) -> dict[str, int]:
         """The number of descriptors that it holds, by name. Raises KeeperGone."""
@@ -125,6 +142,7 @@ class Keeper:
                 why=str(answer["error"]),
             )
         self.pids = tuple(answer["pids"])
+        self.vm_pid, self.put_files = answer["vm"], answer["put"]
         held: dict[str, int] = answer["held"]
         return held
 
