@@ -138,6 +138,12 @@ conformance: root setup third-party ## crust's driver against its suite, alone a
 e2e: root guest third-party ## the tests that boot the microVM (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/e2e
 
+.PHONY: kata
+kata: export KATA_NODE = $(NODE)
+kata: export KATA_RUNTIMES = $(RUNTIMES)
+kata: root $(VENV)/.done ## the chain with a real Kata on a node; NODE=dir RUNTIMES=name=configuration.toml,... (docs/kata.md; root)
+	@$(PY) -m pytest -q --timeout 500 tests/real_kata
+
 .PHONY: size
 size: $(VENV)/.done ## count lines by package, and error classes
 	@$(PY) -m tests.support.measures.size

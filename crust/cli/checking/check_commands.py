@@ -62,7 +62,9 @@ def config() -> None:
 
 
 @config.command("check")
-@click.argument("programs", nargs=-1, type=click.Choice(["node", "proxy", "shim", "driver"]))
+@click.argument(
+    "programs", nargs=-1, type=click.Choice(["node", "proxy", "shim", "driver", "kata"])
+)
 @click.option(
     "--config",
     "path",

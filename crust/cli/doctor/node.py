@@ -11,6 +11,7 @@ from crust.cli.inspecting import views
 from crust.core import errors
 from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
+from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings
@@ -22,6 +23,7 @@ PROGRAMS: dict[str, type[ProgramSettings]] = {
     "proxy": ProxySettings,
     "shim": ShimSettings,
     "driver": DriverSettings,
+    "kata": KataSettings,
 }
 CONFIG_DIR = "/etc/crust"
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"

@@ -1,4 +1,4 @@
-"""The commands that serve: node, proxy, shim, driver. A flag here is a setting of the same name.
+"""The commands that serve: node, proxy, shim, driver, kata. A flag here is a setting of the same name.
 
 A daemon's packages are imported when its command runs.
 """
@@ -135,6 +135,41 @@ def shim(**flags: Any) -> None:
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
 
+@click.command()
+@_of_a_daemon
+@click.option(
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    metavar="NAME,CONFIGURATION",
+    help="A runtime of containerd that is Kata's: its name, and Kata's configuration.toml.",
+)
+@click.option("--run-dir", help="The daemon's own sockets. Default: /run/crust/kata.")
+@click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
+@click.option(
+    "--handlers-socket", help="Where the proxy takes handlers. Default: /run/crust/handlers.sock."
+)
+@click.option("--nri-socket", help="The container engine's. Default: /run/nri/nri.sock.")
+@click.option(
+    "--default-runtime", help="containerd's default_runtime_name. Default: it is none of Kata's."
+)
+@click.option(
+    "--filesystem", "filesystems", multiple=True, help="The guest can mount it. Default: ext4, xfs."
+)
+@click.option("--kata-volumes", help="Kata's directory of direct volumes.")
+@click.option("--kata-sandboxes", help="Where Kata's Go runtime writes its state.")
+def kata(**flags: Any) -> None:
+    """Let an unmodified Kata Containers use deferred volumes: an NRI plugin of the container engine."""
+    from crust.cli.programs import daemons
+
+    with daemons.loading():
+        from crust.core.settings.kata import KataSettings
+        from crust.kata import process
+
+    flags["runtimes"] = daemons.kata_runtimes(flags["runtimes"])
+    daemons.serve(KataSettings, "kata", process.run, flags)
+
+
 @click.group(invoke_without_command=True)
 @click.pass_context
 @_of_a_daemon
@@ -230,4 +265,4 @@ def _here() -> dict[str, Any]:
     return {"node_id": os.uname().nodename}
 
 
-COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver)
+COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata)

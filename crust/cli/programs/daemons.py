@@ -43,6 +43,12 @@ def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
     return tuple(found) or None
 
 
+def kata_runtimes(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
+    """`NAME,CONFIGURATION` flags as settings; None if there are none."""
+    pairs = [text.partition(",") for text in texts]
+    return tuple({"name": name, "configuration": path} for name, _, path in pairs) or None
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and

@@ -53,7 +53,7 @@ def tree(root: Path) -> dict[str, bytes]:
 def test_units_start_the_command_of_this_environment(tmp_path: Path) -> None:
     systemd = Systemd()
     run(tmp_path, systemd)
-    for program in ("node", "proxy", "shim", "driver"):
+    for program in ("node", "proxy", "shim", "driver", "kata"):
         unit = tmp_path / install.UNITS / f"crust-{program}.service"
         assert (
             f"ExecStart={COMMAND} {program} --config /etc/crust/{program}.toml" in unit.read_text()
@@ -156,7 +156,7 @@ def test_uninstall_leaves_settings_alone(tmp_path: Path) -> None:
     run(tmp_path)
     remove(tmp_path)
     assert set(tree(tmp_path)) == {
-        f"etc/crust/{program}.toml" for program in ("node", "proxy", "shim", "driver")
+        f"etc/crust/{program}.toml" for program in ("node", "proxy", "shim", "driver", "kata")
     }
     assert not os.path.lexists(tmp_path / install.COMMAND)
     remove(tmp_path)

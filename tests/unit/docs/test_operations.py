@@ -18,6 +18,7 @@ from crust.cli import main
 from crust.core import deferral_keys, metrics
 from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
+from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings
@@ -42,6 +43,7 @@ PROGRAMS: dict[str, type[ProgramSettings]] = {
     "proxy": ProxySettings,
     "shim": ShimSettings,
     "driver": DriverSettings,
+    "kata": KataSettings,
 }
 WITH_NODE: dict[str, type[ProgramSettings]] = {**PROGRAMS, "node": NodeSettings}
 
@@ -123,7 +125,8 @@ def test_unit_starts_its_program_and_keeps_the_hosts_mounts(
     if program == "shim":  # it mounts nothing
         keys -= {key for key in keys if key.startswith(("Private", "Protect"))}
     assert f"ExecStart=/usr/bin/crust {program} --config /etc/crust/{program}.toml" in lines
-    assert "KillMode=mixed" in lines
+    # keepers of live machines must not end with the daemon (H-43)
+    assert f"KillMode={'process' if program == 'kata' else 'mixed'}" in lines
     assert "Type=notify" in lines
     hides_mounts = {
         key for key in keys if key.startswith(("Private", "Protect", "RuntimeDirectory"))

@@ -1,0 +1,61 @@
+"""The settings of `crust kata`."""
+
+from typing import Annotated, Self
+
+import pydantic
+from pydantic import Field
+
+from crust.core.settings.fields import AbsolutePath, SocketPath
+from crust.core.settings.program import ProgramSettings, Table
+
+_FILESYSTEM = r"^[a-z0-9]{1,32}$"
+
+
+class KataRuntime(Table):
+    """A runtime of containerd that is Kata's Go runtime."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+    """The runtime's name in containerd's configuration, which is also the handler of the RuntimeClass."""
+
+    configuration: AbsolutePath
+    """Kata's configuration.toml that containerd gives to it (ConfigPath)."""
+
+
+class KataSettings(ProgramSettings):
+    """`crust kata`."""
+
+    runtimes: Annotated[tuple[KataRuntime, ...], Field(min_length=1)]
+    """The runtimes that get deferred volumes. Each is a runtime handler of the proxy."""
+
+    run_dir: Annotated[str, Field(pattern=r"^/", max_length=32)] = "/run/crust/kata"
+    """The daemon's own sockets, and those of the keepers."""
+
+    volumes_root: AbsolutePath = "/run/crust/volumes"
+    """The handoff directory."""
+
+    handlers_socket: SocketPath = "/run/crust/handlers.sock"
+    """Where the proxy takes registrations."""
+
+    nri_socket: SocketPath = "/run/nri/nri.sock"
+    """The container engine's socket for NRI plugins."""
+
+    default_runtime: str = ""
+    """containerd's default_runtime_name. Empty: a pod without a RuntimeClass can use no deferred volume."""
+
+    filesystems: Annotated[
+        tuple[Annotated[str, Field(pattern=_FILESYSTEM)], ...], Field(min_length=1)
+    ] = ("ext4", "xfs")
+    """What the guest's kernel can mount."""
+
+    kata_volumes: AbsolutePath = "/run/kata-containers/shared/direct-volumes"
+    """Kata's directory of direct volumes."""
+
+    kata_sandboxes: AbsolutePath = "/run/vc/sbs"
+    """Where Kata's Go runtime writes its state."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_distinct(self) -> Self:
+        names = [runtime.name for runtime in self.runtimes]
+        if len(set(names)) < len(names):
+            raise ValueError("two runtimes have the same name")
+        return self

@@ -1,0 +1,195 @@
+"""Kata's own record of a volume: <base64url of the mount's source>/mountInfo.json below direct-volumes.
+
+Kata reads it while it creates a container. The real one names the device, the placeholder a device that does not
+exist, with which both of Kata's runtimes refuse the container. A directory is never seen without the file, because
+the Go runtime then shares the host's directory: it appears by one rename, and the file changes by one rename over it,
+from a directory beside (a second file in an entry is taken for a sandbox's id). Only a keeper (`grants`) puts the
+real one there. An entry that is neither is somebody else's, Kata's own included, and is neither used nor changed.
+
+What both runtimes read in the same way is written, and nothing else: strings, no null, "ro" among the options.
+"""
+
+import base64
+import contextlib
+import enum
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from crust.core import errors
+from crust.handoff.record import Record
+from crust.host.files import durable
+from crust.host.process import oserrors
+
+KEY_BYTES_MAX = 189
+"""Of a mount's source: base64 makes more than the 255 bytes of a file name of a longer one."""
+
+_FILE = "mountInfo.json"
+_TYPE = "directvol"
+_LIMIT_BYTES = 64 * 1024
+_NO_DEVICE = "/dev/crust-no-device-until-claimed/"
+
+
+class Kind(enum.Enum):
+    """What stands at a name."""
+
+    ABSENT = "absent"
+    PLACEHOLDER = "placeholder"
+    REAL = "real"
+    FOREIGN = "foreign"
+
+
+def name_of(key: str) -> str:
+    """The entry's name for a mount's source, byte for byte as Kata gets it. Raises `KataPathTooLong`."""
+    data = os.fsencode(key)
+    if len(data) > KEY_BYTES_MAX:
+        raise errors.NotReady.named(
+            "KataPathTooLong",
+            f"the volume at {key} cannot be given to Kata",
+            why=f"the path has {len(data)} bytes, and Kata's directory takes {KEY_BYTES_MAX}",
+            hint="use a shorter name for the volume, or a kubelet's root with a shorter path",
+        )
+    return base64.urlsafe_b64encode(data).decode("ascii")
+
+
+def real(record: Record) -> bytes:
+    """The content that names the device."""
+    mount, group = record.mount, record.mount.group
+    metadata = {}
+    if group is not None and not record.readonly:  # the agent fails where it may not change a file
+        metadata = {"fsGroup": str(group.gid), "fsGroupChangePolicy": group.policy.value}
+    options = ["ro", *mount.mount_options] if record.readonly else [*mount.mount_options]
+    return _bytes(os.path.realpath(record.device), mount.fs_type, metadata, options)
+
+
+def placeholder(record: Record) -> bytes:
+    """The content that names no device, but whose it is."""
+    return _bytes(f"{_NO_DEVICE}{record.digest}", record.mount.fs_type, {}, [])
+
+
+@dataclass(frozen=True, slots=True)
+class KataEntries:
+    """Kata's directory at `root`. Functions block, for microseconds: it is a tmpfs."""
+
+    root: str
+
+    def open(self) -> None:
+        """Make the directory and the one beside it, if they are absent."""
+        for path in (self.root, self._aside):
+            durable.make_directories(path, 0o700)
+
+    @property
+    def _aside(self) -> str:
+        return f"{self.root}.crust"
+
+    def file(self, name: str) -> str:
+        """The path of the entry's file, which Kata reads."""
+        return f"{self.root}/{name}/{_FILE}"
+
+    def kind(self, name: str, record: Record) -> Kind:
+        """What stands at the name, as seen from the record that it is for."""
+        found = self._read(name)
+        if found is None:
+            return Kind.FOREIGN if self._holds_files(name) else Kind.ABSENT
+        if found.get("device") == f"{_NO_DEVICE}{record.digest}":
+            return Kind.PLACEHOLDER
+        wanted = json.loads(real(record))
+        keys = ("volume-type", "device", "fstype", "options")  # a group may have changed since
+        return Kind.REAL if all(found.get(key) == wanted[key] for key in keys) else Kind.FOREIGN
+
+    def place(self, name: str, record: Record) -> Kind:
+        """Make the placeholder, if nothing is there; returns what was. Raises `KataEntryForeign`."""
+        kind = self.kind(name, record)
+        if kind is Kind.FOREIGN:
+            raise errors.Conflict.named(
+                "KataEntryForeign",
+                f"the volume at {record.target} cannot be given to Kata",
+                why=f"{self.root}/{name} is not crust's: another program made an entry for this path",
+                hint="find out which one did (kata-runtime direct-volume, another CSI driver), and remove that entry",
+            )
+        if kind is not Kind.ABSENT:
+            return kind
+        staging = f"{self._aside}/{secrets.token_hex(8)}"
+        with oserrors.translating(f"cannot make Kata's entry for {record.target}"):
+            os.mkdir(staging, 0o700)
+            durable.publish(f"{staging}/{_FILE}", placeholder(record), survives_power_cut=False)
+            os.rename(staging, f"{self.root}/{name}")
+        return kind
+
+    def staged(self, name: str, record: Record) -> tuple[str, str]:
+        """The real file and the placeholder that follows it, ready to be renamed. Each name has one pair."""
+        stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
+        new, back = f"{stem}.real", f"{stem}.placeholder"
+        durable.publish(new, real(record), survives_power_cut=False)
+        durable.publish(back, placeholder(record), survives_power_cut=False)
+        return new, back
+
+    def hide(self, name: str, record: Record) -> None:
+        """Put the placeholder over the file. Only while the record's claim cannot be taken."""
+        _, back = self.staged(name, record)
+        with oserrors.translating(f"cannot change Kata's entry for {record.target}"):
+            os.rename(back, self.file(name))
+
+    def remove(self, name: str) -> None:
+        """Remove a placeholder's directory, with the ids of sandboxes that Kata left in it."""
+        gone = f"{self._aside}/{secrets.token_hex(8)}"
+        with oserrors.translating(f"cannot remove Kata's entry {name}"):
+            os.rename(f"{self.root}/{name}", gone)
+            for file in os.listdir(gone):
+                os.unlink(f"{gone}/{file}")
+            os.rmdir(gone)
+        stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
+        for suffix in ("real", "placeholder"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{stem}.{suffix}")
+
+    def placeholders(self) -> Iterator[tuple[str, str]]:
+        """Names with a placeholder, and the digest of the target that each is for."""
+        for name in self.names():
+            device = str((self._read(name) or {}).get("device"))
+            if device.startswith(_NO_DEVICE):
+                yield name, device.removeprefix(_NO_DEVICE)
+
+    def real_ones(self, records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
+        """Names whose entry is the real one of a record, aliases of its target too."""
+        by_device = {os.path.realpath(record.device): record for record in records}
+        for name in self.names():
+            record = by_device.get(str((self._read(name) or {}).get("device")))
+            if record is not None and self.kind(name, record) is Kind.REAL:
+                yield name, record
+
+    def names(self) -> list[str]:
+        """All names, anybody's."""
+        with oserrors.translating(f"cannot list {self.root}"):
+            return os.listdir(self.root)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """The content; None if there is no file that can be read as an object of JSON."""
+        try:
+            found = json.loads(durable.read(self.file(name), limit_bytes=_LIMIT_BYTES))
+        except (errors.CrustError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _holds_files(self, name: str) -> bool:
+        try:
+            return bool(os.listdir(f"{self.root}/{name}"))
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file in the place of the directory
+            return True
+
+
+def _bytes(device: str, fs_type: str, metadata: dict[str, str], options: list[str]) -> bytes:
+    plain = {
+        "volume-type": _TYPE,
+        "device": device,
+        "fstype": fs_type,
+        "metadata": metadata,
+        "options": options,
+    }
+    return json.dumps(plain, separators=(",", ":")).encode()

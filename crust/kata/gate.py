@@ -1,0 +1,290 @@
+"""Which container may use which deferred volume: the decisions of the NRI plugin (`nri.Gate`).
+
+A container with a mount on a deferred target is created only if its sandbox has the volume's claim and Kata's entry
+names the device, and is started only if the virtual machine has it. All else is refused with one sentence that names
+the volume and what to do. That holds for the volumes of every handler: a pod with another runtime would write to the
+guard mount, and the volume would look empty to it.
+
+The work of a call runs in a thread. When its time is over the container is refused, and the thread, once it comes
+back, undoes what it has begun (`_Attempt`): an earlier claim of the same sandbox stays.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from crust.core import errors, volumes
+from crust.handoff.record import Record
+from crust.host.process import workers
+from crust.kata import entry
+from crust.kata.evidence import KataEvidence
+from crust.kata.grants import Grants, Sandbox
+from crust.kata.nri import Container, Pod
+from crust.kata.preflight import Configurations
+from crust.runtime_handler import NotDeferred, resolve_source
+
+_log = logging.getLogger(__name__)
+
+_LOCKS = 64
+"""Kata's entries share locks by their names. The engine asks one call at a time, but a thread whose caller gave up
+may go on: one device that hangs must delay its own volume alone."""
+
+Report = Callable[[str, errors.CrustError | None], None]
+"""A problem of the node under a name, for its health; None: it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A mount of a container that one of our handlers must serve."""
+
+    record: Record
+    source: str
+    destination: str
+
+    @property
+    def name(self) -> str:
+        """Of Kata's entry."""
+        return entry.name_of(self.source)
+
+
+class _Attempt:
+    """Whether the work of a call counts: its thread commits it, or its caller gave up before."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._decided = ""
+
+    def commit(self) -> bool:
+        """Of the thread: False if nobody waits any more, and all must be undone."""
+        return self._decide("committed")
+
+    def abandon(self) -> bool:
+        """Of the caller: False if it is done already."""
+        return self._decide("abandoned")
+
+    def _decide(self, decision: str) -> bool:
+        with self._guard:
+            self._decided = self._decided or decision
+            return self._decided == decision
+
+
+@dataclass
+class _Created:
+    """Containers that were created and not started, by the name of Kata's entry that each needs, and its sandbox."""
+
+    by_name: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, name: str, container: Container) -> bool:
+        """Whether it is new."""
+        there = self.by_name.setdefault(name, {})
+        is_new = container.id not in there
+        there[container.id] = container.pod_id
+        return is_new
+
+    def discard(self, name: str, container_id: str) -> bool:
+        """Whether no container of the name is left."""
+        there = self.by_name.get(name, {})
+        there.pop(container_id, None)
+        if not there:
+            self.by_name.pop(name, None)
+        return not there
+
+    def of(self, container_id: str) -> list[tuple[str, str]]:
+        """The names that a container needs, each with its sandbox."""
+        return [
+            (name, there[container_id])
+            for name, there in list(self.by_name.items())
+            if container_id in there
+        ]
+
+
+class Bridge:
+    """The gate of a node. `default_handler` is the engine's runtime for a pod that names none."""
+
+    def __init__(
+        self,
+        grants: Grants,
+        evidence: KataEvidence,
+        configurations: Configurations,
+        default_handler: str,
+        report: Report,
+    ) -> None:
+        self._grants, self._evidence, self._configurations = grants, evidence, configurations
+        self._default, self._report = default_handler, report
+        self._created = _Created()
+        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
+
+    async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
+        """See `nri.Gate`."""
+        await _within(deadline_s, container, lambda attempt: self._create(pod, container, attempt))
+
+    async def start(self, pod: Pod, container: Container, deadline_s: float) -> None:
+        """See `nri.Gate`."""
+        await _within(deadline_s, container, lambda attempt: self._start(pod, container, attempt))
+
+    async def ended(self, container: Container) -> None:
+        """See `nri.Gate`."""
+        if self._created.of(container.id):
+            await workers.run(self._end, container.id)
+
+    async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
+        """See `nri.Gate`."""
+        # now, before the engine creates another: what it does not list by now has gone
+        known = {id_ for there in self._created.by_name.values() for id_ in there}
+        await workers.run(self._synchronize, pods, containers, known)
+
+    def _create(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
+        wanted = self._wanted(pod, container)
+        if not wanted:
+            return
+        with self._working_on(wanted), contextlib.ExitStack() as undo:
+            for handler in {each.record.handler for each in wanted}:
+                self._configurations.check(handler)
+            sandbox = self._sandbox(pod)
+            for each in wanted:
+                if self._created.add(each.name, container):
+                    undo.callback(self._created.discard, each.name, container.id)
+                undo.callback(self._grants.grant(sandbox, each.record, each.source))
+            if attempt.commit():
+                undo.pop_all()
+
+    def _start(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
+        wanted = self._wanted(pod, container)
+        if not wanted:
+            return
+        with self._working_on(wanted):
+            sandbox = self._sandbox(pod)
+            for each in wanted:
+                self._grants.check(sandbox, each.record)
+                self._evidence.check_mounted(
+                    sandbox.id, sandbox.pid, container.id, each.destination, each.record
+                )
+            if not attempt.commit():
+                return
+            for each in wanted:
+                if self._created.discard(each.name, container.id):
+                    self._grants.withdraw(sandbox.id, each.name)
+                self._grants.mounted(sandbox, each.record)
+
+    def _end(self, container_id: str) -> None:
+        for name, sandbox_id in self._created.of(container_id):
+            with self._lock(name):
+                if self._created.discard(name, container_id):
+                    self._grants.withdraw(sandbox_id, name)
+
+    def _synchronize(
+        self, pods: dict[str, Pod], containers: Iterable[Container], known: set[str]
+    ) -> None:
+        """Learn which containers still need a real entry, withdraw the others, name what runs without a volume."""
+        for container in containers:
+            if container.is_created:
+                known.discard(container.id)
+            problem = self._look_at(pods.get(container.pod_id), container)
+            self._report(f"container {container.id}", problem)
+        for container_id in known:
+            self._end(container_id)
+        for sandbox_id in self._grants.sandbox_ids():
+            with contextlib.suppress(errors.CrustError):  # its machine has ended
+                self._withdraw_unused(sandbox_id)
+
+    def _withdraw_unused(self, sandbox_id: str) -> None:
+        for name in self._grants.put_names(sandbox_id):
+            with self._lock(name):
+                if name not in self._created.by_name:
+                    self._grants.withdraw(sandbox_id, name)
+
+    def _lock(self, name: str) -> threading.RLock:
+        return self._locks[hash(name) % _LOCKS]
+
+    @contextlib.contextmanager
+    def _working_on(self, wanted: list[Wanted]) -> Iterator[None]:
+        """Hold the locks of all names, in one order."""
+        with contextlib.ExitStack() as held:
+            for at in sorted({hash(each.name) % _LOCKS for each in wanted}):
+                held.enter_context(self._locks[at])
+            yield
+
+    def _look_at(self, pod: Pod | None, container: Container) -> errors.CrustError | None:
+        if pod is None or not (container.is_created or container.is_running):
+            return None
+        try:
+            for each in self._wanted(pod, container):
+                if container.is_created:
+                    self._created.add(each.name, container)
+                else:
+                    self._grants.check(self._sandbox(pod), each.record)
+        except errors.CrustError as error:
+            if container.is_created:
+                return None  # it is refused when it is to start
+            problem = errors.NotReady.named(
+                "RunsWithoutVolume",
+                f"container {container.name} of pod {pod.name} runs without its volume",
+                why=f"it was started while crust kata was away, or lost the claim: {error}",
+                hint="delete the pod: what it wrote to the mount was refused or is lost",
+            )
+            _log.error("a container runs without its volume", extra={"error": problem})
+            return problem
+        return None
+
+    def _sandbox(self, pod: Pod) -> Sandbox:
+        return Sandbox(volumes.SandboxId(pod.id), self._evidence.vm_of(pod.id, pod.pid))
+
+    def _wanted(self, pod: Pod, container: Container) -> list[Wanted]:
+        """The mounts that one of our handlers must serve. Raises for each that may not be used."""
+        found = []
+        for mount in container.mounts:
+            resolved = resolve_source(self._grants.store.root, mount.source)
+            if isinstance(resolved, NotDeferred):
+                continue
+            record, handler = resolved.record, pod.handler or self._default
+            if record.handler != handler:
+                raise _wrong_runtime(record, handler, pod)
+            if record.handler not in self._grants.handlers:
+                continue  # another runtime's own: it claims the volume by itself
+            wanted = Wanted(resolved.require_whole(), mount.source, mount.destination)
+            entry.name_of(wanted.source)
+            found.append(wanted)
+        return found
+
+
+async def _within(
+    deadline_s: float, container: Container, work: Callable[[_Attempt], None]
+) -> None:
+    """Run the work in a thread until the deadline, and refuse then; what it has begun is undone by itself."""
+    attempt = _Attempt()
+    running = asyncio.ensure_future(workers.run(work, attempt))
+    try:
+        async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            await asyncio.shield(running)
+    except TimeoutError:
+        if not attempt.abandon():
+            await running
+            return
+        running.add_done_callback(_told)
+        raise errors.PeerUnavailable.named(
+            "EngineTimeOver",
+            f"container {container.name} was not prepared in time",
+            why="a volume's device, its lock or a path did not answer within the time of the container engine",
+            hint="it is tried again; `crust doctor` names devices and mounts that hang",
+        ) from None
+
+
+def _told(running: "asyncio.Future[None]") -> None:
+    """Take the outcome of work that nobody waits for: it has been undone."""
+    error = None if running.cancelled() else running.exception()
+    if error is not None:
+        _log.warning("a call whose time was over has failed", extra={"error": error})
+
+
+def _wrong_runtime(record: Record, handler: str, pod: Pod) -> errors.CrustError:
+    return errors.NotReady.named(
+        "WrongRuntime",
+        f"the volume at {record.target} cannot be used by pod {pod.name}",
+        why=f"it is published to the runtime handler {record.handler}, and the pod runs with "
+        f"{handler or 'the default one'}",
+        hint=f"set runtimeClassName to a RuntimeClass whose handler is {record.handler}, or do not defer the volume",
+    )

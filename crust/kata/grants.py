@@ -1,0 +1,240 @@
+"""A sandbox's claim of a volume, in its keeper, and Kata's real entry for as long as a container needs it.
+
+    grant     claim the volume for the sandbox, have its keeper hold the claim, and put the real entry there
+    check     the sandbox has the claim, and its keeper watches this virtual machine
+    withdraw  the placeholder again: every container that was created has started, or has gone
+    recover   both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
+
+The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
+hypervisor's process, freed by its end alone. A sandbox has one keeper, at a socket that its id names, so a restarted
+daemon has no state of its own: it asks the keepers. Functions block; the caller lets one thread at a time work on
+one volume.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from crust.core import errors, volumes
+from crust.handoff import claims
+from crust.handoff.entry import Entry
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.kata import entry, evidence
+from crust.runtime_handler import Claim, State, adopt_volume, claim_volume, keepers, kept_vm
+
+Undo = Callable[[], None]
+_SUFFIX = ".sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A sandbox and the process of its virtual machine."""
+
+    id: volumes.SandboxId
+    pid: int
+
+
+class Grants:
+    """The claims of this node's Kata sandboxes. `handlers` are ours, with the features that each has registered."""
+
+    def __init__(
+        self,
+        store: Store,
+        sockets: Path,
+        entries: entry.KataEntries,
+        handlers: Mapping[volumes.HandlerName, Collection[volumes.HandlerFeature]],
+    ) -> None:
+        self.store, self.sockets, self.entries, self.handlers = store, sockets, entries, handlers
+
+    def socket(self, sandbox_id: str) -> Path:
+        """Where the sandbox's keeper listens."""
+        return self.sockets / f"{sandbox_id}{_SUFFIX}"
+
+    def sandbox_ids(self) -> list[str]:
+        """Sandboxes that have, or had, a keeper."""
+        found = (name for name in os.listdir(self.sockets) if name.endswith(_SUFFIX))
+        return sorted(name.removesuffix(_SUFFIX) for name in found)
+
+    def grant(self, sandbox: Sandbox, record: Record, key: str) -> Undo:
+        """Have Kata find the device at the mount source `key`; returns what undoes this call, and no earlier one.
+
+        Raises `VolumeHeldElsewhere`, `KataPathTooLong`, `KataEntryForeign`, and what `claim_volume` raises.
+        """
+        name = entry.name_of(key)
+        with contextlib.ExitStack() as undo:
+            if self._is_orphaned(sandbox, record):
+                self.recover(sandbox)
+            claimed = self._claimed(sandbox, record)
+            if claimed is None:
+                claimed = self._claim(sandbox, record, undo)
+            self._put(sandbox, claimed, name, undo)
+            return undo.pop_all().close
+
+    def check(self, sandbox: Sandbox, record: Record) -> Record:
+        """The claimed record. Raises `VolumeNotClaimed` unless the sandbox has it by a keeper of its machine."""
+        claimed = self._claimed(sandbox, record)
+        if claimed is None:
+            raise errors.NotReady.named(
+                "VolumeNotClaimed",
+                f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
+                why="its keeper does not hold the claim: the container was created while crust kata was away, or "
+                "the claim has ended",
+                hint="delete the pod; its process was not started",
+            )
+        return claimed
+
+    def mounted(self, sandbox: Sandbox, record: Record) -> None:
+        """Write into claim.json that the guest has mounted the volume."""
+        with self._connected(sandbox.id) as keeper:
+            claim = self._adopted(sandbox, record, keeper)
+            try:
+                claim.report(State.MOUNTED)
+            finally:
+                claim.hand_over()
+
+    def withdraw(self, sandbox_id: str, name: str) -> None:
+        """Put the placeholder back; nothing to do is success, a sandbox without a keeper too."""
+        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+            keeper.withdraw(self.entries.file(name))
+
+    def put_names(self, sandbox_id: str) -> list[str]:
+        """The names of real entries that the sandbox's keeper has put."""
+        with self._connected(sandbox_id) as keeper:
+            return [os.path.basename(os.path.dirname(file)) for file in keeper.put_files]
+
+    def recover(self, sandbox: Sandbox) -> None:
+        """Claim again what the sandbox has, if its keeper was killed with its standby; else nothing.
+
+        Raises `kept_vm.VmKilled` when that was not possible and its machine was ended.
+        """
+        used = [
+            record
+            for found in self.store.scan()
+            if (record := self._used_by(sandbox, found)) is not None
+        ]
+        for handler in {record.handler for record in used}:
+            vm = kept_vm.KeptVm(
+                self.store.root, handler, sandbox.id, sandbox.pid, self.socket(sandbox.id)
+            )
+            vm.recover({record.digest: record.target for record in used}).close()
+        with contextlib.ExitStack() as undo:
+            for name, record in list(self.entries.real_ones(used)):  # the new keeper's from now on
+                self._put(sandbox, record, name, undo)
+            undo.pop_all()
+
+    def hide_unclaimed(self) -> None:
+        """Put the placeholder over each real entry whose claim has ended with both processes of its keeper."""
+        ours = [found.record for found in self.store.scan() if found.record is not None]
+        for name, record in list(self.entries.real_ones(filter(self._is_ours, ours))):
+            with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
+                paths = self.store.layout.entry(record.target)
+                with claims.ClaimLock.acquire(paths, record.target, keep_claim=True):
+                    self.entries.hide(name, record)
+
+    def _is_ours(self, record: Record) -> bool:
+        return record.handler in self.handlers and record.image is None
+
+    def _used_by(self, sandbox: Sandbox, found: Entry) -> Record | None:
+        """The record, if the sandbox had its claim, or has its device and nobody else may have that."""
+        record = found.record
+        if record is None or not self._is_ours(record):
+            return None
+        is_named = found.claim is not None and found.claim.sandbox_id == sandbox.id
+        is_open = not record.readonly and evidence.has_open(sandbox.pid, record)
+        return record if is_named or is_open else None
+
+    def _is_orphaned(self, sandbox: Sandbox, record: Record) -> bool:
+        """Whether the sandbox uses the volume, and nothing holds the claim."""
+        found = self.store.read(record.target)
+        if found is None or found.live:
+            return False
+        return self._used_by(sandbox, found) is not None
+
+    def _claimed(self, sandbox: Sandbox, record: Record) -> Record | None:
+        """The record of the claim that the sandbox's keeper holds; None if it holds none."""
+        try:
+            with self._connected(sandbox.id) as keeper:
+                if record.digest not in keeper.held() or keeper.vm_pid != sandbox.pid:
+                    return None
+                claim = self._adopted(sandbox, record, keeper)
+        except keepers.KeeperGone:
+            return None
+        claim.hand_over()
+        return claim.record
+
+    def _adopted(self, sandbox: Sandbox, record: Record, keeper: keepers.Keeper) -> Claim:
+        return adopt_volume(self.store.root, record.target, sandbox.id, record.handler, keeper.pid)
+
+    def _claim(self, sandbox: Sandbox, record: Record, undo: contextlib.ExitStack) -> Record:
+        features = self.handlers[record.handler]
+        try:
+            claim = claim_volume(
+                self.store.root, record.target, sandbox.id, record.handler, features=features
+            )
+        except claims.HeldBySandbox as held:
+            raise _held_elsewhere(held, self._pid_of(held.sandbox_id)) from held
+        undo.callback(self._release, sandbox.id, claim)
+        with self._keeper_of(sandbox) as keeper:
+            keeper.hold(record.digest, claim.fds)
+        claim.hand_over()
+        return claim.record
+
+    def _keeper_of(self, sandbox: Sandbox) -> keepers.Keeper:
+        """The sandbox's keeper, started if there is none. One of another process with this id ends by itself."""
+        path = self.socket(sandbox.id)
+        try:
+            keeper = keepers.connect(path)
+        except keepers.KeeperGone:
+            return keepers.start(path, sandbox.pid)
+        if keeper.vm_pid == sandbox.pid:
+            return keeper
+        keeper.close()
+        raise evidence.VmUnknown(
+            sandbox.id,
+            f"its keeper watches process {keeper.vm_pid}, and Kata names process {sandbox.pid}",
+        )
+
+    def _release(self, sandbox_id: str, claim: Claim) -> None:
+        """Undo a claim that no container of the sandbox uses."""
+        with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
+            keeper.release(claim.record.digest)
+        with contextlib.suppress(claims.HeldBySandbox):
+            claim.release()
+
+    def _put(self, sandbox: Sandbox, record: Record, name: str, undo: contextlib.ExitStack) -> None:
+        kind = self.entries.place(name, record)
+        with self._connected(sandbox.id) as keeper:
+            file = self.entries.file(name)
+            if kind is entry.Kind.REAL and file in keeper.put_files:
+                return  # for another container of the sandbox, which has not started yet
+            new, back = self.entries.staged(name, record)
+            undo.callback(self.withdraw, sandbox.id, name)
+            keeper.put(record.digest, file, new=new, back=back)
+
+    def _connected(self, sandbox_id: str) -> keepers.Keeper:
+        return keepers.connect(self.socket(sandbox_id))
+
+    def _pid_of(self, sandbox_id: str) -> int:
+        """The process that the keeper of a sandbox watches; -1 if there is none."""
+        if not sandbox_id or "/" in sandbox_id:
+            return -1
+        try:
+            with self._connected(sandbox_id) as keeper:
+                return keeper.vm_pid
+        except (errors.CrustError, OSError):
+            return -1
+
+
+def _held_elsewhere(held: claims.HeldBySandbox, pid: int) -> errors.CrustError:
+    """The machine is named: after its shim was killed no engine knows it any more."""
+    process = f", whose virtual machine is process {pid}," if pid > 0 else ""
+    return errors.NotReady.named(
+        "VolumeHeldElsewhere",
+        f"the volume at {held.target} is in use",
+        why=f"sandbox {held.sandbox_id or '(not named yet)'}{process} has it",
+        hint="delete that sandbox's pod; if no pod has that sandbox any more, its shim was killed and the machine "
+        "goes on alone: make sure of that, and end the process",
+    )

@@ -1,0 +1,330 @@
+"""The NRI plugin: the container engine asks it before a container is created, and again before its process starts.
+
+An error of ours refuses the container, and its text reaches the pod's event. So everything that goes wrong here is
+answered with an error: a call that is not understood, a time that is over, an exception that nobody expected. What
+this cannot answer for, the engine decides: a plugin that dies or hangs in CreateContainer is skipped, unless it has
+subscribed to the validation of the same container as well (containerd 2.2), which refuses then.
+
+Containers and mounts are values from here on (`Pod`, `Container`); which of them may use a volume is `gate`'s matter.
+The engine asks all plugins under one lock, and ends the connection of one that is late: a call ends at 80 % of the
+time that the engine gives it.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from crust.core import errors
+from crust.kata import mux, ttrpc
+from crust.wire.nri.v1alpha1 import nri_pb2
+
+_log = logging.getLogger(__name__)
+
+NAME, INDEX = "crust", "99"
+"""Last in the engine's order: plugins before it may add mounts."""
+
+_PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
+_RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
+_EVENTS = (4, 6, 10, 11)
+_VALIDATE = 14
+_METHODS = {
+    "CreateContainer": 4,
+    "StartContainer": 6,
+    "StopContainer": 10,
+    "RemoveContainer": 11,
+    "ValidateContainerAdjustment": _VALIDATE,
+}
+_PART_OF_TIME = 0.8
+_TIME_S = 2.0
+"""An engine's default for one call."""
+_READ_BYTES = 64 * 1024
+_CALLS_MAX = 64
+_SYNCHRONIZED_MAX = 10_000
+"""Containers of a node that are taken from the engine; a kubelet runs 110 pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of a container as the engine will give it to the runtime; `source` is literal."""
+
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of a pod. `is_created`: it is, and its process was not started yet."""
+
+    id: str
+    pod_id: str
+    name: str
+    mounts: tuple[Mount, ...]
+    is_created: bool = False
+    is_running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A sandbox. `handler` is that of the CRI call, "" for the engine's default; `pid` 0: the engine has none."""
+
+    id: str
+    name: str
+    handler: str
+    pid: int
+
+
+class Gate(Protocol):
+    """What decides. `deadline_s` is of time.monotonic(); an error refuses, whatever its class."""
+
+    async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
+        """The container is about to be created. Called again for its validation: idempotent."""
+
+    async def start(self, pod: Pod, container: Container, deadline_s: float) -> None:
+        """The runtime has created it, and its process is about to start."""
+
+    async def ended(self, container: Container) -> None:
+        """It was stopped or removed."""
+
+    async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
+        """All containers of the node, after each connection."""
+
+
+async def serve(path: str, gate: Gate, taken: Callable[[], None]) -> None:
+    """Connect to the engine's socket, register, and answer until the connection ends.
+
+    `taken` is called when the engine has taken the plugin. Raises `PluginNotRegistered`,
+    `ProtocolViolated`, `errors.PeerUnavailable` when there is no socket.
+    """
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+    except OSError as err:
+        raise errors.PeerUnavailable.named(
+            "EngineUnavailable",
+            f"the NRI socket {path} cannot be reached",
+            why=err.strerror or str(err),
+            hint="start containerd, and allow NRI in its configuration: "
+            '[plugins."io.containerd.nri.v1.nri"] disable = false, disable_connections = false',
+        ) from err
+    try:
+        _check_namespace(writer.get_extra_info("socket"))
+        await _Session(reader, writer, gate, taken).run()
+    finally:
+        writer.close()
+
+
+class _Session:
+    """One connection to the engine."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        gate: Gate,
+        taken: Callable[[], None],
+    ) -> None:
+        self._reader, self._writer, self._gate = reader, writer, gate
+        self._taken = taken
+        self._calls: set[asyncio.Task[None]] = set()
+        self._time_s = _TIME_S
+        self._pods: dict[str, Pod] = {}
+        self._containers: list[Container] = []
+
+    async def run(self) -> None:
+        """Answer until the engine closes the connection."""
+        registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
+        self._send(mux.PLUGIN_CALLS, ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration))
+        frames = mux.Decoder()
+        streams = {mux.ENGINE_CALLS: ttrpc.Decoder(), mux.PLUGIN_CALLS: ttrpc.Decoder()}
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for connection, payload in frames.feed(data):
+                    if connection in streams:
+                        self._take(connection, streams[connection].feed(payload))
+        finally:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _take(self, connection: int, messages: list[ttrpc.Frame]) -> None:
+        for message in messages:
+            if connection == mux.PLUGIN_CALLS and message.kind == ttrpc.RESPONSE:
+                _check_registered(ttrpc.parse_response(message))
+            elif connection == mux.ENGINE_CALLS and message.kind == ttrpc.REQUEST:
+                self._begin(message)
+
+    def _begin(self, message: ttrpc.Frame) -> None:
+        """Answer in a task of its own: a call that takes long must not delay the others of the node."""
+        began_s = asyncio.get_running_loop().time()
+        if len(self._calls) >= _CALLS_MAX:
+            self._answer(
+                message.stream, ttrpc.Failure(ttrpc.UNKNOWN, "crust: too many calls at once")
+            )
+            return
+        task = asyncio.create_task(self._call(message, began_s), name="call of the engine")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _call(self, message: ttrpc.Frame, began_s: float) -> None:
+        method = ""
+        try:
+            request = ttrpc.parse_request(message)
+            method = request.method if request.service == _PLUGIN else ""
+            answer = await self._answered(method, request.payload, began_s)
+        except (errors.CrustError, DecodeError) as error:
+            answer = ttrpc.Failure(ttrpc.UNKNOWN, _text(error))
+            _log.warning("refused", extra={"call": method, "error": answer.text})
+        except Exception as error:
+            answer = ttrpc.Failure(
+                ttrpc.UNKNOWN,
+                f"crust: [UnexpectedError] {type(error).__name__}; read the log of crust kata",
+            )
+            _log.error("failed unexpectedly", extra={"call": method}, exc_info=True)
+        self._answer(message.stream, answer)
+
+    async def _answered(self, method: str, data: bytes, began_s: float) -> Message | ttrpc.Failure:
+        if method == "Configure":
+            return self._configure(nri_pb2.ConfigureRequest.FromString(data))
+        if method == "Synchronize":
+            return self._synchronize(nri_pb2.SynchronizeRequest.FromString(data))
+        if method == "StateChange":
+            change = nri_pb2.StateChangeEvent.FromString(data)
+            return await self._event(change.event, change.pod, change.container, began_s)
+        if method in _METHODS:
+            request = nri_pb2.ContainerRequest.FromString(data)
+            return await self._event(_METHODS[method], request.pod, request.container, began_s)
+        if method == "Shutdown":
+            return nri_pb2.ConfigureResponse()
+        return ttrpc.Failure(ttrpc.UNIMPLEMENTED, f"crust does not serve {method[:64]!r}")
+
+    def _configure(self, request: nri_pb2.ConfigureRequest) -> Message:
+        if request.request_timeout > 0:
+            self._time_s = request.request_timeout / 1000
+        validates = knows_validation(request)
+        _log.info(
+            "the container engine asks before each container",
+            extra={
+                "engine": request.runtime_name[:64],
+                "version": request.runtime_version[:64],
+                "validates": validates,
+            },
+        )
+        events = (*_EVENTS, _VALIDATE) if validates else _EVENTS
+        return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
+
+    def _synchronize(self, request: nri_pb2.SynchronizeRequest) -> Message:
+        """Answer first: until then the engine creates and starts nothing on the node."""
+        self._pods.update((pod.id, pod_of(pod)) for pod in request.pods)
+        self._containers.extend(map(container_of, request.containers))
+        if len(self._containers) > _SYNCHRONIZED_MAX:
+            raise mux.ProtocolViolated("too many containers", f"there are {len(self._containers)}")
+        if not request.more:
+            work = self._gate.synchronize(self._pods, self._containers)
+            self._pods, self._containers = {}, []
+            self._behind(work)
+            self._taken()
+        return nri_pb2.SynchronizeResponse(more=request.more)
+
+    def _behind(self, work: Awaitable[None]) -> None:
+        async def logged() -> None:
+            try:
+                await work
+            except Exception as error:
+                _log.error(
+                    "the node's containers could not be looked at",
+                    extra={"error": error},
+                    exc_info=True,
+                )
+
+        task = asyncio.create_task(logged(), name="synchronize")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _event(
+        self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float
+    ) -> Message:
+        deadline_s = began_s + self._time_s * _PART_OF_TIME
+        of, what = pod_of(pod), container_of(container)
+        if event in (_METHODS["CreateContainer"], _VALIDATE):
+            await self._gate.create(of, what, deadline_s)
+        elif event == _METHODS["StartContainer"]:
+            await self._gate.start(of, what, deadline_s)
+        elif event in (_METHODS["StopContainer"], _METHODS["RemoveContainer"]):
+            await self._gate.ended(what)
+        return (
+            nri_pb2.ValidateContainerAdjustmentResponse()
+        )  # without a field: every method's empty answer
+
+    def _answer(self, stream: int, answer: Message | ttrpc.Failure) -> None:
+        self._send(mux.ENGINE_CALLS, ttrpc.response(stream, answer))
+
+    def _send(self, connection: int, data: bytes) -> None:
+        self._writer.write(mux.encode(connection, data))
+
+
+def knows_validation(request: nri_pb2.ConfigureRequest) -> bool:
+    """Whether the engine has the event: one that does not would end the registration."""
+    if request.nri_version:  # since NRI 0.12
+        return True
+    version = re.match(r"v?(\d+)\.(\d+)", request.runtime_version)
+    return (
+        request.runtime_name == "containerd"
+        and version is not None
+        and (int(version[1]), int(version[2])) >= (2, 2)
+    )
+
+
+def pod_of(pod: nri_pb2.PodSandbox) -> Pod:
+    """The value of a message."""
+    return Pod(pod.id, f"{pod.namespace}/{pod.name}", pod.runtime_handler, pod.pid)
+
+
+def container_of(container: nri_pb2.Container) -> Container:
+    """The value of a message."""
+    return Container(
+        container.id,
+        container.pod_sandbox_id,
+        container.name,
+        tuple(Mount(mount.source, mount.destination) for mount in container.mounts),
+        is_created=container.state == nri_pb2.CONTAINER_CREATED,
+        is_running=container.state in (nri_pb2.CONTAINER_RUNNING, nri_pb2.CONTAINER_PAUSED),
+    )
+
+
+def _text(error: Exception) -> str:
+    shown = error.shown() if isinstance(error, errors.CrustError) else f"[MalformedMessage] {error}"
+    return f"crust: {shown}"
+
+
+def _check_registered(answer: bytes | ttrpc.Failure) -> None:
+    if isinstance(answer, ttrpc.Failure):
+        raise errors.NotReady.named(
+            "PluginNotRegistered",
+            "the container engine refused the NRI plugin",
+            why=answer.text[:300] or f"code {answer.code}",
+            hint="the plugin registers again by itself; read containerd's log",
+        )
+
+
+def _check_namespace(line: socket.socket) -> None:
+    """A mount source means the same only in one mount namespace: in another, a guard mount may not be there."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    pid, _, _ = struct.unpack("iII", credentials)
+    try:
+        theirs = os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError as err:
+        theirs = err.strerror or str(err)
+    if theirs != os.readlink("/proc/self/ns/mnt"):
+        raise errors.NotReady.named(
+            "EngineInOtherNamespace",
+            "crust kata does not serve the container engine",
+            why=f"the engine, process {pid}, has another mount namespace ({theirs})",
+            hint="run crust kata on the host, in the mount namespace of containerd, and not in a container",
+        )

@@ -1,0 +1,66 @@
+"""A placeholder in Kata's directory for each volume that is published to one of our handlers.
+
+It appears with crust's entry, and goes after it: Kata refuses a container by itself from then on, also while this
+daemon is away. A placeholder that stays (the daemon was away at the unpublish) is harmless, its path has the pod's
+UID; the first look removes it.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+
+from crust.core import errors, volumes
+from crust.handoff.look import Look, Looks
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.handoff.watch import Watch
+from crust.host.process import workers
+from crust.kata import entry
+
+_log = logging.getLogger(__name__)
+
+
+class Placeholders:
+    """Keeps Kata's directory in step with the handoff directory."""
+
+    def __init__(
+        self,
+        store: Store,
+        entries: entry.KataEntries,
+        handlers: Collection[volumes.HandlerName],
+        report: Callable[[str, errors.CrustError | None], None],
+    ) -> None:
+        self._store, self._entries, self._handlers = store, entries, handlers
+        self._report = report
+        self._looks = Looks(store.layout)
+        self._known: frozenset[str] | None = None
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        async with Watch(self._store.root) as watch:
+            async for _ in watch:
+                await workers.run(self.look)
+
+    def look(self) -> None:
+        """Look once. Blocks."""
+        look = self._looks.look()
+        for found in look.read.values():
+            if found.record is not None and found.record.handler in self._handlers:
+                self._place(found.record)
+        if self._known is None or self._known - look.names:
+            self._remove_unpublished(look)
+        self._known = frozenset(look.names)
+
+    def _place(self, record: Record) -> None:
+        part = f"volume {record.target}"
+        try:
+            self._entries.place(entry.name_of(record.target.text), record)
+        except errors.CrustError as error:
+            _log.error("no placeholder for a volume", extra={"error": error})
+            self._report(part, error)
+        else:
+            self._report(part, None)
+
+    def _remove_unpublished(self, look: Look) -> None:
+        for name, digest in list(self._entries.placeholders()):
+            if digest not in look.names:
+                self._entries.remove(name)

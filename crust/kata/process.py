@@ -1,0 +1,158 @@
+"""The daemon `crust kata`: placeholders, the NRI plugin, and a registration for each of Kata's runtimes.
+
+Its parts begin in the order of what holds without the others: keepers that lost their claims, placeholders for what
+is published, the plugin, and the registrations last, when the container engine has taken the plugin: a handler that
+is registered gets volumes. A runtime whose configuration would share the host's directory is not registered. Stopping
+the daemon ends no claim: the keepers go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import crust
+from crust.core import errors, volumes
+from crust.core.settings.kata import KataSettings
+from crust.core.supervised import supervised
+from crust.handoff.store import Store
+from crust.host.files import durable
+from crust.host.process import workers
+from crust.kata import nri
+from crust.kata.entry import KataEntries
+from crust.kata.evidence import KataEvidence
+from crust.kata.gate import Bridge
+from crust.kata.grants import Grants
+from crust.kata.keeper_watch import KeeperWatch
+from crust.kata.placeholders import Placeholders
+from crust.kata.preflight import Configurations
+from crust.rpc.serving.daemon import Daemon, starting
+from crust.runtime_handler import registration, service
+from crust.runtime_handler.registration import Feature
+
+_log = logging.getLogger(__name__)
+
+FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY})
+"""What Kata's Go runtime does with a direct volume, whatever its hypervisor."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+
+async def run(settings: KataSettings) -> None:
+    """Serve until cancelled. Raises `KataUnfit` if none of the runtimes can be served."""
+    async with running(settings) as daemon:
+        await daemon.forever()
+
+
+@contextlib.asynccontextmanager
+async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
+    """Serve while the block runs. It begins when the container engine has taken the plugin."""
+    run_dir = Path(settings.run_dir)
+    await workers.run(durable.make_directories, run_dir / "keepers", 0o700)
+    async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        configurations = Configurations(
+            {volumes.HandlerName(each.name): Path(each.configuration) for each in settings.runtimes}
+        )
+        handlers = await _fit(settings, configurations, daemon)
+        store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
+        await workers.run(entries.open)
+        evidence = KataEvidence(settings.kata_sandboxes)
+        features = dict.fromkeys(handlers, FEATURES)
+        grants = Grants(store, run_dir / "keepers", entries, features)
+
+        def report(part: str, problem: errors.CrustError | None) -> None:
+            loop.call_soon_threadsafe(_report, daemon, part, problem)
+
+        loop = asyncio.get_running_loop()
+        watch = KeeperWatch(grants, evidence)
+        await watch.look()
+        await workers.run(grants.hide_unclaimed)
+        placeholders = Placeholders(store, entries, handlers, report)
+        await workers.run(placeholders.look)
+        await enter(supervised("watch of keepers", watch.keep, daemon.health))
+        await enter(supervised("placeholders", placeholders.keep, daemon.health))
+        gate = Bridge(grants, evidence, configurations, settings.default_runtime, report)
+        plugin = _Plugin(settings.nri_socket, gate, daemon)
+        await enter(supervised("NRI plugin", plugin.keep, daemon.health))
+        await enter(
+            daemon.serves()
+        )  # an engine that is away must not keep the node's start waiting
+        await plugin.is_taken.wait()
+        for handler in handlers:
+            await _registered(handler, settings, stack)
+        yield daemon
+
+
+def _report(daemon: Daemon, part: str, problem: errors.CrustError | None) -> None:
+    daemon.health.report(part, problem, is_fatal=False)
+
+
+async def _fit(
+    settings: KataSettings, configurations: Configurations, daemon: Daemon
+) -> list[volumes.HandlerName]:
+    """The handlers whose installation of Kata can be served; raises the last problem if there is none."""
+    fit, problem = [], None
+    for runtime in settings.runtimes:
+        name = volumes.HandlerName(runtime.name)
+        try:
+            await workers.run(configurations.check, name)
+        except errors.CrustError as error:
+            _report(daemon, f"runtime {name}", error)
+            problem = error
+        else:
+            fit.append(name)
+    if not fit and problem is not None:
+        raise problem
+    return fit
+
+
+async def _registered(
+    name: volumes.HandlerName, settings: KataSettings, stack: AsyncExitStack
+) -> None:
+    endpoint = f"{settings.run_dir}/{name}.sock"
+    request = registration.RegisterRequest(
+        name=name,
+        version=crust.__version__,
+        endpoint=endpoint,
+        filesystems=frozenset(settings.filesystems),
+        features=FEATURES,
+    )
+    await stack.enter_async_context(service.serving(endpoint, service.HandlerBase()))
+    await stack.enter_async_context(registration.registered(settings.handlers_socket, request))
+
+
+class _Plugin:
+    """The connection to the container engine, and another after it."""
+
+    def __init__(self, socket: str, gate: nri.Gate, daemon: Daemon) -> None:
+        self._socket, self._gate, self._daemon = socket, gate, daemon
+        self.is_taken = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Until cancelled. An engine that is away is a problem of this process, not its end."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await nri.serve(self._socket, self._gate, self._taken)
+                pause_s = _FIRST_PAUSE_S
+            except (errors.CrustError, ConnectionError) as error:
+                shown = error if isinstance(error, errors.CrustError) else _lost(error)
+                _report(self._daemon, "container engine", shown)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _taken(self) -> None:
+        self.is_taken.set()
+        _report(self._daemon, "container engine", None)
+
+
+def _lost(error: ConnectionError) -> errors.CrustError:
+    return errors.PeerUnavailable.named(
+        "EngineUnavailable",
+        "the container engine ended the connection of the NRI plugin",
+        why=error.strerror or str(error),
+        hint="the plugin connects again; until then Kata refuses deferred volumes by itself",
+    )

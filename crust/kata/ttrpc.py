@@ -1,0 +1,100 @@
+"""ttrpc, containerd's RPC: messages of one call each, in both directions. Pure functions and a decoder; no I/O.
+
+A message is a header of 10 bytes, big-endian: length, stream, type, flags; then a protobuf message, at most 4 MiB. A
+stream is one call; those that this side opens are odd. Crust has unary calls alone: a message of another type is a
+part of a call that nobody made, and is ignored.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError, Message
+
+from crust.kata.mux import ProtocolViolated
+from crust.wire.ttrpc.v1 import ttrpc_pb2
+
+REQUEST, RESPONSE = 1, 2
+UNKNOWN, UNIMPLEMENTED = 2, 12
+"""Codes of gRPC that are sent: of a refusal, and of a method that is not there."""
+
+LENGTH_MAX = 4 * 1024 * 1024
+_HEADER = struct.Struct(">IIBB")
+_TEXT_MAX = 3000
+"""Characters of a refusal: with 100,000 bytes a CRI client reads "Stream removed" in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: `kind` is REQUEST, RESPONSE, or a type that crust does not have."""
+
+    stream: int
+    kind: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The status of a call that failed."""
+
+    code: int
+    text: str
+
+
+class Decoder:
+    """Takes bytes as they arrive, and gives messages. It keeps less than one message."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The messages that are complete now. Raises ProtocolViolated."""
+        self._rest += data
+        frames = []
+        while len(self._rest) >= _HEADER.size:
+            length, stream, kind, _ = _HEADER.unpack_from(self._rest)
+            if length > LENGTH_MAX:
+                raise ProtocolViolated("an impossible message", f"it would have {length} bytes")
+            end = _HEADER.size + length
+            if len(self._rest) < end:
+                break
+            frames.append(Frame(stream, kind, bytes(self._rest[_HEADER.size : end])))
+            del self._rest[:end]
+        return frames
+
+
+def request(stream: int, service: str, method: str, message: Message) -> bytes:
+    """The bytes of a call."""
+    call = ttrpc_pb2.Request(service=service, method=method, payload=message.SerializeToString())
+    return _framed(stream, REQUEST, call)
+
+
+def response(stream: int, answer: Message | Failure) -> bytes:
+    """The bytes of an answer; a text is cut to 3,000 characters."""
+    if isinstance(answer, Failure):
+        status = ttrpc_pb2.Status(code=answer.code, message=answer.text[:_TEXT_MAX])
+        return _framed(stream, RESPONSE, ttrpc_pb2.Response(status=status))
+    return _framed(stream, RESPONSE, ttrpc_pb2.Response(payload=answer.SerializeToString()))
+
+
+def parse_request(frame: Frame) -> ttrpc_pb2.Request:
+    """The call of a message. Raises ProtocolViolated."""
+    try:
+        return ttrpc_pb2.Request.FromString(frame.data)
+    except DecodeError as err:
+        raise ProtocolViolated("a call that cannot be read", str(err)) from err
+
+
+def parse_response(frame: Frame) -> bytes | Failure:
+    """What a call was answered with. Raises ProtocolViolated."""
+    try:
+        answer = ttrpc_pb2.Response.FromString(frame.data)
+    except DecodeError as err:
+        raise ProtocolViolated("an answer that cannot be read", str(err)) from err
+    return (
+        Failure(answer.status.code, answer.status.message) if answer.status.code else answer.payload
+    )
+
+
+def _framed(stream: int, kind: int, message: Message) -> bytes:
+    data = message.SerializeToString()
+    return _HEADER.pack(len(data), stream, kind, 0) + data

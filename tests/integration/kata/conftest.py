@@ -1,0 +1,199 @@
+"""A node with a published volume, a sandbox without Kata, and the bridge between them."""
+
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from crust.core import errors, volumes
+from crust.handoff import claims
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.host.block import devices, loop, loop_devices
+from crust.host.mounts import mount_api
+from crust.kata import entry, gate, grants, nri
+from crust.kata.evidence import KataEvidence
+from crust.kata.preflight import Configurations
+from crust.kata.process import FEATURES
+from crust.runtime_handler import keepers
+from tests.support.kata import sandbox
+from tests.support.records.records import HANDLER, MOUNT, a_record
+
+ONE, TWO = "sandbox-0001", "sandbox-0002"
+FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
+SIZE_BYTES = 64 << 20
+
+
+@dataclass
+class KataNode:
+    """What `crust kata` works on, below one short directory."""
+
+    directory: Path
+    store: Store
+    entries: entry.KataEntries
+    configuration: Path
+    problems: dict[str, errors.CrustError | None] = field(default_factory=dict)
+
+    @property
+    def sandboxes(self) -> Path:
+        """Kata's state, /run/vc/sbs on a node."""
+        return self.directory / "sbs"
+
+    @property
+    def kubelet(self) -> Path:
+        """The kubelet's root."""
+        return self.directory / "kubelet"
+
+    def target(self, name: str) -> volumes.TargetPath:
+        """A target's path."""
+        return volumes.TargetPath.parse(f"{self.kubelet}/{name}/mount")
+
+    def publish(self, name: str, device: str, **mount: object) -> Record:
+        """Guard and entry, as the proxy leaves them, and the placeholder."""
+        target = self.target(name)
+        os.makedirs(target.text)
+        mount_api.mount_guard(target.text)
+        made = replace(a_record(target, readonly=bool(mount.get("readonly"))))
+        source = volumes.BlockSource(device, devices.identify(device))
+        fields = {"source": source, "group": None, **mount}
+        record = replace(made, mount=replace(MOUNT, **fields))  # type: ignore[arg-type]
+        self.store.publish(record)
+        self.entries.place(entry.name_of(target.text), record)
+        return record
+
+    def bridge(self) -> gate.Bridge:
+        """A bridge that has just started; the claims are the keepers'."""
+        evidence = KataEvidence(str(self.sandboxes))
+        configurations = Configurations({HANDLER: self.configuration})
+        return gate.Bridge(
+            self.grants(), evidence, configurations, "runc", self.problems.__setitem__
+        )
+
+    def grants(self) -> grants.Grants:
+        """The claims of this node."""
+        return grants.Grants(
+            self.store, self.directory / "keepers", self.entries, {HANDLER: FEATURES}
+        )
+
+    def kind(self, record: Record) -> entry.Kind:
+        """What Kata finds at the record's target."""
+        return self.entries.kind(entry.name_of(record.target.text), record)
+
+    def claim(self, record: Record) -> claims.Claim | None:
+        """The record's claim."""
+        return claims.read(self.store.layout.entry(record.target))
+
+
+@contextmanager
+def made_node() -> Iterator[KataNode]:
+    """An empty node; its keepers have ended with their sandboxes before it goes."""
+    directory = Path(tempfile.mkdtemp(prefix="crust-"))
+    store = Store(f"{directory}/volumes")
+    store.open()
+    for name in ("sbs", "keepers", "kubelet"):
+        (directory / name).mkdir()
+    configuration = directory / "configuration.toml"
+    configuration.write_text(FIT)
+    entries = entry.KataEntries(f"{directory}/direct-volumes")
+    entries.open()
+    yield KataNode(directory, store, entries, configuration)
+    for target in (directory / "kubelet").glob("*/mount"):
+        mount_api.unmount(str(target))
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def node() -> Iterator[KataNode]:
+    """An empty node."""
+    with made_node() as made:
+        yield made
+
+
+@pytest.fixture
+def one(node: KataNode) -> Iterator[sandbox.StandInSandbox]:
+    """The first sandbox; after it, its keeper has ended too."""
+    with running(node, ONE) as made:
+        yield made
+
+
+@pytest.fixture
+def two(node: KataNode) -> Iterator[sandbox.StandInSandbox]:
+    """The second sandbox."""
+    with running(node, TWO) as made:
+        yield made
+
+
+@contextmanager
+def running(node: KataNode, id_: str) -> Iterator[sandbox.StandInSandbox]:
+    """A sandbox; after it, its keeper has ended too."""
+    with sandbox.running(node.sandboxes, id_) as made:
+        yield made
+        end(node, made)
+
+
+def keeper_pids(node: KataNode, sandbox_id: str) -> tuple[int, ...]:
+    """Keeper and standby of a sandbox; none if it has none."""
+    try:
+        with keepers.connect(node.grants().socket(sandbox_id)) as line:
+            return line.pids
+    except keepers.KeeperGone:
+        return ()
+
+
+def end(node: KataNode, of: sandbox.StandInSandbox) -> None:
+    """Kill the machine, and wait until its keeper has ended."""
+    ends = [os.pidfd_open(pid) for pid in keeper_pids(node, of.id)]
+    of.kill()
+    for each in ends:
+        assert select.select([each], [], [], 20)[0], "a keeper outlives its machine"
+        os.close(each)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Callable[[str], loop_devices.LoopDevice]]:
+    """Make a loop device on a sparse file of a name."""
+    made: list[loop_devices.LoopDevice] = []
+
+    def make(name: str = "a") -> loop_devices.LoopDevice:
+        with open(tmp_path / name, "ab") as file:
+            file.truncate(SIZE_BYTES)
+        made.append(loop.attach(f"{tmp_path}/{name}"))
+        return made[-1]
+
+    yield make
+    for attached in made:
+        loop.detach(attached)
+
+
+MakeDevice = Callable[[str], loop_devices.LoopDevice]
+
+
+def pod(id_: str = ONE, *, handler: str = HANDLER, pid: int = 0) -> nri.Pod:
+    """A pod as the plugin has it."""
+    return nri.Pod(id_, "shop/web", handler, pid)
+
+
+def container(
+    *sources: str, id_: str = "container-0001", pod_id: str = ONE, **state: bool
+) -> nri.Container:
+    """A container that mounts the sources at /data0, /data1, …"""
+    mounts = (nri.Mount(source, f"/data{at}") for at, source in enumerate(sources))
+    return nri.Container(id_, pod_id, "app", tuple(mounts), **state)
+
+
+def soon(seconds: float = 60.0) -> float:
+    """A deadline that no test meets, unless it wants to."""
+    return time.monotonic() + seconds
+
+
+def lives(process: "subprocess.Popen[str]") -> bool:
+    """Whether it has not ended."""
+    return process.poll() is None

@@ -1,0 +1,422 @@
+"""The life of a volume with the bridge: each line of docs/kata.md's table, on real devices, guards and keepers."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crust.core import errors, volumes
+from crust.handoff import claims
+from crust.handoff.claims import State
+from crust.handoff.record import Record
+from crust.host.block import devices, loop_devices
+from crust.host.mounts import mount_api
+from crust.kata import entry, nri
+from crust.kata.entry import Kind
+from crust.kata.evidence import KataEvidence
+from crust.kata.keeper_watch import KeeperWatch
+from crust.kata.placeholders import Placeholders
+from tests.integration.kata.conftest import (
+    ONE,
+    TWO,
+    KataNode,
+    container,
+    end,
+    keeper_pids,
+    lives,
+    pod,
+    soon,
+)
+from tests.support.kata.sandbox import StandInSandbox
+from tests.support.raised import raised
+from tests.support.records.records import HANDLER
+from tests.support.runtimes.keeper_processes import kill_all_keepers
+
+pytestmark = pytest.mark.root
+
+MakeDevice = Callable[[str], loop_devices.LoopDevice]
+
+
+def _is_held(device: str) -> bool:
+    try:
+        os.close(devices.open_exclusive(device))
+    except devices.DeviceInUse:
+        return True
+    return False
+
+
+async def test_the_entry_names_the_device_from_create_to_start_and_the_claim_lives_as_the_machine(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(node.target("a").text)
+    assert node.kind(record) is Kind.PLACEHOLDER
+    await bridge.create(pod(pid=one.pid), app, soon())
+    await bridge.create(pod(pid=one.pid), app, soon())  # the validation
+    assert node.kind(record) is Kind.REAL
+    assert _is_held(record.device)
+    one.create_container(app.id, record.device, "/data0")
+    await bridge.start(pod(pid=one.pid), app, soon())
+    assert node.kind(record) is Kind.PLACEHOLDER
+    claim = node.claim(record)
+    assert claim is not None
+    assert (claim.live, claim.sandbox_id, claim.state) == (True, ONE, State.MOUNTED)
+    one.detach(record.device)  # the container has ended; the claim survives the gap
+    assert _is_held(record.device)
+    end(node, one)
+    assert not _is_held(record.device)
+
+
+def _of_two(record: Record) -> nri.Container:
+    return container(record.target.text, pod_id=TWO, id_="container-0002")
+
+
+@pytest.mark.parametrize("who", ["the machine", "both processes of the keeper"])
+async def test_the_real_entry_does_not_outlive_the_machine(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, who: str
+) -> None:
+    record = node.publish("a", device("a").path)
+    await node.bridge().create(pod(), container(record.target.text), soon())
+    assert node.kind(record) is Kind.REAL
+    if who == "the machine":
+        end(node, one)
+    else:
+        kill_all_keepers(node.grants().socket(ONE))
+        assert node.kind(record) is Kind.REAL
+        node.grants().hide_unclaimed()
+    assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_the_next_container_of_the_sandbox_gets_the_entry_again(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    for name in ("container-init", "container-app", "container-app-again"):
+        each = container(record.target.text, id_=name)
+        await bridge.create(pod(), each, soon())
+        assert node.kind(record) is Kind.REAL
+        one.create_container(each.id, record.device, "/data0")
+        await bridge.start(pod(), each, soon())
+        assert node.kind(record) is Kind.PLACEHOLDER
+        one.detach(record.device)
+        await bridge.ended(each)
+
+
+async def test_the_entry_stays_real_until_the_last_created_container_has_started(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    first, second = (container(record.target.text, id_=f"container-{n}") for n in "12")
+    await bridge.create(pod(), first, soon())
+    await bridge.create(pod(), second, soon())
+    one.create_container(first.id, record.device, "/data0")
+    await bridge.start(pod(), first, soon())
+    assert node.kind(record) is Kind.REAL
+    await bridge.ended(second)  # removed before it started
+    assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_another_sandbox_is_refused_with_the_holder_and_its_process(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    await bridge.create(pod(), container(record.target.text), soon())
+    other = _of_two(record)
+    with raised("VolumeHeldElsewhere", match=f"{ONE}, whose virtual machine is process {one.pid}"):
+        await bridge.create(pod(TWO), other, soon())
+    assert keeper_pids(node, TWO) == ()
+    end(node, one)
+    await bridge.create(pod(TWO), other, soon())
+    claim = node.claim(record)
+    assert claim is not None
+    assert claim.sandbox_id == TWO
+
+
+async def test_a_pod_with_another_runtime_is_refused_whoever_s_the_volume_is(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    for handler in ("runc", "", "kata-other"):
+        with raised("WrongRuntime", match="published to the runtime handler kata"):
+            await bridge.create(pod(handler=handler), container(record.target.text), soon())
+        with raised("WrongRuntime"):
+            await bridge.start(pod(handler=handler), container(record.target.text), soon())
+    assert node.claim(record) is None
+    assert node.kind(record) is Kind.PLACEHOLDER
+
+
+async def test_a_path_in_the_volume_and_a_bind_of_it_are_refused(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    inside = f"{record.target.text}/sub"
+    os.mkdir(inside)
+    bind = node.kubelet / "volume-subpaths"
+    bind.mkdir()
+    mount_api.bind(inside, str(bind))
+    try:
+        for source in (inside, str(bind)):
+            with raised("SubPathUnsupported"):
+                await node.bridge().create(pod(), container(source), soon())
+    finally:
+        mount_api.unmount(str(bind))
+    assert node.claim(record) is None
+
+
+async def test_a_guard_without_an_entry_is_refused(node: KataNode, one: StandInSandbox) -> None:
+    target = node.target("a").text
+    os.makedirs(target)
+    mount_api.mount_guard(target)
+    with raised("GuardWithoutEntry"):
+        await node.bridge().create(pod(), container(target), soon())
+
+
+async def test_an_alias_of_the_target_is_one_more_name_of_the_claim(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """Kata's key is the source as it came: a link in the path, a slash at its end."""
+    record = node.publish("a", device("a").path)
+    (node.directory / "link").symlink_to(node.kubelet)
+    alias = f"{node.directory}/link/a/mount/"
+    bridge, app = node.bridge(), container(alias)
+    await bridge.create(pod(), app, soon())
+    assert node.entries.kind(entry.name_of(alias), record) is Kind.REAL
+    assert node.kind(record) is Kind.PLACEHOLDER
+    one.create_container(app.id, record.device, "/data0")
+    await bridge.start(pod(), app, soon())
+    assert node.entries.kind(entry.name_of(alias), record) is Kind.PLACEHOLDER
+    end(node, one)
+    looks = Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__)
+    looks.look()
+    with node.store.begin_unpublish(record.target) as begun:
+        begun.complete()
+    looks.look()
+    assert node.entries.names() == []
+
+
+async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_start(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    with raised("VmUnknown"):  # Kata knows no such container
+        await bridge.start(pod(), app, soon())
+    one.write_container(app.id, record.device, "/data0", id_="")
+    with raised("VolumeNotAttached", match="disable_block_device_use = false"):
+        await bridge.start(pod(), app, soon())
+
+
+async def test_a_container_that_was_created_without_the_bridge_does_not_start(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    app = container(record.target.text)
+    one.create_container(app.id, record.device, "/data0")
+    with raised("VolumeNotClaimed"):
+        await node.bridge().start(pod(), app, soon())
+
+
+async def test_of_several_volumes_a_refused_one_leaves_no_claim_of_the_others(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, two: StandInSandbox
+) -> None:
+    first, second = node.publish("a", device("a").path), node.publish("b", device("b").path)
+    bridge = node.bridge()
+    await bridge.create(
+        pod(TWO), container(second.target.text, pod_id=TWO, id_="container-0002"), soon()
+    )
+    both = container(first.target.text, second.target.text)
+    with raised("VolumeHeldElsewhere"):
+        await bridge.create(pod(), both, soon())
+    assert node.claim(first) is None
+    assert node.kind(first) is Kind.PLACEHOLDER
+    assert not _is_held(first.device)
+
+
+async def test_a_claim_that_is_late_is_undone(
+    node: KataNode,
+    device: MakeDevice,
+    one: StandInSandbox,
+    two: StandInSandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    hangs = threading.Event()
+    place = entry.KataEntries.place
+
+    def slow(entries: entry.KataEntries, name: str, of: Record) -> Kind:
+        hangs.wait()
+        return place(entries, name, of)
+
+    monkeypatch.setattr(entry.KataEntries, "place", slow)
+    with raised("EngineTimeOver"):
+        await bridge.create(pod(), container(record.target.text), soon(0.2))
+    hangs.set()
+    # another sandbox waits for the end of that work, and can have the volume then
+    await bridge.create(pod(TWO), _of_two(record), soon())
+    claim = node.claim(record)
+    assert claim is not None
+    assert claim.sandbox_id == TWO
+    assert node.kind(record) is Kind.REAL
+
+
+async def test_a_configuration_that_changed_is_refused_at_the_next_create(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge = node.bridge()
+    await bridge.create(pod(), container(record.target.text), soon())
+    node.configuration.write_text("[hypervisor.clh]\ndisable_block_device_use = true\n")
+    with raised("KataUnfit"):
+        await bridge.create(pod(), container(record.target.text, id_="container-0002"), soon())
+
+
+async def test_a_read_only_volume_is_claimed_and_its_entry_says_ro(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path, readonly=True)
+    await node.bridge().create(pod(), container(record.target.text), soon())
+    assert (
+        b'"options":["ro","noatime"]'
+        in Path(node.entries.file(entry.name_of(record.target.text))).read_bytes()
+    )
+
+
+async def test_the_group_of_the_guard_is_the_entry_s_group(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    """A kubelet changes it after the publish, where it cannot pass fsGroup to the driver (H-38)."""
+    record = node.publish("a", device("a").path)
+    os.chown(record.target.text, -1, 3000)
+    await node.bridge().create(pod(), container(record.target.text), soon())
+    assert (
+        b'"fsGroup":"3000"'
+        in Path(node.entries.file(entry.name_of(record.target.text))).read_bytes()
+    )
+
+
+async def test_a_restarted_bridge_knows_what_was_created_from_the_engine(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    created, started = node.publish("a", device("a").path), node.publish("b", device("b").path)
+    before = node.bridge()
+    first, second = (
+        container(created.target.text),
+        container(started.target.text, id_="container-0002"),
+    )
+    await before.create(pod(), first, soon())
+    await before.create(pod(), second, soon())
+    bridge = node.bridge()  # the other was killed between create and start
+    listed = [
+        container(created.target.text, is_created=True),
+        container(started.target.text, id_="container-0002", is_running=True),
+    ]
+    await bridge.synchronize({ONE: pod()}, listed)
+    assert node.kind(created) is Kind.REAL
+    assert node.kind(started) is Kind.PLACEHOLDER
+    assert set(node.problems.values()) == {None}
+    one.create_container(first.id, created.device, "/data0")
+    await bridge.start(pod(), first, soon())
+    assert node.kind(created) is Kind.PLACEHOLDER
+
+
+async def test_a_container_that_runs_without_its_volume_is_named(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    await node.bridge().synchronize({ONE: pod()}, [container(record.target.text, is_running=True)])
+    (problem,) = node.problems.values()
+    assert isinstance(problem, errors.NotReady)
+    assert problem.error_name == "RunsWithoutVolume"
+
+
+@pytest.fixture
+def watch(node: KataNode) -> KeeperWatch:
+    """The watch of the node's keepers; a test looks by itself."""
+    return KeeperWatch(node.grants(), KataEvidence(str(node.sandboxes)))
+
+
+@pytest.mark.spec("H-46")
+async def test_claims_of_killed_keepers_are_taken_again(
+    node: KataNode, device: MakeDevice, one: StandInSandbox, watch: KeeperWatch
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.create_container(app.id, record.device, "/data0")
+    await bridge.start(pod(), app, soon())
+    await watch.look()
+    kill_all_keepers(node.grants().socket(ONE))
+    assert not claims.is_held(node.store.layout.entry(record.target))
+    await watch.look()
+    assert claims.is_held(node.store.layout.entry(record.target))
+    assert _is_held(record.device)
+    assert lives(one.process)
+    watch.close()
+
+
+@pytest.mark.spec("H-46")
+async def test_a_machine_whose_volume_another_sandbox_has_meanwhile_is_killed(
+    node: KataNode,
+    device: MakeDevice,
+    one: StandInSandbox,
+    two: StandInSandbox,
+    watch: KeeperWatch,
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.create_container(app.id, record.device, "/data0")
+    await watch.look()
+    kill_all_keepers(node.grants().socket(ONE))
+    await bridge.create(pod(TWO), _of_two(record), soon())
+    await watch.look()
+    assert one.process.wait(20) == -signal.SIGKILL
+    assert lives(two.process)
+    watch.close()
+
+
+async def test_one_process_of_the_keeper_is_not_missed(
+    node: KataNode, device: MakeDevice, one: StandInSandbox
+) -> None:
+    record = node.publish("a", device("a").path)
+    bridge, app = node.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    os.kill(keeper_pids(node, ONE)[0], signal.SIGKILL)
+    one.create_container(app.id, record.device, "/data0")
+    await bridge.start(pod(), app, soon())
+    assert node.kind(record) is Kind.PLACEHOLDER
+    assert _is_held(record.device)
+
+
+async def test_a_container_without_a_deferred_volume_costs_no_claim(
+    node: KataNode, tmp_path: Path
+) -> None:
+    sources = (str(tmp_path), "/proc", "/etc/hosts", "/not/there", "tmpfs")
+    bridge = node.bridge()
+    await bridge.create(pod(handler="runc"), container(*sources), soon())
+    await bridge.start(pod(handler="runc"), container(*sources), soon())
+    assert node.grants().sandbox_ids() == []
+
+
+def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
+    node: KataNode, device: MakeDevice
+) -> None:
+    target = volumes.TargetPath.parse(f"{node.kubelet}/{'x' * 180}/mount")
+    record = node.publish("a", device("a").path)
+    with node.store.begin_unpublish(record.target) as begun:
+        begun.complete()
+    node.store.publish(replace(record, target=target))
+    Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look()
+    (problem,) = node.problems.values()
+    assert problem is not None
+    assert problem.error_name == "KataPathTooLong"

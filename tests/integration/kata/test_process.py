@@ -1,0 +1,134 @@
+"""The daemon as a whole: it registers what is fit, and serves a pod between stand-ins of engine and sandbox."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from crust.core.settings.kata import KataRuntime, KataSettings
+from crust.host.block import loop_devices
+from crust.kata import nri, process
+from crust.runtime_handler import testing
+from tests.integration.kata.conftest import FIT, ONE, KataNode, end
+from tests.support.kata import engine as engines
+from tests.support.kata.engine import Engine, PluginRefused
+from tests.support.kata.sandbox import StandInSandbox
+from tests.support.raised import raised
+
+pytestmark = pytest.mark.root
+
+MakeDevice = Callable[[str], loop_devices.LoopDevice]
+
+
+def _settings(node: KataNode, *names: str) -> KataSettings:
+    runtimes = tuple(
+        KataRuntime(name=name, configuration=f"{node.directory}/{name}.toml") for name in names
+    )
+    return KataSettings(
+        runtimes=runtimes,
+        run_dir=str(node.directory),
+        volumes_root=node.store.root,
+        handlers_socket=f"{node.directory}/handlers.sock",
+        nri_socket=f"{node.directory}/nri.sock",
+        kata_volumes=node.entries.root,
+        kata_sandboxes=str(node.sandboxes),
+    )
+
+
+@pytest.fixture
+def settings(node: KataNode) -> KataSettings:
+    (node.directory / "kata.toml").write_text(FIT)
+    (node.directory / "shares.toml").write_text(FIT.replace("false", "true"))
+    return _settings(node, "kata", "shares")
+
+
+@asynccontextmanager
+async def _node(
+    node: KataNode, settings: KataSettings, engine: Engine
+) -> AsyncIterator[testing.FakeProxy]:
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(testing.serving(str(node.directory)))
+        await stack.enter_async_context(engines.serving(settings.nri_socket, engine))
+        await stack.enter_async_context(process.running(settings))
+        yield proxy
+
+
+async def _placeholder(node: KataNode) -> None:
+    async with asyncio.timeout(30):
+        while not list(node.entries.placeholders()):  # noqa: ASYNC110 - another task's work on the disk
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pod_gets_its_volume_and_every_other_way_to_it_is_refused(
+    node: KataNode, settings: KataSettings, device: MakeDevice, one: StandInSandbox
+) -> None:
+    engine = Engine()
+    async with _node(node, settings, engine) as proxy:
+        runtime = await proxy.registered("kata")
+        assert runtime.features == process.FEATURES
+        assert set(proxy.runtimes) == {"kata"}  # the other would share the host's directory
+        target, path = node.target("a").text, device("a").path
+        os.makedirs(target)
+        proxy.publish(path, target, handler="kata", guard=True)
+        await _placeholder(node)
+        pod, app = engines.pod(ONE, pid=one.pid), engines.container((target, "/data"), pod_id=ONE)
+        with pytest.raises(PluginRefused, match="WrongRuntime"):
+            await engine.create(engines.pod(ONE, handler="runc"), app)
+        with pytest.raises(PluginRefused, match="VmUnknown"):
+            await engine.create(engines.pod(ONE, pid=one.pid + 1), app)
+        with pytest.raises(PluginRefused, match="VolumeNotClaimed"):
+            await engine.start(pod, app)
+        await engine.create(pod, app)
+        assert list(node.entries.placeholders()) == []
+        one.create_container(app.id, path, "/data")
+        await engine.start(pod, app)
+        with raised("HeldBySandbox", match=ONE):
+            proxy.unpublish(target)
+        end(node, one)
+        proxy.unpublish(target, guard=True)
+
+
+async def test_a_plugin_that_lost_its_engine_comes_back(
+    node: KataNode, settings: KataSettings
+) -> None:
+    engine = Engine()
+    async with _node(node, settings, engine):
+        for connections in (1, 2, 3):
+            async with asyncio.timeout(30):
+                await engine.registered.wait()
+            assert engine.connections == connections
+            engine.disconnect()
+
+
+async def test_without_a_fit_runtime_it_does_not_start(
+    node: KataNode, settings: KataSettings
+) -> None:
+    with raised("KataUnfit", match="disable_block_device_use = false"):
+        async with process.running(settings.model_copy(update={"runtimes": settings.runtimes[1:]})):
+            pass
+
+
+async def test_an_engine_with_another_mount_namespace_is_not_served(
+    node: KataNode, settings: KataSettings, tmp_path: Path
+) -> None:
+    """A guard mount may not be there in it. The listener is a process of its own, which never answers."""
+    ready = tmp_path / "ready"
+    program = (
+        "import socket, sys, time\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
+        "open(sys.argv[2], 'w').close(); time.sleep(1000)"
+    )
+    arguments = ("python3", "-c", program, settings.nri_socket, str(ready))
+    engine = await asyncio.create_subprocess_exec("unshare", "--mount", *arguments)
+    try:
+        async with asyncio.timeout(30):
+            while not ready.exists():  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.01)
+        with raised("EngineInOtherNamespace", match="mount namespace"):
+            await nri.serve(settings.nri_socket, node.bridge(), lambda: None)
+    finally:
+        engine.kill()
+        await engine.wait()

@@ -1,0 +1,169 @@
+"""A node with a real Kata runtime, which `make kata NODE=DIR` names; docs/kata.md says what DIR holds.
+
+crust's daemons run in that node's namespaces, from this environment; each test has a volume of its own.
+"""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_CALL_S = 200.0
+_SERVES = {"node": "proxy serves", "kata": "registered with the proxy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command printed, and whether it succeeded."""
+
+    is_ok: bool
+    text: str
+
+
+@dataclass
+class Daemon:
+    """A daemon of crust in the node."""
+
+    process: "subprocess.Popen[bytes]"
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal, and wait until it has ended; idempotent. The process that was started waits for it."""
+        pid = self.process.pid
+        if self.process.poll() is None:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for child in children or [str(pid)]:
+                os.kill(int(child), number)
+            self.process.wait(60)
+
+
+@dataclass
+class KataNode:
+    """The node of `make kata`, and the runtime that is tested."""
+
+    directory: Path
+    handler: str
+    state: Path
+
+    def run(self, *command: str) -> Answer:
+        """Run a command in the node's namespaces."""
+        return _answer([str(self.directory / "run" / "in.sh"), *command])
+
+    def cri(self, *command: str, handler: str = "") -> Answer:
+        """The node's CRI client."""
+        environment = {**os.environ, "HANDLER": handler or self.handler}
+        return _answer([str(self.directory / "run" / "cri"), *command], environment)
+
+    def daemon(self, name: str) -> "Daemon":
+        """Start `crust <name>` in the node, and wait until it serves."""
+        path, mark = self.state / f"{name}.log", _SERVES[name]
+        crust = (sys.executable, "-m", "crust", name, "--config", str(self.state / f"{name}.toml"))
+        command = [str(self.directory / "run" / "in.sh"), *crust]
+        before = path.read_text().count(mark) if path.exists() else 0
+        with open(path, "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.wait(lambda: path.read_text().count(mark) > before)
+        return Daemon(process)
+
+    def wait(self, is_so: Callable[[], object]) -> None:
+        """Until a condition holds; a minute at most."""
+        for _ in range(600):
+            if is_so():
+                return
+            time.sleep(0.1)
+        raise AssertionError("it has not happened within a minute")
+
+    def co(self, what: str, name: str) -> Answer:
+        """Call CSI as a kubelet does: up, unpublish, down of a volume of that name."""
+        program = str(ROOT / "tests" / "real_kata" / "orchestrator.py")
+        return self.run(sys.executable, program, what, name, self.handler, str(self.state))
+
+    def entries(self) -> dict[str, str]:
+        """Kata's entries: device by name."""
+        script = "cd /run/kata-containers/shared/direct-volumes && for f in */mountInfo.json; do cat $f; echo; done"
+        lines = self.run("sh", "-c", script).text.splitlines()
+        return {
+            str(at): json.loads(line)["device"]
+            for at, line in enumerate(lines)
+            if line.startswith("{")
+        }
+
+    def claim(self) -> dict[str, object]:
+        """The one claim of the node; empty without one."""
+        text = self.run("sh", "-c", "cat /run/crust/volumes/*/claim.json").text
+        return json.loads(text) if text.startswith("{") else {}
+
+
+def _answer(command: list[str], environment: dict[str, str] | None = None) -> Answer:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_CALL_S, check=False, env=environment
+    )
+    return Answer(done.returncode == 0, f"{done.stdout}{done.stderr}".strip())
+
+
+def _runtimes() -> dict[str, str]:
+    """KATA_RUNTIMES: name=configuration, separated by commas."""
+    pairs = os.environ.get("KATA_RUNTIMES", "").split(",")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+@pytest.fixture(scope="session", params=sorted(_runtimes()) or ["(none)"])
+def node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KataNode]:
+    """The node with crust's daemons, for one runtime after the other."""
+    directory = Path(os.environ.get("KATA_NODE", "/nonexistent"))
+    for needed in ("run/in.sh", "run/cri"):
+        if not (directory / needed).exists():
+            pytest.fail(
+                f"{directory / needed} is missing: name a node in KATA_NODE, see docs/kata.md",
+                pytrace=False,
+            )
+    if request.param == "(none)":
+        pytest.fail("KATA_RUNTIMES is empty: name=configuration,…, see docs/kata.md", pytrace=False)
+    state = tmp_path_factory.mktemp("crust")
+    configured = "".join(
+        f'[[runtimes]]\nname = "{name}"\nconfiguration = "{path}"\n'
+        for name, path in _runtimes().items()
+    )
+    (state / "kata.toml").write_text(f'default_runtime = "runc"\n{configured}')
+    (state / "node.toml").write_text(
+        '[[proxy.drivers]]\nname = "block.csi.crust.dev"\nsocket = "/run/crust-csi.sock"\n'
+        'backend = "/run/crust/shim/csi.sock"\n[driver]\ncreate_pool = true\n'
+    )
+    made = KataNode(directory, str(request.param), state)
+    daemon = made.daemon("node")
+    try:
+        yield made
+    finally:
+        daemon.end()
+
+
+@pytest.fixture
+def bridge(node: KataNode) -> Iterator[Daemon]:
+    """`crust kata`, which a test may kill."""
+    process = node.daemon("kata")
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def volume(node: KataNode, bridge: object) -> Iterator[tuple[str, str]]:
+    """A published volume: the name of its pod, and its target."""
+    name = f"v{secrets.token_hex(3)}"
+    answer = node.co("up", name)
+    assert answer.is_ok, answer.text
+    node.wait(node.entries)
+    yield name, answer.text.splitlines()[-1]
+    for pod in node.run("sh", "-c", "ls /run/vc/sbs 2>/dev/null").text.split():
+        node.cri("stopp", pod)
+        node.cri("rmp", pod)
+    node.wait(lambda: node.co("down", name).is_ok)

@@ -1,0 +1,114 @@
+"""A sandbox of Kata's Go runtime without Kata: a process in the place of the virtual machine, and the state files.
+
+The files have the keys and the order that the real shims 3.30.0 and 4.1.0 wrote, as far as crust reads them. The
+process has the sandbox's id among its arguments, as cloud-hypervisor has it in the path of its API socket, and opens
+and closes devices on command, as the real one does when a container is created and ends.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROGRAM = """
+import os, sys
+devices = {}
+print(os.getpid(), flush=True)
+for line in sys.stdin:
+    word, path = line.split()
+    if word == "attach":
+        devices[path] = os.open(path, os.O_RDWR)
+    else:
+        os.close(devices.pop(path))
+    print("done", flush=True)
+"""
+
+
+@dataclass
+class StandInSandbox:
+    """One sandbox; `root` is the directory of its runtime's state, /run/vc/sbs on a node."""
+
+    root: Path
+    id: str
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        """The virtual machine's process."""
+        return self.process.pid
+
+    def attach(self, device: str) -> None:
+        """The virtual machine opens the device."""
+        self._tell(f"attach {device}")
+
+    def detach(self, device: str) -> None:
+        """It closes it."""
+        self._tell(f"detach {device}")
+
+    def create_container(self, container_id: str, device: str, destination: str) -> None:
+        """What the shim leaves when it has attached and mounted a device for a container."""
+        self.attach(device)
+        self.write_container(container_id, device, destination)
+
+    def write_container(
+        self, container_id: str, device: str, destination: str, *, id_: str = "e0f5af92"
+    ) -> None:
+        """The state of a container with one mount; an empty `id_` is a mount that no device was attached for."""
+        mounts = [_mount("proc", "/proc", ""), _mount(device, destination, id_)]
+        (self.root / self.id / container_id).mkdir(exist_ok=True)
+        state: dict[str, object] = {"State": "ready", "CgroupPath": "", "Mounts": mounts}
+        self._write(f"{container_id}/persist.json", state)
+
+    def write(self, pid: int | None = None) -> None:
+        """The sandbox's state, with its own process unless another is named."""
+        (self.root / self.id).mkdir(parents=True, exist_ok=True)
+        hypervisor = {
+            "BlockIndexMap": {"0": {}},
+            "Type": "clh",
+            "UUID": "",
+            "Pid": self.pid if pid is None else pid,
+        }
+        self._write(
+            "persist.json", {"State": "running", "HypervisorState": hypervisor, "PersistVersion": 2}
+        )
+
+    def kill(self) -> None:
+        """The virtual machine ends at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def _write(self, path: str, state: dict[str, object]) -> None:
+        (self.root / self.id / path).write_text(json.dumps(state, separators=(",", ":")) + "\n")
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+
+def _mount(source: str, destination: str, device_id: str) -> dict[str, object]:
+    return {
+        "Source": source, "Destination": destination, "Type": "", "HostPath": "",
+        "BlockDeviceID": device_id, "Options": [], "ReadOnly": False,
+    }  # fmt: skip
+
+
+@contextmanager
+def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
+    """A sandbox whose virtual machine runs while the block does."""
+    program = [sys.executable, "-c", _PROGRAM, f"/run/vc/vm/{id_}/clh-api.sock"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{process.pid}\n"
+        sandbox = StandInSandbox(root, id_, process)
+        sandbox.write()
+        try:
+            yield sandbox
+        finally:
+            sandbox.kill()
