@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 from crust.cli.doctor.finding import Finding, check, error, ok, warning
 from crust.cli.doctor.node import Node
+from crust.host.filesystems import supported
 
 _LEAST = (5, 15)
 _STATMOUNT = (6, 14)
-_FILESYSTEMS = ("ext4", "xfs", "btrfs")
+
 _POD_GROUPS = ("kubepods.slice", "kubepods")
 
 
@@ -62,7 +63,7 @@ def rbd(node: Node) -> Iterator[Finding]:
 @check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
     """What the host can mount; a guest mounts with its own kernel."""
-    for name in _FILESYSTEMS:
+    for name in supported.SUPPORTED:
         if _has_module(node, name):
             yield ok(f"the kernel has {name}")
         else:
