@@ -60,7 +60,7 @@ class PublishedBy:
     @classmethod
     def current(cls, pod: str = "") -> Self:
         """The call that is being served, for a pod."""
-        fields = logs.context.get()  # not by its truth: that reads the whole request
+        fields = logs.context.get()
         request_id = "" if fields is None else fields.get("request_id", "")
         return cls(request_id, traces.traceparent(), pod[: mount_info.TEXT_MAX])
 

@@ -184,9 +184,7 @@ class RuntimeApi:
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
         record = self._entries.table.expect(target.text)
-        call = call_fields.current()
-        if call is not None:
-            call.name_volume(record.key.driver, record.key.volume_id)
+        call_fields.name_volume(record.key.driver, record.key.volume_id)
         return record
 
     async def _in_sandbox(self, record: Record) -> Handler | None:

@@ -1,13 +1,14 @@
 """What every log line about a call names: its request id, the driver, the volume and the target.
 
 The id is made by the first process of crust that a call reaches, and travels to the next ones as gRPC metadata
-(`port`). Everything else is read from the request, once, when the first line is written or the call ends: most calls
-write one line. From then on the request, which may have secrets, is not kept.
+(`port`). Everything else is read from the request when the call begins. The request, which may have secrets, is not
+kept.
 """
 
+import copy
 import re
 import secrets
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -40,63 +41,43 @@ _FIELDS = {
 """Field of a request to key of a log line; the first one that is set is taken."""
 
 
-class CallFields(Mapping[str, str]):
-    """The fields of one call, by the keys of a log line."""
+class CallFields(dict[str, str]):
+    """The fields of one call, by the keys of a log line. They never change: a thread may be writing a line."""
 
     def __init__(
         self,
         method: str,
-        request: object,
-        driver: Callable[[], str] = lambda: "",
-        metadata: Iterable[tuple[str, str | bytes]] | None = None,
+        request: Message | bytes,
+        driver: str = "",
+        metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> None:
-        self._method = method
-        self._request = request
-        self._driver = driver
-        self._found: dict[str, str] = {}
-        self.request_id = ""
-        for key, value in metadata or ():
+        request_id = ""
+        for key, value in metadata:
             if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
-                self.request_id = value
+                request_id = value
             elif key == VOLUME_KEY and isinstance(value, bytes):
                 name, _, volume_id = value.decode("utf-8", "replace").partition("\0")
-                self._found |= {"driver": name, "volume_id": volume_id}
-        self.request_id = self._found["request_id"] = self.request_id or secrets.token_hex(6)
+                self.update(driver=name, volume_id=volume_id)
+        if driver:
+            self.setdefault("driver", driver)
+        message = decoded(method, request) if isinstance(request, bytes) else request
+        if message is not None:
+            _read(message, self)
+        self["request_id"] = request_id or secrets.token_hex(6)
 
-    def name_volume(self, driver: str, volume_id: str) -> None:
-        """Name the volume of a request that has the target alone."""
-        self._found = {**self._found, "driver": driver, "volume_id": volume_id}
+    @property
+    def request_id(self) -> str:
+        """The id of the call."""
+        return self["request_id"]
 
-    def settle(self) -> None:
-        """Read the request, and keep it no longer."""
-        request, self._request = self._request, None
-        # Never changed in place: a thread of the same call may be writing its log line.
-        found = dict(self._found)
-        if driver := self._driver():
-            found.setdefault("driver", driver)
-        if isinstance(request, bytes):
-            request = decoded(self._method, request)
-        if isinstance(request, Message):
-            _read(request, found)
-        self._found = {**found, **self._found}
 
-    def _settled(self) -> dict[str, str]:
-        if self._request is not None:
-            self.settle()
-        return self._found
-
-    def __getitem__(self, key: str) -> str:
-        return self.request_id if key == "request_id" else self._settled()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settled())
-
-    def __len__(self) -> int:
-        return len(self._settled())
-
-    def items(self) -> ItemsView[str, str]:
-        """All of them; at once, because every log line asks."""
-        return self._settled().items()
+def name_volume(driver: str, volume_id: str) -> None:
+    """Name the volume of the call that is being served, whose request has the target alone."""
+    fields = current()
+    if fields is not None:
+        named = copy.copy(fields)
+        named.update(driver=driver, volume_id=volume_id)
+        logs.context.set(named)
 
 
 def _read(request: Message, into: dict[str, str]) -> None:
@@ -116,7 +97,7 @@ def current() -> CallFields | None:
 
 def decoded(method: str, request: bytes) -> Message | None:
     """The request of a call; None if it is not one of CSI or crust."""
-    kind = _kind(method)
+    kind = _kinds().get(method)
     if kind is None:
         return None
     try:
@@ -134,10 +115,6 @@ def is_known(method: str) -> bool:
 def is_unary(method: str) -> bool:
     """Whether a method is one of CSI, or of crust, that has one request and one answer."""
     return method in _unary_methods()
-
-
-def _kind(method: str) -> Any:
-    return _kinds().get(method)
 
 
 def _methods() -> Iterator[tuple[str, MethodDescriptor]]:

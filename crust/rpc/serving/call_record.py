@@ -70,9 +70,6 @@ class CallRecord:
         level = self._level_of(code)
         if _log.isEnabledFor(level):
             self._log_served(level, request, elapsed_s, code, error or {})
-        fields = call_fields.current()
-        if fields is not None and not self._is_inner:
-            fields.settle()
 
     def _timer(self, code: grpc.StatusCode) -> Histogram:
         key = (self._driver() or metrics.UNKNOWN_DRIVER, code)

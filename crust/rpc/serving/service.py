@@ -143,10 +143,9 @@ class Service:
 
     def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
         around = logs.context.get()
-        # not by its truth: that is its length, which reads the request at once
         if not is_inner or call_fields.current() is None:
             metadata = call.invocation_metadata()
-            logs.context.set(call_fields.CallFields(call.method, data, self.driver, metadata))
+            logs.context.set(call_fields.CallFields(call.method, data, self.driver(), metadata))
         return around
 
     async def _run(self, call: Call, data: bytes) -> bytes:

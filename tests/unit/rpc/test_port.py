@@ -16,7 +16,6 @@ import pytest_asyncio
 from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.messages.call_fields import CallFields
 from crust.rpc.port import Heard, Port, SocketPort, stub
 from crust.rpc.ports import LocalPort, Ports
 from crust.rpc.serving import server
@@ -143,21 +142,6 @@ async def test_stream_has_its_fields_and_its_reader_its_own(port: Port, node: No
         assert logs.context.get() is None
         assert node.fields["snapshot_id"] == "snap"
     assert logs.context.get() is None
-
-
-async def test_call_within_a_served_call_does_not_read_the_request_of_that(node: Node) -> None:
-    """It is read when a line is written, or after the answer."""
-    asked: list[str] = []
-
-    def name() -> str:
-        asked.append("name")
-        return "driver"
-
-    fields = CallFields("/x", b"", name)
-    logs.context.set(fields)
-    await stats(local_port(service_of(node)))
-    assert logs.context.get() is fields
-    assert asked == []
 
 
 async def test_task_of_a_call_keeps_its_fields_alone(port: Port, node: Node) -> None:

@@ -167,13 +167,13 @@ def test_passed_request_is_read_and_not_kept() -> None:
     request = csi_pb2.NodePublishVolumeRequest(
         volume_id="v", target_path="/t", staging_target_path="/s", secrets={"a": "hidden"}
     )
-    fields = CallFields(PUBLISH, request.SerializeToString(), lambda: "d")
+    fields = CallFields(PUBLISH, request.SerializeToString(), "d")
     assert {key: fields[key] for key in ("driver", "volume_id", "target")} == {
         "driver": "d",
         "volume_id": "v",
         "target": "/t",
     }
-    assert not [each for each in vars(fields).values() if b"hidden" in repr(each).encode()]
+    assert "hidden" not in repr((fields, vars(fields)))
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b""])
@@ -202,18 +202,3 @@ def test_volume_of_a_request_with_the_target_alone_is_in_the_metadata() -> None:
 def test_a_long_name_is_cut() -> None:
     fields = CallFields("/x", csi_pb2.DeleteVolumeRequest(volume_id="v" * 9999))
     assert len(fields["volume_id"]) == 256
-
-
-def test_fields_that_a_line_is_written_from_do_not_change_below_it() -> None:
-    """A thread of the call writes a line, and the call is settled meanwhile."""
-    fields = CallFields("/x", csi_pb2.DeleteVolumeRequest(volume_id="v"))
-    line = iter(vars(fields)["_found"].items())
-    next(line)
-    fields.settle()
-    fields.name_volume("d", "other")
-    assert list(line) == []
-    assert dict(fields) == {
-        "request_id": fields.request_id,
-        "driver": "d",
-        "volume_id": "other",
-    }
