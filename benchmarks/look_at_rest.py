@@ -69,7 +69,7 @@ async def measure() -> Result:
         ]
         table = Table()
         entries = Entries(store, devices, table, KeyedOperations())
-        looks = Looks(table, entries, Targets([root]), Events(), Health())
+        looks = Looks(entries, Targets([root]), Events(), Health())
         await _look_at_rest(looks, measured, REST)
         for target in targets:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))

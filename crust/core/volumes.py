@@ -77,11 +77,6 @@ def _below(root: str) -> str:
     return f"{str(PurePosixPath(root)).rstrip('/')}/"
 
 
-@functools.lru_cache(maxsize=1024)
-def _digest(path: str) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()
-
-
 def is_number(text: str) -> bool:
     """Whether a text of a request is a decimal number of 64 bits at most. Python refuses to parse 4,300 digits."""
     return len(text) <= 20 and text.isascii() and text.isdecimal()
@@ -120,7 +115,7 @@ class TargetPath:
     @property
     def digest(self) -> str:
         """SHA-256 of the path's bytes, 64 lower-case hex digits: the name of its entry in the handoff directory."""
-        return _digest(self.text)  # a publish names the entry eight times
+        return hashlib.sha256(os.fsencode(self.text)).hexdigest()
 
     def is_below(self, root: str) -> bool:
         """Whether the path lies below `root`, component by component and not by prefix."""

@@ -26,10 +26,11 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
+from crust.proxy.host_publish import HostPublish, raw_targets
 from crust.proxy.inspect import Inspect
 from crust.proxy.look import Looks, watching
 from crust.proxy.policy import Policy, Runtimes
-from crust.proxy.publish import Publish, raw_targets
+from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService, Deferrals
 from crust.proxy.sockets import DriverSockets
@@ -123,7 +124,7 @@ async def part(
             watch.operations.append(lambda: [running_operations])
             table, events = Table(), Events()
             entries = Entries(store, devices, table, running_operations)
-            looks = Looks(table, entries, targets, events, daemon.health)
+            looks = Looks(entries, targets, events, daemon.health)
             await _load(entries, looks, targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running_operations.drain)
@@ -254,10 +255,18 @@ def _driver_sockets(
 ) -> DriverSockets:
     known = settings.kubernetes
     deferring = frozenset(known.runtime_handlers) if known else frozenset()
-    table = parts.entries.table
-    unpublish = Unpublish(table, parts.entries.store, parts.events, parts.targets)
-    publish = Publish(table, parts.entries, parts.handlers, parts.events, parts.targets, unpublish)
-    deferrals = Deferrals(table, parts.targets, parts.operations, publish, unpublish, parts.runtime)
+    unpublish = Unpublish(parts.entries, parts.events, parts.targets)
+    publish = Publish(parts.entries, parts.handlers, parts.events, parts.targets, unpublish)
+    on_host = HostPublish(parts.entries, parts.targets, publish)
+    deferrals = Deferrals(
+        parts.entries.table,
+        parts.targets,
+        parts.operations,
+        publish,
+        on_host,
+        unpublish,
+        parts.runtime,
+    )
 
     def frontend(served: ServedDriver, backend: Backend) -> CsiService:
         default = Defer(served.defer) if served.defer else None

@@ -18,6 +18,7 @@ from crust.core import errors, volumes
 from crust.handoff.store import Store
 from crust.host.block import device_nodes, holders, in_use
 from crust.host.block.device_sets import DeviceSet
+from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Writers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
@@ -85,6 +86,14 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
             hint="read the driver's log; retry if the device was attached again meanwhile",
         )
     return devices.device_set(source.identity)
+
+
+def devices_at(devices: Devices, path: str) -> DeviceSet | None:
+    """The set of the device at the path; None if none is there. Raises why it cannot be seen. Blocks."""
+    try:
+        return devices.device_set(devices.identify(path))
+    except (errors.NotFound, NotABlockDevice):
+        return None
 
 
 class Targets:

@@ -26,7 +26,6 @@ from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
-from crust.proxy.table import Table
 from crust.proxy.target import OnLook, Stack, Target, group_unknown, lost_its_group, on_look
 from crust.rpc.serving.health import Health
 
@@ -58,10 +57,8 @@ class _Found:
 class Looks:
     """Looks at the handoff directory and the mounts."""
 
-    def __init__(
-        self, table: Table, entries: Entries, targets: Targets, events: Events, health: Health
-    ) -> None:
-        self._table = table
+    def __init__(self, entries: Entries, targets: Targets, events: Events, health: Health) -> None:
+        self._table = entries.table
         self._entries = entries
         self._targets = targets
         self._events = events

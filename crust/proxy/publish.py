@@ -1,21 +1,16 @@
-"""NodePublishVolume: deferred, from the request to an entry in the handoff directory; or on the host, as bytes.
+"""NodePublishVolume, deferred: from the request to an entry in the handoff directory.
 
 A deferred publish observes the target, decides (`crust.proxy.target`), does the steps, and, if one fails, undoes what
 the decisions say, and observes again: what stands then gives the code (crust/rpc/outcome.py), whatever the error was.
 All checks come before any change: the handler, its features, other users of the volume. Then the proxy mounts the
 guard and calls the driver, whose answer identifies the device, and repeats the checks with the answer. Then it
 writes the entry, which appears atomically.
-
-A publish that is not deferred is no operation of the proxy: publishes of one volume reach the driver side by side, as
-they would without a proxy. Its device is verified after the driver's answer: a deferred publish may have it under
-another volume's id. A bind of a device's node holds nothing, so a raw publish is a row of the table.
 """
 
 import asyncio
 import logging
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from crust.core import deferral_keys, errors, metrics, volumes
@@ -23,17 +18,15 @@ from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
-from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Writers
 from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
-from crust.proxy.guard import Targets, observe, verify
+from crust.proxy.guard import Targets, devices_at, observe, verify
 from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.policy import Decision
-from crust.proxy.table import Table
 from crust.proxy.target import (
     Asked,
     Begin,
@@ -58,14 +51,6 @@ from crust.rpc.status import Metadata, PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
-_KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"
-"""Below a kubelet's root: `<name of the PV>/<UID of the pod>`."""
-
-_SHIMS = re.compile(r"crust-[0-9a-f]{40}")
-"""A shim lets its driver publish a deferred volume there, as a raw device: that is the deferred publish itself."""
-
-_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
-
 _log = logging.getLogger(__name__)
 
 
@@ -94,14 +79,13 @@ class Publish:
 
     def __init__(
         self,
-        table: Table,
         entries: Entries,
         handlers: Handlers,
         events: Events,
         targets: Targets,
         unpublish: Unpublish,
     ) -> None:
-        self._table = table
+        self._table = entries.table
         self._entries = entries
         self._handlers = handlers
         self._events = events
@@ -137,7 +121,7 @@ class Publish:
     ) -> errors.CrustError:
         """The error of a publish that has looked at nothing yet: the table knows what stands."""
         residue = Residue.NONE if self._table.at(target) is None else Residue.EXISTS
-        return self._answer(target, error, residue, decision)
+        return self.answer(target, error, residue, decision)
 
     async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
         wanted, is_free = run.wanted, self._table.at(run.target.text) is None
@@ -313,19 +297,11 @@ class Publish:
     def _check_raw(self, record: Record, devices: DeviceSet) -> None:
         """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
         for row in self._table.raw():
-            at_target = self._devices_at(row.path)
+            at_target = devices_at(self._entries.devices, row.path)
             if at_target is None or not at_target.shares_bytes_with(devices):
                 continue
             if not (record.readonly and (row.readonly or _is_readonly(row.path))):
                 raise _published_raw(record.device, row.path)
-
-    def _devices_at(self, path: str) -> DeviceSet | None:
-        """The set of the device whose node is at the path; None if none is there. Raises why it cannot be seen."""
-        try:
-            identity = self._entries.devices.identify(path)
-        except (errors.NotFound, NotABlockDevice):
-            return None
-        return self._entries.devices.device_set(identity)
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
@@ -352,7 +328,7 @@ class Publish:
         residue = stands(seen, run.wanted)
         if isinstance(error, EntryDiffers) and residue is not Residue.NONE:
             residue = Residue.OTHER
-        return self._answer(run.target.text, error, residue, run.decision)
+        return self.answer(run.target.text, error, residue, run.decision)
 
     async def _take_back(self, run: _Run) -> None:
         """Remove what the driver and the proxy have made."""
@@ -361,94 +337,14 @@ class Publish:
         )
         await self._unpublish.remove(run.backend, run.wanted.key, run.target, request, run.metadata)
 
-    def _answer(
+    def answer(
         self, target: str, error: Exception, residue: Residue, decision: Decision | None
     ) -> errors.CrustError:
+        """The error to answer a publish with, from what stands; told to watchers if it was to be deferred."""
         known = known_error(_PUBLISH, "the proxy", error)
         if decision is not None:
             self._events.emit(Event("refused", target, decision.handler or "", known.shown()))
         return outcome.answer(_PUBLISH, known, residue)
-
-    def check_host(
-        self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest
-    ) -> Target:
-        """The row of a publish on the host; raises what refuses it beside a deferred one."""
-        path = request.target_path  # unchecked: the driver checks it
-        is_block = request.volume_capability.HasField("block")
-        there = self._table.at(path)
-        if there is not None and not there.raw:
-            if there.is_unreadable and there.entry is not None:
-                raise self.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
-            raise errors.Conflict.named(
-                "AlreadyDeferred",
-                f"the volume cannot be mounted at {path}",
-                why="it is published there already, to a runtime",
-                hint="unpublish it first; a publish never switches from one to the other",
-            )
-        mode = request.volume_capability.access_mode.mode
-        readonly = request.readonly or mode in _READER_MODES
-        row = replace(Target.of(volumes.TargetPath(path), key), readonly=readonly, raw=is_block)
-        self._table.check(row, deferred=False)
-        deferral_keys.check_host_publish(
-            request.volume_id, request.volume_context, is_block=is_block
-        )
-        return row
-
-    async def begins_on_host(self, row: Target) -> bool:
-        """The publish reaches the driver now; returns whether nothing of it is there yet.
-
-        The target of a raw publish is looked at from now on.
-        """
-        if row.raw:
-            is_new = self._table.at(row.path) is None
-            self._table.put(row)
-            return is_new
-        if not self._table.reservations():
-            return False
-        return await workers.run(self._targets.mounted_device, row.path) is None
-
-    def raw_ended(self, path: str) -> None:
-        """The driver has unpublished whatever was at the target."""
-        row = self._table.at(path)
-        if row is not None and row.raw:
-            self._table.drop(row.name)
-
-    async def check_device(
-        self, row: Target, backend: Backend, metadata: Metadata, *, is_new: bool
-    ) -> None:
-        """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
-
-        A publish that was not there before this call is undone then.
-        """
-        try:
-            devices = await workers.run(self._host_devices, row)
-            if devices is not None:
-                row = replace(row, devices=devices)
-                self._table.check(row, deferred=False)
-                if row.raw:  # a mount holds its device: a deferred publish finds it
-                    self._table.put(row)
-        except Exception as error:
-            undone = is_new and await self._undo_on_host(row, backend, metadata)
-            residue = Residue.NONE if undone else Residue.EXISTS
-            raise self._answer(row.path, error, residue, None) from error
-
-    def _host_devices(self, row: Target) -> DeviceSet | None:
-        path = row.path if row.raw else self._targets.mounted_device(row.path)
-        return None if path is None else self._devices_at(path)
-
-    async def _undo_on_host(self, row: Target, backend: Backend, metadata: Metadata) -> bool:
-        assert row.key is not None
-        request = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=row.key.volume_id, target_path=row.path
-        )
-        try:
-            await backend.node.NodeUnpublishVolume(request, metadata=metadata, timeout=TIMEOUT_S)
-        except Exception as failure:
-            extra = {"target": row.path, "error": failure}
-            _log.warning("publish on the host not undone", extra=extra)
-            return False
-        self.raw_ended(row.path)
-        return True
 
 
 def _refused(seen: Seen, wanted: Wanted) -> Exception:
@@ -502,25 +398,6 @@ def _published_raw(device: str, where: str) -> errors.CrustError:
         why=f"it is published as a raw block volume at {where}",
         hint="stop the pod that uses it there; two writers to one device destroy its content",
     )
-
-
-def raw_targets(roots: Iterable[str]) -> list[str]:
-    """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
-    return [path for root in roots for path in _raw_below(f"{root}/{_KUBELETS_RAW}")]
-
-
-def _raw_below(directory: str) -> Iterator[str]:
-    try:
-        volume_names = os.listdir(directory)
-    except OSError:  # no raw volume was ever published here
-        return
-    for name in volume_names:
-        if not _SHIMS.fullmatch(name):
-            try:
-                pods = os.listdir(f"{directory}/{name}")
-            except OSError:  # another file, or removed meanwhile
-                continue
-            yield from (f"{directory}/{name}/{pod}" for pod in pods)
 
 
 def _is_readonly(path: str) -> bool:

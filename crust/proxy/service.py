@@ -7,13 +7,15 @@ operation that has the volume and the target, and outlives the caller's deadline
 from dataclasses import dataclass
 
 from crust.core import errors, operations, volumes
+from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.proxy import policy
 from crust.proxy.backend import TIMEOUT_S, Backend, opted_in
 from crust.proxy.guard import Targets
+from crust.proxy.host_publish import HostPublish
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
-from crust.proxy.table import Table, absent
+from crust.proxy.table import Table
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call
@@ -22,7 +24,6 @@ from crust.rpc.serving.service import Methods, parsed
 from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
-_NODE = "/csi.v1.Node/"
 _LOOK_S = 100.0
 _LIMIT_S = 240.0
 """For an operation: the driver's 110 s (`backend`), and as much to undo what it did."""
@@ -37,6 +38,7 @@ class Deferrals:
     operations: operations.KeyedOperations
     """By volume and by target: an operation that changes something holds the keys of both."""
     publish: Publish
+    on_host: HostPublish
     unpublish: Unpublish
     runtime: RuntimeApi
 
@@ -60,28 +62,15 @@ class CsiService:
 
     def methods(self) -> Methods:
         """The six methods that are looked at; all others pass."""
-        return Methods(
-            {
-                _NODE + "NodePublishVolume": parsed(
-                    csi_pb2.NodePublishVolumeRequest, self._node_publish
-                ),
-                _NODE + "NodeUnpublishVolume": parsed(
-                    csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish
-                ),
-                _NODE + "NodeUnstageVolume": parsed(
-                    csi_pb2.NodeUnstageVolumeRequest, self._node_unstage
-                ),
-                _NODE + "NodeGetVolumeStats": parsed(
-                    csi_pb2.NodeGetVolumeStatsRequest, self._node_stats
-                ),
-                _NODE + "NodeExpandVolume": parsed(
-                    csi_pb2.NodeExpandVolumeRequest, self._node_expand
-                ),
-                _NODE + "NodeGetVolumeHealth": parsed(
-                    csi_pb2.NodeGetVolumeHealthRequest, self._node_health
-                ),
-            }
-        )
+        looked_at = {
+            "NodePublishVolume": parsed(csi_pb2.NodePublishVolumeRequest, self._node_publish),
+            "NodeUnpublishVolume": parsed(csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish),
+            "NodeUnstageVolume": parsed(csi_pb2.NodeUnstageVolumeRequest, self._node_unstage),
+            "NodeGetVolumeStats": parsed(csi_pb2.NodeGetVolumeStatsRequest, self._node_stats),
+            "NodeExpandVolume": parsed(csi_pb2.NodeExpandVolumeRequest, self._node_expand),
+            "NodeGetVolumeHealth": parsed(csi_pb2.NodeGetVolumeHealthRequest, self._node_health),
+        }
+        return Methods({f"/csi.v1.Node/{name}": each for name, each in looked_at.items()})
 
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
@@ -127,12 +116,12 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            row = self._calls.publish.check_host(key, request)
-            is_new = await self._calls.publish.begins_on_host(row)
+            row = self._calls.on_host.check(key, request)
+            is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():
-                metadata = opted_in(call)
-                await self._calls.publish.check_device(row, self._backend, metadata, is_new=is_new)
+                metadata = call.invocation_metadata()
+                await self._calls.on_host.check_device(row, self._backend, metadata, is_new=is_new)
             return response
 
     async def _node_unpublish(
@@ -144,7 +133,7 @@ class CsiService:
             with self._operations.shared(self._unchecked_key(request.volume_id)):
                 await self._check_no_link(request, call.time_remaining())
                 response = await self._backend.port.forward(call, data)
-                self._calls.publish.raw_ended(request.target_path)
+                self._calls.on_host.ended(request.target_path)
                 return response
         key = self._key(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
@@ -214,7 +203,7 @@ class CsiService:
         record = self._table.find(request.volume_path)
         if record is None and not request.defer_fs_ops:
             return await self._backend.port.forward(call, data)
-        self._table.expect_of(request.volume_path, self._key(request.volume_id))
+        _check_key(self._table.expect(request.volume_path), self._key(request.volume_id))
         request.defer_fs_ops = True
         left_s = call.time_remaining()  # the caller's own deadline: it changes nothing
         await self._backend.facts.check_defers(left_s)
@@ -275,11 +264,11 @@ class CsiService:
         if record is None:
             self._table.check_readable(key)
         if record is None and request.defer_fs_ops:
-            raise absent(request.volume_path)
+            raise claims.NotPublished(request.volume_path)
         return record
 
     def _of_volume(self, key: volumes.VolumeKey) -> Record | None:
-        return next(iter(self._table.of_volume(key)), None)
+        return next((row.record for row in self._table.of(key) if row.record is not None), None)
 
     def _unchecked_key(self, volume_id: str) -> volumes.VolumeKey:
         """For pass-through calls: the driver checks the id and words the error."""

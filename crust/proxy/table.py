@@ -29,9 +29,6 @@ class Table:
         self._sharing: dict[Key, dict[str, Target]] = defaultdict(dict)
         self._unknown: set[str] = set()
         """Rows that may be anybody's."""
-        self._lost: set[str] = set()
-        """Rows of guards whose volume nobody knows."""
-        self._raw: set[str] = set()
         self._clock = 0
         self._changed: dict[str, int] = {}
         """When the proxy changed a row last, since the last look began."""
@@ -61,14 +58,7 @@ class Table:
         """The record at a target path; raises `claims.NotPublished`."""
         record = self.find(path)
         if record is None:
-            raise absent(path)
-        return record
-
-    def expect_of(self, path: str, key: volumes.VolumeKey) -> Record:
-        """As `expect`; raises TargetOfOtherVolume too."""
-        record = self.expect(path)
-        if record.key != key:
-            raise targets.other_volume(path, key, record.key)
+            raise claims.NotPublished(path)
         return record
 
     def rows(self) -> tuple[Target, ...]:
@@ -86,23 +76,20 @@ class Table:
 
     def raw(self) -> tuple[Target, ...]:
         """The raw publishes. Any thread may ask."""
-        with self._lock:
-            return tuple(self._rows[name] for name in self._raw)
+        return tuple(row for row in self.rows() if row.raw)
 
     def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
         return tuple(self._sharing[key].values()) if key in self._sharing else ()
-
-    def of_volume(self, key: volumes.VolumeKey) -> tuple[Record, ...]:
-        """The records of a volume."""
-        return tuple(row.record for row in self.of(key) if row.record is not None)
 
     def concerns(self, key: volumes.VolumeKey) -> bool:
         """Whether a target without a row may be another spelling of a deferred target of the volume.
 
         A guard whose volume nobody knows may be anybody's.
         """
-        return key in self._sharing or bool(self._lost)
+        return key in self._sharing or any(
+            row.entry is None and row.key is None and not row.raw for row in self._rows.values()
+        )
 
     def states(self) -> Mapping[tuple[str, str], int]:
         """How many entries of which driver are in which state. Any thread may ask."""
@@ -241,10 +228,6 @@ class Table:
             self._sharing[key][row.name] = row
         if row.may_be_anybodys:
             self._unknown.add(row.name)
-        if row.entry is None and row.key is None and not row.raw:
-            self._lost.add(row.name)
-        if row.raw:
-            self._raw.add(row.name)
 
     def _remove(self, name: str) -> None:
         self._unindex(name)
@@ -261,17 +244,10 @@ class Table:
         if row is None:
             return
         self._unknown.discard(name)
-        self._lost.discard(name)
-        self._raw.discard(name)
         for key in row.keys:
             del self._sharing[key][name]
             if not self._sharing[key]:
                 del self._sharing[key]
-
-
-def absent(path: str) -> claims.NotPublished:
-    """The error about a target path at which no deferred volume is."""
-    return claims.NotPublished(path)
 
 
 def _observed(known: Target | None, read: Target) -> Target:

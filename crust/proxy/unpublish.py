@@ -18,9 +18,9 @@ from crust.handoff.entry import UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.backend import TIMEOUT_S, Backend
+from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
-from crust.proxy.table import Table
 from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
 from crust.proxy.target import Unpublish as Plan
 from crust.rpc.status import Metadata
@@ -41,9 +41,9 @@ class _Begun:
 class Unpublish:
     """Carries out deferred unpublishes, and the undo of deferred publishes."""
 
-    def __init__(self, table: Table, store: stores.Store, events: Events, targets: Targets) -> None:
-        self._table = table
-        self._store = store
+    def __init__(self, entries: Entries, events: Events, targets: Targets) -> None:
+        self._table = entries.table
+        self._store = entries.store
         self._events = events
         self._targets = targets
 

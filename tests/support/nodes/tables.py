@@ -42,4 +42,4 @@ class Bench:
 
     def looks(self) -> Looks:
         """New looks, which have seen nothing."""
-        return Looks(self.table, self.entries, self.targets, self.events, Health())
+        return Looks(self.entries, self.targets, self.events, Health())

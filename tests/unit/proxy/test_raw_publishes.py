@@ -10,7 +10,7 @@ import pytest
 from crust.core import volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process.oserrors import ProcessOutOfResources
-from crust.proxy.publish import raw_targets
+from crust.proxy.host_publish import raw_targets
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
 from tests.support.drivers.fake_driver import Failure, device_of

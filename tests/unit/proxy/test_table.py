@@ -71,7 +71,7 @@ async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) 
     slow.go_on.set()
     await looking
     assert bench.table.find(RECORD.target.text) == RECORD
-    assert bench.table.of_volume(RECORD.key) == (RECORD,)
+    assert [row.record for row in bench.table.of(RECORD.key)] == [RECORD]
 
 
 async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: Bench) -> None:
@@ -84,7 +84,7 @@ async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: 
     slow.go_on.set()
     await looking
     assert bench.table.find(RECORD.target.text) is None
-    assert bench.table.of_volume(RECORD.key) == ()
+    assert bench.table.of(RECORD.key) == ()
 
 
 async def test_row_of_an_operation_is_left_to_the_next_look(

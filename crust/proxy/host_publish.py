@@ -1,0 +1,142 @@
+"""NodePublishVolume on the host, beside deferred ones: the request passes as bytes.
+
+It is no operation of the proxy: publishes of one volume reach the driver side by side, as they would without a proxy.
+Its device is verified after the driver's answer: a deferred publish may have it under another volume's id. A bind of
+a device's node holds nothing, so a raw publish is a row of the table.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from crust.core import deferral_keys, errors, volumes
+from crust.host.block.device_sets import DeviceSet
+from crust.host.process import workers
+from crust.proxy.backend import TIMEOUT_S, Backend
+from crust.proxy.entries import Entries
+from crust.proxy.guard import Targets, devices_at
+from crust.proxy.publish import Publish
+from crust.proxy.target import Target
+from crust.rpc.outcome import Residue
+from crust.rpc.status import Metadata
+from crust.wire.csi.v1 import csi_pb2
+
+_KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"
+"""Below a kubelet's root: `<name of the PV>/<UID of the pod>`."""
+
+_SHIMS = re.compile(r"crust-[0-9a-f]{40}")
+"""A shim lets its driver publish a deferred volume there, as a raw device: that is the deferred publish itself."""
+
+_READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
+
+_log = logging.getLogger(__name__)
+
+
+class HostPublish:
+    """Checks publishes on the host; `publish` words their refusals."""
+
+    def __init__(self, entries: Entries, targets: Targets, publish: Publish) -> None:
+        self._table = entries.table
+        self._entries = entries
+        self._targets = targets
+        self._publish = publish
+
+    def check(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
+        """The row of a publish on the host; raises what refuses it beside a deferred one."""
+        path = request.target_path  # unchecked: the driver checks it
+        is_block = request.volume_capability.HasField("block")
+        there = self._table.at(path)
+        if there is not None and not there.raw:
+            if there.is_unreadable and there.entry is not None:
+                raise self._publish.refusal(path, there.entry.error or errors.Corrupt("unreadable"))
+            raise errors.Conflict.named(
+                "AlreadyDeferred",
+                f"the volume cannot be mounted at {path}",
+                why="it is published there already, to a runtime",
+                hint="unpublish it first; a publish never switches from one to the other",
+            )
+        mode = request.volume_capability.access_mode.mode
+        readonly = request.readonly or mode in _READER_MODES
+        row = replace(Target.of(volumes.TargetPath(path), key), readonly=readonly, raw=is_block)
+        self._table.check(row, deferred=False)
+        deferral_keys.check_host_publish(
+            request.volume_id, request.volume_context, is_block=is_block
+        )
+        return row
+
+    async def begins(self, row: Target) -> bool:
+        """The publish reaches the driver now; returns whether nothing of it is there yet.
+
+        The target of a raw publish is looked at from now on.
+        """
+        if row.raw:
+            is_new = self._table.at(row.path) is None
+            self._table.put(row)
+            return is_new
+        if not self._table.reservations():
+            return False
+        return await workers.run(self._targets.mounted_device, row.path) is None
+
+    def ended(self, path: str) -> None:
+        """The driver has unpublished whatever was at the target."""
+        row = self._table.at(path)
+        if row is not None and row.raw:
+            self._table.drop(row.name)
+
+    async def check_device(
+        self, row: Target, backend: Backend, metadata: Metadata, *, is_new: bool
+    ) -> None:
+        """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
+
+        A publish that was not there before this call is undone then.
+        """
+        try:
+            devices = await workers.run(self._devices, row)
+            if devices is not None:
+                row = replace(row, devices=devices)
+                self._table.check(row, deferred=False)
+                if row.raw:  # a mount holds its device: a deferred publish finds it
+                    self._table.put(row)
+        except Exception as error:
+            undone = is_new and await self._undo(row, backend, metadata)
+            residue = Residue.NONE if undone else Residue.EXISTS
+            raise self._publish.answer(row.path, error, residue, None) from error
+
+    def _devices(self, row: Target) -> DeviceSet | None:
+        path = row.path if row.raw else self._targets.mounted_device(row.path)
+        return None if path is None else devices_at(self._entries.devices, path)
+
+    async def _undo(self, row: Target, backend: Backend, metadata: Metadata) -> bool:
+        assert row.key is not None
+        request = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=row.key.volume_id, target_path=row.path
+        )
+        try:
+            await backend.node.NodeUnpublishVolume(request, metadata=metadata, timeout=TIMEOUT_S)
+        except Exception as failure:
+            extra = {"target": row.path, "error": failure}
+            _log.warning("publish on the host not undone", extra=extra)
+            return False
+        self.ended(row.path)
+        return True
+
+
+def raw_targets(roots: Iterable[str]) -> list[str]:
+    """The targets of the raw publishes of an earlier process, below the roots of kubelets. Blocks."""
+    return [path for root in roots for path in _raw_below(f"{root}/{_KUBELETS_RAW}")]
+
+
+def _raw_below(directory: str) -> Iterator[str]:
+    try:
+        volume_names = os.listdir(directory)
+    except OSError:  # no raw volume was ever published here
+        return
+    for name in volume_names:
+        if not _SHIMS.fullmatch(name):
+            try:
+                pods = os.listdir(f"{directory}/{name}")
+            except OSError:  # another file, or removed meanwhile
+                continue
+            yield from (f"{directory}/{name}/{pod}" for pod in pods)
