@@ -170,14 +170,22 @@ class Node:
         return fake_handler.running(fake, proxy_socket=self.places.sockets.handlers, **options)
 
     @asynccontextmanager
+    async def deferred(
+        self, target: str, fake: fake_handler.FakeHandler | None = None, **options: Any
+    ) -> AsyncIterator[fake_handler.FakeHandler]:
+        """A registered handler, for which "vol-1" is published at the target."""
+        fake = fake or fake_handler.FakeHandler()
+        async with self.handler(fake=fake, **options):
+            await self.co.publish("vol-1", target)
+            yield fake
+
+    @asynccontextmanager
     async def gated_handler(
         self, target: str
     ) -> AsyncIterator[tuple[fake_handler.FakeHandler, fake_driver.Gate]]:
-        """A registered handler, and the gate at which it waits in each call; "vol-1" is published at the target."""
+        """As `deferred`, and the gate at which the handler waits in each call."""
         gate = fake_driver.Gate()
-        fake = fake_handler.FakeHandler(gate=gate)
-        async with self.handler(fake=fake):
-            await self.co.publish("vol-1", target)
+        async with self.deferred(target, fake_handler.FakeHandler(gate=gate)) as fake:
             yield fake, gate
 
     def sandbox(self, target: str, **options: Any) -> Any:

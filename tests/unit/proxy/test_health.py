@@ -25,7 +25,7 @@ from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.runtimes.fake_handler import FakeHandler, sandbox
+from tests.support.runtimes.fake_handler import sandbox
 
 
 async def _condition(node: Node) -> inspect_pb2.GetHealthResponse.Condition:
@@ -247,9 +247,7 @@ class GuestLost(errors.PeerUnavailable):
 
 
 async def test_error_of_a_handler_keeps_its_name(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         fake.error = GuestLost("the guest does not answer", hint="look at its console")
         with sandbox(node.places.volumes, target), pytest.raises(grpc.aio.AioRpcError) as caught:
             await node.co.stats("vol-1", target)

@@ -66,9 +66,7 @@ async def test_limits_that_the_handler_cannot_enforce_are_refused(node: Node, ta
 
 @pytest.mark.spec("D-33")
 async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         before = generation(node, target)
         with node.sandbox(target):
             assert (await limit(node, target)).applied
@@ -82,9 +80,7 @@ async def test_limits_reach_the_sandbox_and_the_record(node: Node, target: str) 
 
 @pytest.mark.spec("D-33")
 async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         await limit(node, target)
         fake.error = errors.RuntimeFailed("QEMU refused it", hint="look")
         with node.sandbox(target):
@@ -96,9 +92,7 @@ async def test_a_sandbox_that_refuses_leaves_the_record_as_it_was(node: Node, ta
 async def test_limits_are_restored_if_the_record_cannot_be_written(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             await limit(node, target)
 
@@ -114,9 +108,7 @@ async def test_limits_are_restored_if_the_record_cannot_be_written(
 async def test_sandbox_that_claims_during_the_write_gets_the_limits(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
         assert (await limit(node, target)).applied
         begun.close()
@@ -137,8 +129,7 @@ async def test_unpublish_is_refused_while_limits_are_written_and_succeeds_afterw
         assert caught.value.code() is Code.ABORTED
         return made
 
-    async with node.handler():
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target):
         monkeypatch.setattr(Store, "rewrite", rewrite_then_unpublish)
         await limit(node, target)
         monkeypatch.undo()
@@ -152,8 +143,7 @@ async def test_sandbox_that_replaces_the_holder_gets_the_limits_too(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, first = FakeHandler(), ExitStack()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, fake=fake):
         first.enter_context(node.sandbox(target))
 
         def ends() -> None:
@@ -178,8 +168,7 @@ async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
         sandbox.close()
         return rewrite(self, *change)
 
-    async with node.handler():
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target):
         sandbox.enter_context(node.sandbox(target))
         monkeypatch.setattr(Store, "rewrite", end_and_rewrite)
         assert not (await limit(node, target)).applied
@@ -190,9 +179,9 @@ async def test_sandbox_that_ends_after_it_got_the_limits_is_not_applied(
 async def test_refusal_by_a_sandbox_that_claimed_meanwhile_changes_nothing(
     node: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeHandler(error=errors.NotReady("it could not be mounted"))
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(
+        target, fake=FakeHandler(error=errors.NotReady("it could not be mounted"))
+    ):
         begun = _sandbox_begins_with_the_next_rewrite(node, target, monkeypatch)
         await refused(limit(node, target), Code.FAILED_PRECONDITION, "could not be mounted")
         begun.close()

@@ -86,8 +86,7 @@ async def test_expanded_image_is_recorded_before_the_guest_is_asked(
 ) -> None:
     target, gate = node.places.target("one"), Gate()
     node.driver.alter = _answers_image
-    async with node.handler(fake=FakeHandler(gate=gate)):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(gate=gate)):
         with node.sandbox(target):
             expansion = asyncio.create_task(node.co.expand("vol-1", target, 128 * MIB))
             await gate.entered.wait()

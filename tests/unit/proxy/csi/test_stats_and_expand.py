@@ -22,9 +22,7 @@ Code = grpc.StatusCode
 @pytest.mark.spec("D-25")
 async def test_statistics_come_from_the_handler_with_the_condition(node: Node, target: str) -> None:
     condition = volumes.VolumeCondition(abnormal=True, message="read-only")
-    fake = FakeHandler(stats=volumes.VolumeStats(USAGE, condition))
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, fake=FakeHandler(stats=volumes.VolumeStats(USAGE, condition))):
         with node.sandbox(target):
             answer = await node.co.stats("vol-1", target)
     first = answer.usage[0]
@@ -55,9 +53,10 @@ async def test_statistics_of_a_guest_that_never_answers_are_unavailable_in_time(
 
 
 async def test_error_of_the_handler_arrives_unchanged(node: Node, target: str) -> None:
-    fake = FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look"))
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(
+        target,
+        fake=FakeHandler(error=errors.RuntimeFailed("the guest", why="it hangs", hint="look")),
+    ):
         with node.sandbox(target):
             await refused(
                 node.co.stats("vol-1", target), Code.INTERNAL, "the guest: it hangs; look"
@@ -73,8 +72,7 @@ async def test_impossible_statistics_are_refused(
     node: Node, target: str, line: tuple[int, int, int]
 ) -> None:
     usage = volumes.VolumeUsage(volumes.UsageUnit.BYTES, *line)
-    async with node.handler(fake=FakeHandler(stats=volumes.VolumeStats((usage,)))):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(stats=volumes.VolumeStats((usage,)))):
         with node.sandbox(target):
             await refused(node.co.stats("vol-1", target), Code.INTERNAL, "impossible", "hostile")
 
@@ -119,9 +117,7 @@ async def _end_session(node: Node) -> None:
 
 @pytest.mark.spec("D-26")
 async def test_expand_grows_device_then_filesystem_then_record(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
             answer = await node.co.expand("vol-1", target, 128 * MIB)
@@ -134,9 +130,7 @@ async def test_expand_grows_device_then_filesystem_then_record(node: Node, targe
 
 @pytest.mark.spec("D-26")
 async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         await node.co.expand("vol-1", target, 128 * MIB)
         assert fake.expansions == []
@@ -145,9 +139,7 @@ async def test_expand_without_a_sandbox_is_kept_for_the_next(node: Node, target:
 
 
 async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             await node.co.expand("vol-1", f"{node.places.kubelet}/staging", 64 * MIB)
     assert [each[0] for each in fake.expansions] == [target]
@@ -155,9 +147,7 @@ async def test_expand_by_the_staging_path_reaches_the_sandbox_too(node: Node, ta
 
 @pytest.mark.spec("D-27")
 async def test_expand_beyond_the_limit_is_out_of_range(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             await refused(
                 node.co.expand("vol-1", target, 20 * MIB, limit=10 * MIB),
@@ -185,18 +175,17 @@ async def test_expand_of_a_device_that_did_not_grow_is_refused(kata: Node, publi
 @pytest.mark.spec("D-37")
 async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target: str) -> None:
     """FAILED_PRECONDITION would be final: a kubelet would not try again before the pod is restarted."""
-    fake = FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots"))
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(
+        target,
+        fake=FakeHandler(error=errors.NotReady("it is not mounted yet", why="the sandbox boots")),
+    ):
         with node.sandbox(target):
             await refused(node.co.expand("vol-1", target, 1), Code.UNAVAILABLE, "boots")
 
 
 @pytest.mark.spec("D-37")
 async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake, features=frozenset({Feature.STATS})):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, features=frozenset({Feature.STATS})):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
             await refused(
@@ -231,8 +220,7 @@ async def test_expansion_outlives_its_caller_and_is_recorded(node: Node, target:
 @pytest.mark.parametrize("reported", [0, -5, 65 * MIB])
 @pytest.mark.spec("D-27")
 async def test_size_beyond_the_device_is_refused(node: Node, target: str, reported: int) -> None:
-    async with node.handler(fake=FakeHandler(filled_bytes=reported)):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(filled_bytes=reported)):
         with node.sandbox(target):
             await refused(
                 node.co.expand("vol-1", target, 1), Code.INTERNAL, str(reported), "hostile"

@@ -37,9 +37,7 @@ def thaw(node: Node, target: str) -> Any:
 
 @pytest.mark.spec("D-29", "D-31")
 async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             assert (await freeze(node, target, 17)).frozen
             assert fake.frozen == {target: 17}
@@ -49,9 +47,7 @@ async def test_freeze_keeps_the_filesystem_frozen_until_thaw(node: Node, target:
 
 @pytest.mark.spec("D-31")
 async def test_thaw_by_the_guest_itself_is_reported(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             await freeze(node, target)
             fake.frozen.clear()  # its watchdog
@@ -71,8 +67,7 @@ async def test_freeze_without_sandbox_is_not_frozen(node: Node, target: str) -> 
 @pytest.mark.spec("D-30")
 async def test_held_claim_that_cannot_be_read_is_a_claim(node: Node, target: str) -> None:
     """Of a newer runtime: nobody knows its sandbox, but the lock says that there is one."""
-    async with node.handler():
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target):
         with node.sandbox(target):
             paths = Store(node.places.volumes).layout.entry(volumes.TargetPath.parse(target))
             Path(paths.claim).write_text('{"schema": 2}')
@@ -94,8 +89,7 @@ async def test_freeze_without_the_sandboxs_handler_is_unavailable(node: Node, ta
 @pytest.mark.spec("D-30")
 async def test_freeze_of_a_volume_unknown_to_its_handler_fails(node: Node, target: str) -> None:
     """NOT_FOUND of the handler must not arrive as the NOT_FOUND of a target that is not deferred."""
-    async with node.handler(fake=FakeHandler(error=errors.NotFound("no such volume"))):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(error=errors.NotFound("no such volume"))):
         with node.sandbox(target):
             for call in (freeze(node, target), thaw(node, target)):
                 await refused(call, Code.FAILED_PRECONDITION, "no such volume", "'kata'")
@@ -108,8 +102,7 @@ async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
 ) -> None:
     fake = FakeHandler(gate=Gate(), error=errors.NotReady("no sandbox has it"))
     assert fake.gate is not None
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, fake=fake):
         with node.sandbox(target):
             asked = asyncio.ensure_future(call(node, target))
             await fake.gate.entered.wait()
@@ -121,9 +114,7 @@ async def test_freeze_of_a_sandbox_that_ends_during_the_call_is_not_frozen(
 
 @pytest.mark.spec("D-30")
 async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake, features=ALL_FEATURES - {Feature.FREEZE}):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, features=ALL_FEATURES - {Feature.FREEZE}) as fake:
         with node.sandbox(target):
             await refused(
                 freeze(node, target), Code.FAILED_PRECONDITION, "'kata'", "FREEZE", "stop the pod"
@@ -135,9 +126,7 @@ async def test_freeze_is_refused_if_the_handler_cannot_freeze(node: Node, target
 @pytest.mark.parametrize("seconds", [-1, 0, 61, 2**62])
 @pytest.mark.spec("D-29")
 async def test_invalid_freeze_time_is_refused(node: Node, target: str, seconds: int) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             await refused(freeze(node, target, seconds), Code.INVALID_ARGUMENT, "from 1 to 60")
     assert fake.frozen == {}

@@ -122,8 +122,7 @@ async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) ->
 async def test_hostile_text_of_a_handler_reaches_log_and_co_cut(
     node: Node, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with node.handler():
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target):
         with node.sandbox(target, name="box-1"):
             async with serving(node.places.handler, Hostile(text="--key-" * 50_000)):  # type: ignore[abstract]
                 await refused(node.co.stats("vol-1", target), grpc.StatusCode.INTERNAL, "--key-")
@@ -190,9 +189,7 @@ async def reported(node: Node, volume_id: str, target: str) -> dict[str, str]:
 
 @pytest.mark.spec("D-40")
 async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> None:
-    fake = FakeHandler()
-    async with node.handler(fake=fake):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target) as fake:
         with node.sandbox(target):
             assert await reported(node, "vol-1", target) == {}
             fake.condition = READ_ONLY
@@ -204,8 +201,7 @@ async def test_health_is_the_drivers_and_the_guests(node: Node, target: str) -> 
 
 @pytest.mark.spec("D-40")
 async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, target: str) -> None:
-    async with node.handler(fake=FakeHandler(error=AWAY)):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(error=AWAY)):
         with node.sandbox(target):
             await refused(reported(node, "vol-1", target), Code.UNAVAILABLE, "it hangs")
             node.driver.findings = [LOST]
@@ -213,16 +209,14 @@ async def test_health_without_an_answer_of_the_guest_is_an_error(node: Node, tar
 
 
 async def test_health_without_a_sandbox_is_the_drivers(node: Node, target: str) -> None:
-    async with node.handler(fake=FakeHandler(error=AWAY)):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(error=AWAY)):
         assert await reported(node, "vol-1", target) == {}
         assert await reported(node, "vol-2", node.places.target("two")) == {}
 
 
 async def test_handler_without_the_feature_is_not_asked(node: Node, target: str) -> None:
     features = ALL_FEATURES - {Feature.HEALTH, Feature.STATS}
-    async with node.handler(fake=FakeHandler(error=AWAY), features=features):
-        await node.co.publish("vol-1", target)
+    async with node.deferred(target, FakeHandler(error=AWAY), features=features):
         with node.sandbox(target):
             assert await reported(node, "vol-1", target) == {}
             await refused(
