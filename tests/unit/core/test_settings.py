@@ -44,13 +44,11 @@ def test_a_list_in_the_environment_is_split_at_commas() -> None:
     assert loaded.target_roots == ("/a", "/b")
 
 
-def test_other_environment_variables_are_ignored() -> None:
-    assert proxy(TOML, {"RUN_DIR": "/x", "_CRUST_COMPLETE": "1"}).run_dir == "/run/file"
-
-
-def test_variables_of_a_kubernetes_service_are_ignored() -> None:
+def test_variables_that_are_not_crusts_are_ignored() -> None:
     """A Service named "crust" gives these to every pod of its namespace."""
     environ = {
+        "RUN_DIR": "/x",
+        "_CRUST_COMPLETE": "1",
         "CRUST_SERVICE_HOST": "10.0.0.1",
         "CRUST_SERVICE_PORT_METRICS": "9090",
         "CRUST_PORT": "tcp://10.0.0.1:9090",
