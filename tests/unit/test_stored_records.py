@@ -158,6 +158,7 @@ def test_what_a_later_version_adds_to_a_freeze_intent_is_not_read_and_stays_unti
     assert not any((tmp_path / "run" / "freezes").iterdir())
 
 
+@pytest.mark.spec("H-16")
 def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_path: Path) -> None:
     """An earlier proxy that grows a volume must not remove what a later one reads again after the way back."""
     stores = _opened(_written(tmp_path))

@@ -1,6 +1,5 @@
 """crust.handoff.store: entries appear, change and disappear atomically; unknown files are kept and reported."""
 
-import json
 import os
 import shutil
 import socket
@@ -232,21 +231,6 @@ def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
     assert found is not None
     assert isinstance(found.error, UnreadableHandoffRecord)
     assert found.reserved is None
-
-
-@pytest.mark.spec("H-16")
-def test_rewrite_keeps_the_keys_of_a_later_version_at_every_level(store: Store) -> None:
-    entry = store.publish(a_record())
-    path = Path(f"{entry.directory}/{layout.RECORD}")
-    plain = json.loads(path.read_bytes())
-    plain["later"] = {"outer": 1}
-    plain["crust"]["later"] = {"inner": 2}
-    path.write_text(json.dumps(plain))
-    found = store.read(TARGET)
-    assert found is not None
-    store.rewrite(found.require(), a_record(capacity_bytes=1 << 40).mount)
-    written = json.loads(path.read_bytes())
-    assert (written["later"], written["crust"]["later"]) == ({"outer": 1}, {"inner": 2})
 
 
 def test_entry_that_changed_a_moment_ago_is_read_at_the_next_look_too(

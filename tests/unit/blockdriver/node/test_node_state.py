@@ -55,25 +55,6 @@ def test_node_state_survives_a_restart_and_is_empty_after_a_reboot(tmp_path: Pat
     assert (tmp_path / "something").exists()
 
 
-def test_node_state_of_the_first_version_is_read(tmp_path: Path) -> None:
-    """An update comes in the middle of a boot: a field that is added later needs a default."""
-    opened = NodeState(str(tmp_path))
-    opened.open(BOOT)
-    staged = f'{{"volume_id":"{VOLUME}","kind":"mount","fs_type":"ext4","paths":["/s"]}}'
-    published = (
-        f'{{"volume_id":"{VOLUME}","target":"/t","kind":"mount","fs_type":"ext4","mode":7,"options":["noatime"],'
-        '"readonly":true,"deferred":false,"fingerprint":"d74d","done":true}'
-    )
-    (tmp_path / BOOT / "staged" / f"{VOLUME}.json").write_text(staged)
-    target = volumes.TargetPath("/t")
-    (tmp_path / BOOT / "published" / f"{target.digest}.json").write_text(published)
-    for path in (tmp_path / BOOT).glob("*/*"):
-        path.chmod(0o600)
-    opened.open(BOOT)
-    assert opened.staged(VOLUME) is not None
-    assert opened.published(target) is not None
-
-
 def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_published(entry())
