@@ -61,7 +61,6 @@ def create_request(
 def stage_request(
     volume_id: str, staging: str, given: csi_pb2.VolumeCapability | None = None, **fields: Any
 ) -> csi_pb2.NodeStageVolumeRequest:
-    """NodeStageVolume."""
     return csi_pb2.NodeStageVolumeRequest(
         volume_id=volume_id,
         staging_target_path=staging,
@@ -112,12 +111,10 @@ class Co:
     async def create(
         self, name: str = "pvc", *capabilities: csi_pb2.VolumeCapability, **fields: Any
     ) -> csi_pb2.Volume:
-        """CreateVolume."""
         request = create_request(name, *capabilities, **fields)
         return (await self._call(self.controller.CreateVolume, request)).volume
 
     async def delete(self, volume_id: str) -> None:
-        """DeleteVolume."""
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
         await self._call(self.controller.DeleteVolume, request)
 
@@ -128,7 +125,6 @@ class Co:
         given: csi_pb2.VolumeCapability | None = None,
         **fields: Any,
     ) -> None:
-        """ControllerPublishVolume."""
         request = csi_pb2.ControllerPublishVolumeRequest(
             volume_id=volume_id,
             node_id=node_id,
@@ -138,14 +134,12 @@ class Co:
         await self._call(self.controller.ControllerPublishVolume, request)
 
     async def detach(self, volume_id: str, node_id: str) -> None:
-        """ControllerUnpublishVolume."""
         request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id=node_id)
         await self._call(self.controller.ControllerUnpublishVolume, request)
 
     async def grow(
         self, volume_id: str, required: int, limit: int = 0, **fields: Any
     ) -> csi_pb2.ControllerExpandVolumeResponse:
-        """ControllerExpandVolume."""
         request = csi_pb2.ControllerExpandVolumeRequest(
             volume_id=volume_id,
             capacity_range=csi_pb2.CapacityRange(required_bytes=required, limit_bytes=limit),
@@ -154,7 +148,6 @@ class Co:
         return await self._call(self.controller.ControllerExpandVolume, request)
 
     async def modify(self, volume_id: str, **mutable: str) -> None:
-        """ControllerModifyVolume."""
         request = csi_pb2.ControllerModifyVolumeRequest(
             volume_id=volume_id, mutable_parameters=mutable
         )
@@ -166,12 +159,10 @@ class Co:
         return (await self._call(self.controller.GetCapacity, request)).available_capacity
 
     async def snapshot(self, volume_id: str, name: str = "snap") -> csi_pb2.Snapshot:
-        """CreateSnapshot."""
         request = csi_pb2.CreateSnapshotRequest(source_volume_id=volume_id, name=name)
         return (await self._call(self.controller.CreateSnapshot, request)).snapshot
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        """DeleteSnapshot."""
         request = csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id)
         await self._call(self.controller.DeleteSnapshot, request)
 
@@ -184,12 +175,10 @@ class Co:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> None:
-        """NodeStageVolume."""
         request = stage_request(volume_id, staging, given, **fields)
         await self._call(self.node.NodeStageVolume, request, timeout_s)
 
     async def unstage(self, volume_id: str, staging: str) -> None:
-        """NodeUnstageVolume."""
         request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=staging)
         await self._call(self.node.NodeUnstageVolume, request)
 
@@ -218,7 +207,6 @@ class Co:
     async def stats(
         self, volume_id: str, target: str, **fields: Any
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        """NodeGetVolumeStats."""
         request = csi_pb2.NodeGetVolumeStatsRequest(
             volume_id=volume_id, volume_path=target, **fields
         )
@@ -227,7 +215,6 @@ class Co:
     async def expand(
         self, volume_id: str, path: str, required: int, limit: int = 0, **fields: Any
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        """NodeExpandVolume."""
         request = csi_pb2.NodeExpandVolumeRequest(
             volume_id=volume_id,
             volume_path=path,

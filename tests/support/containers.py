@@ -192,7 +192,6 @@ class Container:
     log: Path
 
     def text(self) -> str:
-        """What it has written."""
         return self.log.read_text() if self.log.exists() else ""
 
     def answer(self, path: str) -> tuple[int, str]:

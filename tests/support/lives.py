@@ -33,7 +33,6 @@ class Volume:
 
     @property
     def wire(self) -> csi_pb2.VolumeCapability:
-        """How it is used."""
         return csi.capability_to_wire(mount(self.fs_type) if self.fs_type else block())
 
 
@@ -85,7 +84,6 @@ class Life:
         volume.volume_id = made.volume_id
 
     async def delete(self, volume: Volume) -> None:
-        """DeleteVolume."""
         await self._co.delete(volume.volume_id)
 
     async def _bring_up(self, volume: Volume, *, defer: bool = False) -> csi_pb2.DeferredMount:

@@ -23,7 +23,6 @@ class FakeSysfs:
     opened: set[int] = field(default_factory=set)
 
     def load(self) -> None:
-        """The module is loaded."""
         (self.bus / "devices").mkdir(parents=True)
         for each in ("add_single_major", "remove_single_major"):
             (self.bus / each).touch()

@@ -55,7 +55,6 @@ class Client:
 
     @property
     def image(self) -> ClusterImage:
-        """The image, for its claims."""
         return ClusterImage(self.connection, self.ioctx, IMAGE)
 
 
@@ -68,7 +67,6 @@ class Bench:
     held: ExitStack
 
     def client(self, user: str, key: str) -> Client:
-        """A connected client."""
         connection = Connection(CephUser(self.ceph.monitors, user, key), Timeouts(10, 10, 10))
         self.held.callback(connection.close)
         ioctx = self.held.enter_context(connection.pool(POOL, self.namespace, "cannot test"))

@@ -79,7 +79,6 @@ class Storage:
         answer.secrets.update(wire.secrets)
 
     def size(self) -> int:
-        """The image's size."""
         with (
             self.ceph.ioctx(POOL, self.namespace) as ioctx,
             rbd.Image(ioctx, IMAGE, read_only=True) as image,
@@ -107,7 +106,6 @@ class ImageNode:
 
     @property
     def kata_run(self) -> Path:
-        """The runtime's directory."""
         return self.options.run_dir
 
     async def start_runtime(self) -> None:
@@ -158,7 +156,6 @@ class ImageNode:
 
     @staticmethod
     def request(sandbox: str, target: str, script: str) -> messages.Run:
-        """The request of `run`."""
         mount = messages.Mount(source=target, destination="/data")
         return messages.Run(
             sandbox=sandbox, argv=("/bin/sh", "-ec", script), mounts=(mount,), keep=True
@@ -171,7 +168,6 @@ class ImageNode:
         return ended.stdout.decode().strip()
 
     async def qemu(self, sandbox: str) -> int:
-        """QEMU's pid."""
         found = await self.runtime.list()
         return next(int(each["pid"]) for each in found if each["sandbox"] == sandbox)
 

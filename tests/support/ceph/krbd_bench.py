@@ -94,7 +94,6 @@ class Bench:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """The node's user."""
         return {"userID": self.user, "userKey": self.key}
 
     async def delete(self, volume_id: str) -> None:
@@ -198,7 +197,6 @@ class Volume:
         return found.split()
 
     def holders(self) -> tuple[Holder, ...]:
-        """Who has a claim."""
         with self.bench.ioctx() as ioctx:
             return claim_object.read(ioctx, self.id).claims.holders
 

@@ -47,7 +47,6 @@ class LossyPath:
             pause.wait(0.1)
 
     def close(self) -> None:
-        """Let the connections end."""
         for each in (*self.far_ends, *self.ends):
             each.close()
 

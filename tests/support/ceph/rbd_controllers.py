@@ -68,21 +68,18 @@ class Controllers:
         return driver
 
     def end(self) -> None:
-        """End all."""
         for each in self._made:
             each.stores.pool.home.let_go()
             connection_of(each).close()
 
 
 def connection_of(driver: Driver) -> Connection:
-    """Its connection."""
     place: Place = driver.stores.provisioning.place  # type: ignore[attr-defined]
     assert isinstance(place.connection, Connection)
     return place.connection
 
 
 def create_request(name: str, source: Wanted | None = None) -> Create:
-    """A raw volume."""
     return Create(name, SIZE, RAW, source=source)
 
 

@@ -28,12 +28,10 @@ class RbdDriver:
 
     @property
     def socket(self) -> Path:
-        """Its CSI socket."""
         return self.base / self.name / "csi" / "csi.sock"
 
     @property
     def log(self) -> Path:
-        """What it prints."""
         return self.base / f"{self.name}.log"
 
     @property
@@ -48,7 +46,6 @@ class RbdDriver:
 
     @property
     def script(self) -> Path:
-        """Starts it."""
         return self.base / f"{self.name}.sh"
 
     def write(self) -> None:

@@ -19,7 +19,6 @@ def volume(name: str) -> volumes.VolumeId:
 
 
 def snapshot_of(volume_id: volumes.VolumeId, name: str, size: int = SIZE) -> Image:
-    """A snapshot of a volume."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:40]
     return Image(f"0123456789abcdef-snap-{digest}", volume_id, size)
 
@@ -28,7 +27,6 @@ A, B, C, D = volume("a"), volume("b"), volume("c"), volume("d")
 
 
 def write(ioctx: Any, name: str, data: bytes, offset: int = 0) -> None:
-    """Write as a client."""
     import rbd
 
     with rbd.Image(ioctx, name) as image:
@@ -37,7 +35,6 @@ def write(ioctx: Any, name: str, data: bytes, offset: int = 0) -> None:
 
 
 def read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
-    """Read as a client."""
     import rbd
 
     with rbd.Image(ioctx, name, read_only=True) as image:
@@ -52,7 +49,6 @@ def made_source(engine: RbdProvisioning) -> volumes.VolumeId:
 
 
 def id_of(ioctx: Any, name: str) -> str:
-    """librbd's id of an image."""
     import rbd
 
     with rbd.Image(ioctx, name, read_only=True) as image:
@@ -60,18 +56,15 @@ def id_of(ioctx: Any, name: str) -> str:
 
 
 def ceph_text(text: str) -> bytes:
-    """As Ceph writes it."""
     return len(text).to_bytes(4, "little") + text.encode()
 
 
 def trash(engine: RbdProvisioning) -> list[str]:
-    """The names in the trash."""
     with engine.place.ioctx("cannot list") as ioctx:
         return [each["name"] for each in engine.place.images.trash_list(ioctx)]
 
 
 def names(engine: RbdProvisioning) -> list[str]:
-    """The names of all images."""
     with engine.place.ioctx("cannot list") as ioctx:
         return engine.place.names(ioctx)
 

@@ -81,11 +81,9 @@ class RbdNode:
         await ready(self.co)
 
     def staging(self, volume: str = "") -> Path:
-        """Where a volume is staged."""
         return self.base / f"staging-{volume or self.volume}"
 
     def target(self, volume: str = "") -> Path:
-        """Where a volume is published."""
         return self.base / f"target-{volume or self.volume}"
 
     async def create(self, name: str, *given: csi_pb2.VolumeCapability, **of: Any) -> str:
@@ -100,7 +98,6 @@ class RbdNode:
         secrets: Secrets | None = None,
         given: csi_pb2.VolumeCapability = WRITERS,
     ) -> None:
-        """NodeStageVolume."""
         self.staging(volume).mkdir(exist_ok=True)
         await self.co.stage(
             volume or self.volume,
@@ -131,25 +128,20 @@ class RbdNode:
         return answer.deferred_mount
 
     async def unpublish(self, volume: str = "") -> None:
-        """NodeUnpublishVolume."""
         await self.co.unpublish(volume or self.volume, str(self.target(volume)))
 
     async def unstage(self, volume: str = "") -> None:
-        """NodeUnstageVolume."""
         await self.co.unstage(volume or self.volume, str(self.staging(volume)))
 
     async def delete(self, volume: str = "") -> None:
-        """DeleteVolume."""
         await self.controller.delete(volume or self.volume)
 
     async def leave(self, volume: str = "") -> None:
-        """Unpublish, unstage, delete."""
         await self.unpublish(volume)
         await self.unstage(volume)
         await self.delete(volume)
 
     async def grow(self, size: int = 2 * SIZE) -> int:
-        """ControllerExpandVolume."""
         return (await self.controller.grow(self.volume, size)).capacity_bytes
 
     async def expand(self, volume: str = "", secrets: Secrets | None = None, size: int = 0) -> int:
@@ -185,7 +177,6 @@ class RbdNode:
             return list(rbd.RBD().list(ioctx))
 
     def ioctx(self) -> Any:
-        """The namespace, for an administrator."""
         return self.ceph.ioctx(POOL, self.namespace)
 
     def notes(self) -> list[str]:

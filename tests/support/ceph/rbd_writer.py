@@ -39,7 +39,6 @@ class Writer:
         self.process.stdin.flush()
 
     def wait(self) -> None:
-        """Wait for the answer."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "written\n"
 

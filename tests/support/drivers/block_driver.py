@@ -40,7 +40,6 @@ def caller(*, left_s: float | None = None) -> Any:
 
 
 def is_there(path: str) -> bool:
-    """Whether `path` exists."""
     return os.path.lexists(path)
 
 
@@ -60,12 +59,10 @@ def mount(
     mode: Mode = Mode.SINGLE_NODE_MULTI_WRITER,
     group: volumes.GroupChange | None = None,
 ) -> volumes.VolumeCapability:
-    """A filesystem capability."""
     return volumes.VolumeCapability(volumes.MountAccess(fs_type, flags, group), mode)
 
 
 def block(mode: Mode = Mode.SINGLE_NODE_MULTI_WRITER) -> volumes.VolumeCapability:
-    """A raw block capability."""
     return volumes.VolumeCapability(volumes.BlockAccess(), mode)
 
 
@@ -190,17 +187,14 @@ class Bench:
             await self.unstage(volume_id, path=path)
 
     async def delete(self, volume_id: str) -> None:
-        """DeleteVolume."""
         await self.co.delete(volume_id)
 
     async def grow(
         self, volume_id: str, size: int, *, limit: int = 0
     ) -> csi_pb2.ControllerExpandVolumeResponse:
-        """ControllerExpandVolume."""
         return await self.co.grow(volume_id, size, limit)
 
     async def modify(self, volume_id: str, **mutable: str) -> None:
-        """ControllerModifyVolume."""
         await self.co.modify(volume_id, **mutable)
 
     async def stage(
@@ -211,14 +205,12 @@ class Bench:
         path: str = "",
         secrets: dict[str, str] | None = None,
     ) -> None:
-        """NodeStageVolume."""
         wire = csi.capability_to_wire(capability or mount())
         staging = path or self.staging(volume_id)
         self._staged[volume_id, staging] = None
         await self.co.stage(volume_id, staging, wire, secrets=secrets or {})
 
     async def unstage(self, volume_id: str, *, path: str = "") -> None:
-        """NodeUnstageVolume."""
         staging = path or self.staging(volume_id)
         await self.co.unstage(volume_id, staging)
         self._staged.pop((volume_id, staging), None)
@@ -234,7 +226,6 @@ class Bench:
         path: str = "",
         **fields: Any,
     ) -> csi_pb2.NodePublishVolumeResponse:
-        """NodePublishVolume."""
         answer = await self.co.publish(
             volume_id,
             target,
@@ -248,28 +239,23 @@ class Bench:
         return answer
 
     async def unpublish(self, volume_id: str, target: str) -> None:
-        """NodeUnpublishVolume."""
         await self.co.unpublish(volume_id, target)
         self._published.pop(target, None)
 
     async def attach(self, volume_id: str, *, readonly: bool = False) -> None:
-        """ControllerPublishVolume to this node."""
         wire = csi.capability_to_wire(mount())
         await self.co.attach(volume_id, "node-1", wire, readonly=readonly)
 
     async def release(self, volume_id: str, node_id: str = "") -> None:
-        """ControllerUnpublishVolume."""
         await self.co.detach(volume_id, node_id)
 
     async def stats(
         self, volume_id: str, path: str, *, deferred: bool = False
     ) -> volumes.VolumeStats:
-        """NodeGetVolumeStats."""
         return csi.stats(await self.co.stats(volume_id, path, defer_fs_ops=deferred))
 
     async def expand(
         self, volume_id: str, path: str, size: int = 0, *, limit: int = 0, deferred: bool = False
     ) -> int:
-        """NodeExpandVolume."""
         answer = await self.co.expand(volume_id, path, size, limit, defer_fs_ops=deferred)
         return answer.capacity_bytes

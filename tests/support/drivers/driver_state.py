@@ -58,7 +58,6 @@ def create(
     sent: Mapping[str, str] | None = None,
     place: topology.Requirement = topology.ANYWHERE,
 ) -> Create:
-    """A CreateVolume."""
     return Create(
         name,
         volumes.CapacityRange(required, 0),
@@ -69,7 +68,6 @@ def create(
 
 
 async def change(state: Driver, volume_id: volumes.VolumeId, what: Change) -> Outcome:
-    """Apply a change."""
     return await state.controller_rules.modifier.apply(volume_id, what)
 
 

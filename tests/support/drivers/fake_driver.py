@@ -89,7 +89,6 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         self.findings: list[csi_pb2.VolumeHealth.VolumeHealthEntry] = []
 
     def called(self, method: str) -> list[Call]:
-        """The calls of one method."""
         return [call for call in self.calls if call.method == method]
 
     async def NodePublishVolume(
@@ -195,7 +194,6 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served")
 
     def size_of(self, volume_id: str) -> int:
-        """The device's size."""
         return self.size_bytes.get(volume_id, 64 * MIB)
 
     def deferred_mount(self, request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.DeferredMount:

@@ -70,7 +70,6 @@ class KilledDriver:
         return await self._process.wait()
 
     async def count(self) -> None:
-        """A call was answered."""
         async with self._answers:
             self.answered += 1
             self._answers.notify_all()

@@ -55,11 +55,9 @@ class MemoryBackend:
         """Always usable."""
 
     def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there is an image."""
         return volume_id in self.images
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """Whether there is an image."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
 
@@ -94,33 +92,27 @@ class MemoryBackend:
         return PoolSpace(POOL_BYTES + SPARE_BYTES, POOL_BYTES + SPARE_BYTES, 0, SPARE_BYTES)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """All of them."""
         return frozenset(self.images)
 
     def snapshot_ids(self) -> frozenset[str]:
-        """All of them."""
         return frozenset(self.snapshots)
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Nothing is asked for them."""
 
     def attach(self, volume_id: volumes.VolumeId, access: Access = READ_WRITE) -> Attachment:
-        """Mark as attached."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
         self._attached.add(volume_id)
         return self._attachment(volume_id)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """The marks."""
         return tuple(self._attached)
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The mark."""
         return self._attachment(volume_id) if volume_id in self._attached else None
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The mark, too."""
         return self.attached(volume_id)
 
     def orphans(self) -> tuple[Attachment, ...]:
@@ -139,11 +131,9 @@ class MemoryBackend:
         return True
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the mark."""
         self._attached.discard(volume_id)
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The image's number."""
         return self.images.get(volume_id, 0)
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
@@ -159,12 +149,10 @@ class MemoryBackend:
         return 0
 
     def check_snapshot(self, image: Image) -> None:
-        """Whether its size is remembered."""
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
 
     def take_snapshot(self, image: Image) -> None:
-        """Remember the size."""
         if image.volume_id not in self.images:
             raise ImageMissing(image.volume_id)
         self.snapshots[image.snapshot_id] = self.images[image.volume_id]
@@ -175,7 +163,6 @@ class MemoryBackend:
         return bool(self.written) and image.volume_id in self.written.pop(0)
 
     def delete_snapshot(self, image: Image) -> None:
-        """Forget the size."""
         self.snapshots.pop(image.snapshot_id, None)
 
     def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
@@ -202,7 +189,6 @@ class MemoryBackend:
         self.images[volume_id] = max(size_bytes, self.images[source])
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """All of it."""
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
         return (Region(0, self.snapshots[image.snapshot_id]),)

@@ -76,7 +76,6 @@ class VendorDriver:
         os.rename(f"{path}.new", path)
 
     def wait_hanging(self) -> None:
-        """Wait until a call hangs."""
         ready, _, _ = select.select([self._hanging], [], [], START_S)
         assert ready, "no call hangs"
         os.read(self._hanging, 1)
@@ -136,7 +135,6 @@ class VendorDriver:
         ]
 
     def images(self) -> list[str]:
-        """The files of its volumes."""
         return [str(path) for path in Path(self.state_dir, "disks").glob("*.img")]
 
     def attached(self) -> list[str]:

@@ -112,7 +112,6 @@ class Recorder:
             self._changed()
 
     def unnamed(self, path: str) -> None:
-        """`path` is gone."""
         with self._guard:
             relative = self._relative(path)
             if relative is not None and relative in self._now:

@@ -20,13 +20,11 @@ class AttachingController:
         self._on_detach = on_detach
 
     async def attach(self, handle: str) -> Mapping[str, str]:
-        """See `attach.Controller`."""
         self._fail()
         self.attached.add(handle)
         return {DEVICE: handle}
 
     async def detach(self, handle: str) -> None:
-        """See `attach.Controller`."""
         self._fail()
         self._on_detach(handle)
         self.attached.discard(handle)

@@ -39,11 +39,9 @@ class BlockDisk:
         """Targets that the kubelet does not know any more, by its own doing: nobody will ever unpublish them."""
 
     def staging(self, name: str) -> str:
-        """Where the volume is staged."""
         return f"{self._base}/staging/{name}"
 
     def target(self, pod_uid: str, name: str) -> str:
-        """Where it is published."""
         return f"{self._base}/publish/{name}/{pod_uid}"
 
     def mapped(self, pod_uid: str, name: str) -> str:
@@ -114,7 +112,6 @@ class BlockDisk:
             yield link.parents[2].name, link.name
 
     def targets(self) -> Iterator[str]:
-        """Every target that is there."""
         yield from (str(path) for path in Path(f"{self._base}/publish").glob("*/*"))
 
     def _data(self, name: str) -> Path:

@@ -8,6 +8,5 @@ class Clock:
         self.now_s = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         assert seconds >= 0
         self.now_s += seconds

@@ -89,7 +89,6 @@ class CsiClient:
         await self._operate("NodeStageVolume", request, staging)
 
     async def unstage(self, handle: str, staging: str) -> None:
-        """NodeUnstageVolume."""
         request = csi_pb2.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=staging)
         await self._operate("NodeUnstageVolume", request, staging)
 
@@ -130,7 +129,6 @@ class CsiClient:
             await self._call(stub, "NodeUnpublishVolume", request, target)
 
     async def expand(self, volume: Volume, staging: str, target: str, size_bytes: int) -> None:
-        """NodeExpandVolume."""
         request = csi_pb2.NodeExpandVolumeRequest(
             volume_id=volume.handle,
             volume_path=target,
@@ -141,7 +139,6 @@ class CsiClient:
         await self._operate("NodeExpandVolume", request, target)
 
     async def stats(self, volume: Volume, target: str) -> None:
-        """NodeGetVolumeStats."""
         request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.handle, volume_path=target)
         await self._operate("NodeGetVolumeStats", request, target)
 

@@ -25,13 +25,10 @@ class FakeMountPoints:
         self.binds: dict[str, str] = {}
 
     def is_mount_point(self, path: str) -> bool:
-        """See `MountPoints`."""
         return path in self.binds or self._has_mount(path)
 
     def bind(self, source: str, target: str) -> None:
-        """See `MountPoints`."""
         self.binds[target] = source
 
     def unmount(self, target: str) -> None:
-        """See `MountPoints`."""
         del self.binds[target]

@@ -42,7 +42,6 @@ class Sandboxes:
         self.containers.discard(pod.uid)
 
     def stop(self, pod_uid: str) -> None:
-        """The sandbox ends."""
         self.live.pop(pod_uid).close()
 
 
@@ -53,10 +52,8 @@ class PlainContainers:
         self.containers: set[str] = set()
 
     async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
-        """They start."""
         self.containers.add(pod.uid)
         return True
 
     async def stop_containers(self, pod: Pod) -> None:
-        """They end."""
         self.containers.discard(pod.uid)

@@ -306,7 +306,6 @@ class Controller:
         return csi_pb2.CreateSnapshotResponse(snapshot=self.take(volume, request.name).wire)
 
     def take(self, volume: Volume, name: str, group: str = "") -> Snapshot:
-        """A snapshot of a volume."""
         wire = csi_pb2.Snapshot(
             snapshot_id=f"snap-{next(_numbers):06}",
             source_volume_id=volume.wire.volume_id,

@@ -90,7 +90,6 @@ class MemoryDriver:
         self._racers: dict[str, threading.Event] = {}
 
     def unary(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
-        """One call."""
         if "logs-requests" in self.faults:
             with self._lock, self.log.open("a") as file:
                 file.write(f"{method}: {request}\n")
@@ -115,7 +114,6 @@ class MemoryDriver:
             self.frozen = "restart-freezes" in self.faults
 
     def stream(self, method: str, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """One streamed call."""
         answer: Any
         try:
             with self._lock:

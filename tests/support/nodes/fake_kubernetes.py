@@ -67,7 +67,6 @@ class FakeKubernetes:
         self._generation = 0
 
     def note(self, path: str, query: dict[str, list[str]]) -> None:
-        """A request has arrived."""
         self.requests.append(path)
         collection, _, name = _parsed(path)
         parts = path.strip("/").split("/")
@@ -76,7 +75,6 @@ class FakeKubernetes:
         self.arrivals.release()
 
     def add_class(self, name: str, handler: str) -> None:
-        """Create a RuntimeClass."""
         self.add_object("runtimeclasses", name, handler=handler)
 
     def add_pod(self, name: str, uid: str, runtime_class: str = "", *, node: str = NODE) -> None:
@@ -102,7 +100,6 @@ class FakeKubernetes:
             self._note_change("ADDED", collection, found)
 
     def remove_object(self, collection: str, name: str, namespace: str = "") -> None:
-        """Delete it."""
         with self._changed:
             self._version += 1
             key = _key({"name": name, "namespace": namespace})
@@ -127,7 +124,6 @@ class FakeKubernetes:
             self._changed.wait_for(lambda: self._watched.get(collection, 0) > 0)
 
     def close(self) -> None:
-        """End the watches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

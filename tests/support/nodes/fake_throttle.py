@@ -22,11 +22,9 @@ class FakeThrottle:
             raise CannotThrottle(self.obstacle)
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-        """The device's line."""
         return self.lines.get((device.major, device.minor), NONE)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """Replaces the line."""
         if limits != NONE:
             self.check()
         failure, self.failure = self.failure, None

@@ -152,11 +152,9 @@ class KernelNode:
         return output.rstrip("\n")
 
     async def shell(self, script: str) -> str:
-        """As `run`, of a script."""
         return await self.run("/bin/sh", "-euc", script)
 
     async def write(self, path: str, text: str, mode: str = "600") -> None:
-        """Write a file in it."""
         await self.run(
             "/bin/sh",
             "-euc",

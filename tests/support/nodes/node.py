@@ -130,16 +130,13 @@ class Node:
 
     @property
     def runtime(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
-        """The Runtime API."""
         return runtime_pb2_grpc.RuntimeStub(self.proxy_channels["runtime"])
 
     @property
     def inspect(self) -> "inspect_pb2_grpc.InspectAsyncStub":
-        """The Inspect API."""
         return inspect_pb2_grpc.InspectStub(self.proxy_channels["inspect"])
 
     def entry(self, target: str) -> store.Entry | None:
-        """The entry of a target."""
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
 
     def record(self, target: str) -> Record:

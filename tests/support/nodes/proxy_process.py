@@ -43,7 +43,6 @@ class Killable:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return self._process.is_alive()
 
     def suspend(self) -> None:

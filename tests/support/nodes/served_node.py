@@ -116,13 +116,11 @@ class ServedNode:
         await self.start_shim()
 
     async def stop(self) -> None:
-        """End all daemons."""
         await self.stop_shim()
         await self.daemons.aclose()
         self.daemons = AsyncExitStack()
 
     async def restart(self) -> None:
-        """All daemons stop and start."""
         await self.stop()
         await self.start()
 
@@ -138,7 +136,6 @@ class ServedNode:
 
     @property
     def controller(self) -> "csi_pb2_grpc.ControllerAsyncStub":
-        """The driver's Controller service."""
         return csi_pb2_grpc.ControllerStub(self.connected)
 
     async def note_stage(self, volume_id: str, staging: str, call: Awaitable[Answer]) -> Answer:
@@ -152,17 +149,14 @@ class ServedNode:
             return await call
 
     async def end_publish(self, volume_id: str, target: str, **fields: Any) -> None:
-        """NodeUnpublishVolume."""
         await self.co.unpublish(volume_id, target, **fields)
         self.published.pop(target, None)
 
     async def end_stage(self, volume_id: str, staging: str) -> None:
-        """NodeUnstageVolume."""
         await self.co.unstage(volume_id, staging)
         self.staged.pop((volume_id, staging), None)
 
     async def delete_volume(self, volume_id: str) -> None:
-        """DeleteVolume."""
         await self.co.delete(volume_id)
         self.created.pop(volume_id, None)
 
@@ -186,7 +180,6 @@ class ServedNode:
         assert [each for each in loop_devices.list_all() if each.backing.startswith(mine)] == []
 
     def entry(self, target: str) -> store.Entry | None:
-        """The handoff's entry."""
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
 
     def record(self, target: str) -> Record:

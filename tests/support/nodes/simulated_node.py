@@ -52,7 +52,6 @@ class Figures:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that must not be."""
         return [
             *self.final_with_residue, *self.expansions_given_up, *self.two_writers, *self.leaks,
             *self.unattached, *self.detached_in_use,

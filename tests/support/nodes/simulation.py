@@ -244,7 +244,6 @@ def main() -> int:
 
 
 def table(seeds: int, total: Counter[str], faults: list[str], elapsed_s: float) -> str:
-    """The figures, a line each."""
     calls = {name: number for name, number in total.items() if name.startswith("Node")}
     lines = [f"{seeds} seeds, {elapsed_s:.0f} s"]
     lines += [f"{number:7} {name}" for name, number in sorted(total.items()) if name not in calls]

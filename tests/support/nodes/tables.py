@@ -30,14 +30,12 @@ class Bench:
 
     @classmethod
     def make(cls, places: Places) -> "Bench":
-        """With an open directory."""
         store = Store(places.volumes)
         store.open()
         return cls(store, FakeTargets(places.kubelet))
 
     @property
     def entries(self) -> Entries:
-        """The entries of the directory."""
         return Entries(self.store, self.devices, self.table, self.operations)
 
     def looks(self) -> Looks:

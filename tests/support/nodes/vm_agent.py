@@ -15,7 +15,6 @@ UP = "NODE-IS-UP"
 
 
 async def command(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Run one command."""
     request = json.loads(await reader.readline())
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -45,7 +44,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main() -> None:
-    """Serve until the machine ends."""
     await asyncio.start_server(command, "0.0.0.0", COMMANDS)
     await asyncio.start_server(forward, "0.0.0.0", DRIVER)
     sys.stdout.write(f"{UP}\n")

@@ -43,7 +43,6 @@ class WholeNode:
         stage: bool = True,
         snapshot_id: str = "",
     ) -> csi_pb2.Volume:
-        """A new volume, staged."""
         name = f"e2e-{next(_numbers)}"
         volume = await self.kubelet.create(name, size_bytes, capability, snapshot_id=snapshot_id)
         self.volumes.append(volume)
@@ -68,7 +67,6 @@ class WholeNode:
         return target
 
     async def unpublish(self, volume: csi_pb2.Volume, target: Path) -> None:
-        """Unpublish what `publish` published."""
         await self.kubelet.unpublish(volume, target)
         self.published.remove((volume, target))
 

@@ -67,7 +67,6 @@ def records(bench: Bench) -> set[str]:
 
 
 def pool_type(bench: Bench) -> str:
-    """The filesystem of the pool."""
     mount = mountinfo.at(str(bench.root))
     assert mount is not None
     return mount.fs_type

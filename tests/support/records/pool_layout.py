@@ -11,12 +11,10 @@ FOLDERS = ("images", "records", "content", "snapshots", "groups")
 
 
 def image(pool: Path, volume_id: str) -> Path:
-    """The image of a volume."""
     return pool / "images" / f"{volume_id}.img"
 
 
 def volume_record(pool: Path, volume_id: str) -> Path:
-    """The volume record."""
     return pool / "records" / f"{volume_id}.json"
 
 
@@ -26,7 +24,6 @@ def content_record(pool: Path, volume_id: str) -> Path:
 
 
 def snapshot_image(pool: Path, snapshot_id: str) -> Path:
-    """The image of a snapshot."""
     return pool / "images" / f"{snapshot_id}.snap"
 
 

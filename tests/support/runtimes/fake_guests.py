@@ -44,7 +44,6 @@ class FakeGuests:
     closed: bool = False
 
     def add(self, target: str, *, running: bool = True) -> Guest:
-        """A deferred volume at `target`."""
         guest = Guest(running=running)
         self.by_target[target] = guest
         return guest
@@ -53,7 +52,6 @@ class FakeGuests:
         """Guests can be reached."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """Freezes, if it runs."""
         guest = self._asked("freeze", target)
         if not 1 <= thaw_after_s <= 60:
             raise errors.InvalidRequest("thaw_after_seconds is not usable")
@@ -62,7 +60,6 @@ class FakeGuests:
         return guest.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Thaws."""
         guest = self._asked("thaw", target)
         was_frozen, guest.frozen = guest.frozen, False
         return was_frozen
@@ -77,7 +74,6 @@ class FakeGuests:
         return guest.running
 
     async def close(self) -> None:
-        """Remembers that it was closed."""
         self.closed = True
 
     def _asked(self, verb: str, target: volumes.TargetPath) -> Guest:

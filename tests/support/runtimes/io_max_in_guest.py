@@ -48,19 +48,16 @@ def under_test() -> Any:
 
 
 def write(path: str, text: str) -> None:
-    """Write a control file."""
     with open(path, "w") as file:
         file.write(text)
 
 
 def read(path: str) -> str:
-    """Read a control file."""
     with open(path) as file:
         return file.read()
 
 
 def device_of(name: str) -> Any:
-    """The numbers of a disk."""
     return Device(*map(int, read(f"/sys/block/{name}/dev").split(":")))
 
 

@@ -29,7 +29,6 @@ class MountingGuests:
         self.mounted[target] = mountpoint
 
     def stop(self, target: str) -> None:
-        """Give the device back."""
         mount_api.unmount(self.mounted.pop(target))
 
     def check(self) -> None:
@@ -47,7 +46,6 @@ class MountingGuests:
         return True
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """FITHAW; whether it was frozen."""
         mountpoint = self.mounted.get(target.text)
         if mountpoint is None:
             return False
@@ -63,7 +61,6 @@ class MountingGuests:
         """Nothing to close."""
 
     def is_frozen(self, target: str) -> bool:
-        """Whether the guest is frozen."""
         try:
             fsfreeze.freeze(self.mounted[target])
         except errors.NotReady:

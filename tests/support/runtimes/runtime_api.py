@@ -37,7 +37,6 @@ class RuntimeApi:
 
 @asynccontextmanager
 async def connected(node: WholeNode) -> AsyncIterator[RuntimeApi]:
-    """The node's Runtime API."""
     async with channel.connect(f"{node.daemons.paths.crust_run}/runtime.sock") as to_proxy:
         yield RuntimeApi(runtime_pb2_grpc.RuntimeStub(to_proxy))
 

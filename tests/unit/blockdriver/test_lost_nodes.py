@@ -33,7 +33,6 @@ class Cluster:
     asked: list[tuple[tuple[volumes.VolumeId, ...], frozenset[str]]] = field(default_factory=list)
 
     async def ids(self) -> frozenset[str]:
-        """See `NodesGone`."""
         if self.has_a_bug:
             raise RuntimeError("nobody foresaw this")
         if self.api_is_away:
@@ -43,7 +42,6 @@ class Cluster:
     def fence(
         self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
     ) -> frozenset[str]:
-        """See `NodeFencing`."""
         if self.storage_is_away:
             raise CephMonitorsUnreachable("the test")
         self.asked.append((tuple(volume_ids), nodes))

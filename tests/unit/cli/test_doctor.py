@@ -64,7 +64,6 @@ def good(root: Path) -> Node:
 
 
 def write(root: Path, path: str, text: str = "") -> Path:
-    """A file below the root."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

@@ -62,8 +62,6 @@ def not_refused(number: int, method: str, code: Code) -> Mutant:
 
 
 def altered(number: int, method: str, change: Callable[[Any], object], name: str) -> Mutant:
-    """An answer with one change."""
-
     def twist(called: str, _request: Any, answer: Any) -> Any:
         if called == method and not isinstance(answer, Refused):
             change(answer)

@@ -104,7 +104,6 @@ class Recorder(grpc.GenericRpcHandler):
         self.methods: list[str] = []
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """See gRPC."""
         method = handler_call_details.method
         self.methods.append(method.rpartition("/")[2])
         if method.startswith("/csi.v1.SnapshotMetadata/"):

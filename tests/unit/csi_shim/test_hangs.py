@@ -44,7 +44,6 @@ class Hang:
         raise OSError(5, "the disk came back broken")
 
     async def begins(self) -> None:
-        """Until one more call hangs."""
         assert await asyncio.to_thread(self._begun.acquire, timeout=50)
 
 
@@ -71,7 +70,6 @@ async def shim(places: Places, hang: Hang) -> AsyncIterator[tuple[Daemon, grpc.a
 
 
 async def publish(places: Places, co: grpc.aio.Channel, name: str) -> None:
-    """Stage and publish it."""
     staging = f"{places.kubelet}/{name}/globalmount"
     context = {"crust.dev/defer": "always", "crust.dev/runtime-handler": "kata"}
     await Co(co).stage(name, staging, volume_context=context)

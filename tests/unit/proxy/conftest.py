@@ -10,14 +10,12 @@ from tests.support.nodes import node as nodes
 
 @pytest.fixture
 def places() -> Iterator[nodes.Places]:
-    """An empty node's directories."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield nodes.Places.make(root)
 
 
 @pytest.fixture
 async def node(places: nodes.Places) -> AsyncIterator[nodes.Node]:
-    """A node without a handler."""
     async with nodes.running(places) as running:
         yield running
 
@@ -31,7 +29,6 @@ async def kata(node: nodes.Node) -> AsyncIterator[nodes.Node]:
 
 @pytest.fixture
 def target(places: nodes.Places) -> str:
-    """A target path."""
     return places.target("one")
 
 

@@ -25,7 +25,6 @@ CANNOT = ALL_FEATURES - {volumes.HandlerFeature.IO_LIMITS}
 
 
 def limit(node: Node, target: str, limits: volumes.IoLimits = LIMITS) -> Any:
-    """The call, to be awaited."""
     request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
         volume_target_path=target, limits=crust_v1.io_limits_to_wire(limits)
     )

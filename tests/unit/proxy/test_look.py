@@ -252,7 +252,6 @@ async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Benc
 async def _heard(
     events: Events, watch: Callable[[asyncio.Event], AsyncIterator[Event]]
 ) -> list[str]:
-    """All events until now."""
     events.emit(Event("end"))
     heard: list[str] = []
     async for event in watch(asyncio.Event()):

@@ -46,7 +46,6 @@ class World:
     """Whether the driver is still at work on a publish that nobody waits for."""
 
     def seen(self) -> Seen:
-        """What a look finds."""
         entry = ENTRIES.get(self.entry)
         if entry is not None and self.held:
             entry = replace(entry, claim=HELD)

@@ -182,7 +182,6 @@ class ObservedLock(claims.ClaimLock):
     closed_before: bool | None = None
 
     def close(self) -> None:
-        """See `ClaimLock`."""
         if self.fd >= 0:
             self.closed_before = not os.path.exists(f"/proc/self/fd/{self.device_fd}")
         super().close()

@@ -27,7 +27,6 @@ class SparseFiles(driver.VolumeDriver):  # type: ignore[misc]
         """Nothing to check."""
 
     def create_volume(self, volume: Any) -> None:
-        """An empty file."""
         with open(_path(volume), "wb") as file:
             file.truncate(int(volume.size * GIB))
 
@@ -41,7 +40,6 @@ class SparseFiles(driver.VolumeDriver):  # type: ignore[misc]
         self._copy(src_vref, volume)
 
     def create_snapshot(self, snapshot: Any) -> None:
-        """A copy beside the volumes."""
         _run("cp", "--sparse=always", "--reflink=auto", _path(snapshot.volume), _path(snapshot))
 
     def create_volume_from_snapshot(self, volume: Any, snapshot: Any) -> None:

@@ -85,7 +85,6 @@ class StuckClient:
         """Connect at the next call."""
 
     def close(self) -> None:
-        """Disconnect."""
         self.is_open = False
 
     @contextmanager

@@ -40,12 +40,10 @@ class HangingBackend(MemoryBackend):
         self.more = threading.Condition()
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Hangs."""
         self._hang(volume_id)
         return super().attached(volume_id)
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """Hangs."""
         self._hang(volume_id)
         return super().image_problem(volume_id, size_bytes)
 
@@ -71,7 +69,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend() -> Iterator[HangingBackend]:
-    """Released when the test ends."""
     engine = HangingBackend()
     yield engine
     engine.released.set()
@@ -79,7 +76,6 @@ def backend() -> Iterator[HangingBackend]:
 
 @pytest.fixture
 def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
-    """A driver with few threads."""
     built = app.build(
         state_dir=str(tmp_path / "state"),
         run_dir=str(tmp_path / "run"),

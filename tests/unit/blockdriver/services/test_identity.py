@@ -34,7 +34,6 @@ class Checked(MemoryBackend):
         self._check = check
 
     def check(self) -> None:
-        """Calls the given function."""
         self._check()
 
 

@@ -27,8 +27,6 @@ Serve = Callable[[Role], AbstractAsyncContextManager[grpc.aio.Channel]]
 
 @pytest.fixture
 def served(tmp_path: Path) -> Serve:
-    """A driver on a socket."""
-
     @asynccontextmanager
     async def serving(role: Role) -> AsyncIterator[grpc.aio.Channel]:
         (tmp_path / "state").mkdir(exist_ok=True)

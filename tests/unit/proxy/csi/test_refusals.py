@@ -27,7 +27,6 @@ Code = grpc.StatusCode
 
 
 async def never_reached_the_driver(node: Node, target: str) -> None:
-    """Check that nothing was changed."""
     assert node.driver.called("NodePublishVolume") == []
     node.check_untouched(target)
 

@@ -22,7 +22,6 @@ Feature = volumes.HandlerFeature
 
 
 def freeze(node: Node, target: str, thaw_after_s: int = 10, timeout_s: float = 10) -> Any:
-    """The call, to be awaited."""
     request = runtime_pb2.RuntimeFreezeVolumeRequest(
         volume_target_path=target, thaw_after_seconds=thaw_after_s
     )
@@ -30,7 +29,6 @@ def freeze(node: Node, target: str, thaw_after_s: int = 10, timeout_s: float = 1
 
 
 def thaw(node: Node, target: str) -> Any:
-    """The call, to be awaited."""
     request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target)
     return node.runtime.RuntimeThawVolume(request, timeout=10)
 

@@ -44,7 +44,6 @@ class Hostile(handlers_pb2_grpc.RuntimeHandlerServicer):
         self._condition = condition
 
     async def GetVolumeStats(self, request: Any, context: Any) -> Any:
-        """As the test says."""
         if self._text:
             await context.abort(grpc.StatusCode.INTERNAL, self._text)
         line = types_pb2.VolumeUsage(unit=types_pb2.VolumeUsage.BYTES, total=1, used=1)

@@ -35,7 +35,6 @@ class Simulated:
 
 @pytest.fixture
 def root() -> Iterator[str]:
-    """The kubelet's root."""
     with tempfile.TemporaryDirectory(prefix="crust-") as path:
         yield path
 

@@ -41,7 +41,6 @@ class Node:
 
 @pytest.fixture(params=[None, FORCE_AFTER_S])
 async def node(root: str, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """With a driver that serves."""
     there = Node(root, force_after_s=request.param)
     async with fake_driver.serving(there.driver, f"{root}/csi.sock"):
         yield there
