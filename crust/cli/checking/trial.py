@@ -6,9 +6,10 @@
 It touches no volume but the one that it creates, whose name is random. What a step back cannot remove is named, and
 the exit code is 1. Ctrl-C, SIGTERM and SIGHUP go the steps back, too.
 
-What a kill leaves is found by a note in the directory that stands for the pod, which says what was tried. The lock of
-the note says whether the command still runs. `crust gc` goes the steps back: CreateVolume of the same name answers
-which volume it is, and each step back is a success where there is nothing to undo (CSI).
+What a kill leaves is found by a note, which says what was tried. It lies where a kubelet has vol_data.json of a
+staged volume: in a pod's directory a kubelet would remove it. The lock of the note says whether the command still
+runs. `crust gc` goes the steps back: CreateVolume of the same name answers which volume it is, and each step back
+succeeds where there is nothing to undo (CSI).
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ CALL_S = 120.0
 _NODE_RPC = csi_pb2.NodeServiceCapability.RPC
 _CONTROLLER_RPC = csi_pb2.ControllerServiceCapability.RPC
 _UNDO_ATTEMPTS = 10
-_NOTE = "crust-try.json"
+_STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
 Show = Callable[[str], None]
 State = Callable[[], Awaitable[inspect_pb2.DeferredVolume]]
@@ -53,8 +54,9 @@ _SENTENCES = {
 
 
 class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """What is tried. It is also the note, in JSON."""
+    """What is tried, by which name. It is also the note, in JSON."""
 
+    name: str = pydantic.Field(default_factory=lambda: f"crust-try-{secrets.token_hex(4)}")
     driver: str
     handler: str
     size_bytes: int
@@ -67,7 +69,7 @@ class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
 def left(kubelet_root: str) -> tuple[Path, ...]:
     """The notes of trials that were killed: nobody holds their locks. Blocks."""
     found = []
-    for note in sorted(Path(kubelet_root).glob(f"pods/crust-try-*/{_NOTE}")):
+    for note in sorted(Path(kubelet_root).glob(f"{_STAGED}/*/*/{_NOTE}")):
         with contextlib.suppress(errors.CrustError), locked(note):
             found.append(note)
     return tuple(found)
@@ -100,7 +102,7 @@ def wanted_of(note: Path) -> TrialRequest:
             "TrialNoteUnreadable",
             f"{note} does not say what was tried",
             why=f"it is not the note of a `crust try`: {error.error_count()} errors",
-            hint="`crust pool` shows the volume, which has the name of the note's directory",
+            hint="`crust pool` shows the volume, whose name begins with crust-try-",
         ) from error
 
 
@@ -172,18 +174,16 @@ class Trial:
     wanted: TrialRequest
     inspect: asking.Stub
     csi: Port
-    driver: str
-    name: str = field(default_factory=lambda: f"crust-try-{secrets.token_hex(4)}")
     show: Show = click.echo
 
     def __post_init__(self) -> None:
         self.node = stub(csi_pb2_grpc.NodeStub, self.csi)
         self.controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
-        staged = hashlib.sha256(self.name.encode()).hexdigest()
-        root = self.wanted.target_root
-        self.note = f"{root}/pods/{self.name}/{_NOTE}"
-        self.staging = f"{root}/plugins/kubernetes.io/csi/{self.driver}/{staged}/globalmount"
-        self.target = f"{root}/pods/{self.name}/volumes/kubernetes.io~csi/{self.name}/mount"
+        name, root = self.wanted.name, self.wanted.target_root
+        staged = hashlib.sha256(name.encode()).hexdigest()
+        self.note = f"{root}/{_STAGED}/{self.wanted.driver}/{staged}/{_NOTE}"
+        self.staging = f"{root}/{_STAGED}/{self.wanted.driver}/{staged}/globalmount"
+        self.target = f"{root}/pods/{name}/volumes/kubernetes.io~csi/{name}/mount"
         self._undo: list[tuple[str, Callable[[], Awaitable[object]]]] = []
 
     async def forth(self) -> None:
@@ -242,7 +242,7 @@ class Trial:
 
     async def _create(self, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
         request = csi_pb2.CreateVolumeRequest(
-            name=self.name,
+            name=self.wanted.name,
             capacity_range=csi_pb2.CapacityRange(required_bytes=self.wanted.size_bytes),
             volume_capabilities=[capability],
             parameters=self.wanted.parameters,
@@ -360,7 +360,7 @@ class Trial:
             self.show(f"{name}: OK")
         if not left:
             await workers.run(Path(self.note).unlink, missing_ok=True)
-        for path in (os.path.dirname(self.target), os.path.dirname(self.note), self.staging):
+        for path in (os.path.dirname(self.target), self.staging):
             await workers.run(_remove_empty, path, self.wanted.target_root)
         return left
 
@@ -413,7 +413,7 @@ async def run(run_dir: str, wanted: TrialRequest) -> int:
             )
         wanted = wanted.model_copy(update={"driver": found[0].name})
         async with SocketPort(found[0].socket) as csi:
-            trial = Trial(wanted, inspect, csi, found[0].name)
+            trial = Trial(wanted, inspect, csi)
             await workers.run(trial.note_down)
             with locked(trial.note):
                 return await _forth_and_back(trial)
@@ -458,6 +458,6 @@ async def undo(note: Path, inspect: asking.Stub, sockets: Mapping[str, str]) -> 
         if wanted.driver not in sockets:
             return (f"the proxy serves no driver {wanted.driver}",)
         async with SocketPort(sockets[wanted.driver]) as csi:
-            trial = Trial(wanted, inspect, csi, wanted.driver, note.parent.name, lambda _: None)
+            trial = Trial(wanted, inspect, csi, lambda _: None)
             await trial.adopt()
             return tuple(await trial.back())

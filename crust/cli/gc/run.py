@@ -69,13 +69,13 @@ async def _trial(
     """A `crust try` that was killed: the lock of its note proves it."""
     orphan = orphans.Orphan(
         kind="trial",
-        driver="",
-        volume_id=note.parent.name,
-        pod_uid=note.parent.name,
-        pods=str(note.parent.parent),
+        driver=note.parent.parent.name,
+        volume_id="",
+        pod_uid="",
+        pods=f"{options.kubelet_root}/pods",
         target=str(note),
     )
-    steps = ("unpublish, unstage, detach and delete the volume of that name",)
+    steps = ("unpublish, unstage, detach and delete the volume of the trial",)
     try:
         if options.dry_run:
             with trial.locked(note):
