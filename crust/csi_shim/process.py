@@ -87,6 +87,7 @@ async def part(
         has_condition = settings.csi_profile == "1.12"
         deferral = Deferral(driver, facts, runtime, report_condition=has_condition)
         methods = deferral.methods()
+        serving_pool: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if settings.wrap:
             pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
             watch = WorkerWatch(pool, daemon.health)
@@ -100,7 +101,7 @@ async def part(
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
             methods = Frontend(driver, facts, deferral, wrapped, wrapping, work).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
-            stack.enter_context(pool.used())
+            serving_pool = pool.used()
         service = Service(
             "shim",
             methods,
@@ -110,7 +111,8 @@ async def part(
             driver=facts.known_name,
         )
         daemon.readiness.append(lambda: _not_connected(driver, settings.driver_socket))
-        await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
+        with serving_pool:  # by the server that is started here, not by the caller
+            await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
         yield
 
 
