@@ -1,7 +1,6 @@
 """Proxy, shim and block driver on the real kernel, and a sandbox without a virtual machine."""
 
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,11 @@ import pytest
 from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
 from crust.blockdriver.services.roles import Role
-from crust.host.block import loop
-from crust.host.mounts import mount_api, mountinfo
-from tests.support.co import MIB, MODE, capability
+from tests.support.co import MODE, capability
+from tests.support.drivers import remnants
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
-from tests.support.nodes.served_node import ServedNode, new_places, started
+from tests.support.nodes.served_node import ServedNode, ext4_device, new_places, started
 
 
 @dataclass
@@ -130,12 +128,6 @@ def places() -> Iterator[Places]:
 
 @pytest.fixture
 def device(places: Places) -> Iterator[str]:
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    attached = loop.attach(image)
-    yield attached.path
-    for mount in mountinfo.below(places.kubelet):
-        mount_api.unmount(mount.target)
-    loop.detach(attached)
+    with ext4_device(places) as attached:
+        yield attached.path
+        remnants.remove(places.kubelet)

@@ -15,7 +15,7 @@ from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
 from crust.rpc.port import SocketPort
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MODE, capability
 from tests.support.faults.refusals import refused
@@ -55,7 +55,7 @@ class Cluster:
     def __init__(self, chain: Chain, driver: CsiDriverObject) -> None:
         self._chain = chain
         self._driver = driver
-        self._controller = csi_pb2_grpc.ControllerStub(chain.connected)
+        self._controller = chain.controller
         self._capability = capability(mode=WRITER)
 
     async def create(self) -> str:
@@ -68,17 +68,10 @@ class Cluster:
         )
         publishes = any(each.rpc.type == _PUBLISH for each in capabilities.capabilities)
         if self._driver.attach_required and publishes:
-            request = csi_pb2.ControllerPublishVolumeRequest(
-                volume_id=volume_id, node_id="node-1", volume_capability=self._capability
-            )
-            await self._controller.ControllerPublishVolume(request, timeout=30)
+            await self._chain.co.attach(volume_id, "node-1", self._capability)
         got = csi_pb2.ControllerGetVolumeRequest(volume_id=volume_id)
         found = await self._controller.ControllerGetVolume(got, timeout=30)
         return list(found.status.published_node_ids)
-
-    async def detach(self, volume_id: str) -> None:
-        request = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id, node_id="node-1")
-        await self._controller.ControllerUnpublishVolume(request, timeout=30)
 
     async def publish(self, volume_id: str, pod: str) -> str:
         """The kubelet; returns the target."""
@@ -142,7 +135,7 @@ async def test_volume_lives_under_each_object(
         assert chain.entry(chain.places.target("vm")) is None
     await chain.unstage(volume_id)
     if publishes:
-        await cluster.detach(volume_id)
+        await chain.co.detach(volume_id, "node-1")
 
     client = kubernetes_api.client(settings.kubeconfig)
     served = ServedDriver(
@@ -156,5 +149,4 @@ async def test_volume_lives_under_each_object(
     if attach_required and not publishes:
         expected.add("attachRequired")
     assert said == expected
-    request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
-    await csi_pb2_grpc.ControllerStub(chain.connected).DeleteVolume(request, timeout=30)
+    await chain.co.delete(volume_id)

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from crust.core import volumes
 from crust.host.block import devices as host_devices
-from crust.host.block import holders, loop, loop_devices
+from crust.host.block import holders, loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
@@ -28,6 +27,7 @@ from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.nodes.served_node import ext4_device, new_places
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -36,20 +36,14 @@ Code = grpc.StatusCode
 
 @pytest.fixture
 def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
+    with new_places() as made:
+        yield made
 
 
 @pytest.fixture
 def device(places: Places) -> Iterator[loop_devices.LoopDevice]:
-    """A loop device with an ext4 on it."""
-    image = f"{places.root}/volume.img"
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    attached = loop.attach(image)
-    yield attached
-    loop.detach(attached)
+    with ext4_device(places) as attached:
+        yield attached
 
 
 @pytest.fixture

@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from crust.core import volumes
+from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import loop, loop_devices
+from crust.host.block import devices, loop, loop_devices
 from crust.runtime_handler import Claim, keepers
-from tests.support.records.records import MOUNT, a_record
+from tests.support.records.records import MOUNT, TARGET, a_record
 
 MakeDevice = Callable[[str], loop_devices.LoopDevice]
 SIZE_BYTES = 64 * 1024 * 1024
@@ -87,8 +88,7 @@ class Hypervisor:
         self.process.kill()
         self.process.wait()
         for end in ends:
-            assert select.select([end], [], [], 20)[0], "a keeper outlives its VM"
-            os.close(end)
+            wait_for_end(end)
 
 
 StartHypervisor = Callable[[Claim], AbstractContextManager[Hypervisor]]
@@ -101,6 +101,37 @@ def vm_process(*fds: int) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=fds) as process:
         yield process
         process.kill()
+
+
+@contextmanager
+def kept_process(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A VM's process; the keepers at the socket end with it, before the block is left."""
+    with vm_process() as process:
+        yield process
+        pids: tuple[int, ...] = ()
+        with suppress(keepers.KeeperGone), keepers.connect(socket) as line:
+            pids = line.pids
+        ends = [os.pidfd_open(pid) for pid in pids]
+    for end in ends:
+        wait_for_end(end)
+
+
+def wait_for_end(pidfd: int) -> None:
+    """Wait until the process has ended, and close the descriptor."""
+    assert select.select([pidfd], [], [], 20)[0], "a keeper outlives its VM"
+    os.close(pidfd)
+
+
+def is_held(store: Store, device: str) -> bool:
+    """Whether both the lock and the exclusive open are held; they are never held by halves."""
+    locked = claims.is_held(store.layout.entry(TARGET))
+    try:
+        os.close(devices.open_exclusive(device))
+        is_open = False
+    except devices.DeviceInUse:
+        is_open = True
+    assert locked == is_open
+    return locked
 
 
 @contextmanager

@@ -160,18 +160,6 @@ def test_claim_refuses_absent_foreign_and_unreadable_entries(
     assert _is_free(store, volume.path)
 
 
-def test_sandboxes_share_a_volume_that_all_of_them_only_read(
-    store: Store, device: MakeDevice
-) -> None:
-    volume = device("a")
-    for target in (TARGET, OTHER):
-        store.publish(record_of(volume, target, readonly=True))
-    with _claim(store, ONE) as one, _claim(store, TWO, OTHER) as two:
-        asyncio.run(one.mounted(nothing_to_grow))
-        asyncio.run(two.mounted(nothing_to_grow))
-        assert [entry.live for entry in store.scan()] == [True, True]
-
-
 def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
     store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:

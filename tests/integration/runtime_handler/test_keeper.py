@@ -7,20 +7,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import claims
 from crust.handoff.store import Store
-from crust.host.block import devices
 from crust.runtime_handler import Claim, claim_volume, keeper, keepers
 from tests.integration.runtime_handler.conftest import (
     MakeDevice,
+    is_held,
+    kept_process,
     record_of,
     vm_process,
+    wait_for_end,
 )
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET
@@ -40,15 +40,8 @@ def socket(run_dir: str) -> Path:
 @pytest.fixture
 def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A VM's process; its keeper ends with it, before the next test begins."""
-    with vm_process() as process:
+    with kept_process(socket) as process:
         yield process
-        keeping: tuple[int, ...] = ()
-        with suppress(keepers.KeeperGone):
-            _, keeping = _held(socket)
-        ends = [os.pidfd_open(pid) for pid in keeping]
-    for end in ends:
-        assert select.select([end], [], [], 20)[0], "the keeper outlives its VM"
-        os.close(end)
 
 
 @pytest.fixture
@@ -64,25 +57,12 @@ def _kill(*pids: int, number: int = signal.SIGKILL) -> None:
     for end in ends:
         signal.pidfd_send_signal(end, number)
     for end in ends:
-        assert select.select([end], [], [], 20)[0]
-        os.close(end)
+        wait_for_end(end)
 
 
 def _held(socket: Path) -> tuple[dict[str, int], tuple[int, ...]]:
     with keepers.connect(socket) as line:
         return line.held(), line.pids
-
-
-def _is_held(store: Store, device: str) -> bool:
-    """Whether both the lock and the exclusive open are held; they are never held by halves."""
-    locked = claims.is_held(store.layout.entry(TARGET))
-    try:
-        os.close(devices.open_exclusive(device))
-        is_open = False
-    except devices.DeviceInUse:
-        is_open = True
-    assert locked == is_open
-    return locked
 
 
 @pytest.mark.spec("H-43")
@@ -103,15 +83,14 @@ keepers.start(Path({str(socket)!r}), {vm.pid}).hold("volume", claim.fds)
 os.killpg(0, signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", daemon], start_new_session=True, check=False, timeout=60)
-    assert _is_held(store, volume.path)
+    assert is_held(store, volume.path)
     held, pids = _held(socket)
     assert held == {"volume": 2}
     ends = [os.pidfd_open(pid) for pid in pids]
     vm.kill()
     for end in ends:
-        assert select.select([end], [], [], 20)[0]
-        os.close(end)
-    assert not _is_held(store, volume.path)
+        wait_for_end(end)
+    assert not is_held(store, volume.path)
     with pytest.raises(keepers.KeeperGone):
         keepers.connect(socket)
     claim_volume(store.root, TARGET, TWO, HANDLER).release()
@@ -131,11 +110,11 @@ def test_keeper_or_standby_killed_releases_nothing(
         assert len(set(pids)) == 2
         seen |= set(pids)
         _kill(pids[number % 2])
-        assert _is_held(store, claim.record.device)
+        assert is_held(store, claim.record.device)
     assert len(seen) == 13, "the other one succeeded each time"
     with keepers.connect(socket) as line:
         line.release("volume")
-    assert not _is_held(store, claim.record.device)
+    assert not is_held(store, claim.record.device)
 
 
 @pytest.mark.spec("H-45")
@@ -155,7 +134,7 @@ def test_standby_stays_one_for_as_long_as_its_keeper_lives(
         line.hold("volume", claim.fds)
     claim.hand_over()
     _kill(line.pids[0])
-    assert _is_held(store, claim.record.device)
+    assert is_held(store, claim.record.device)
     assert _held(socket)[0] == {"volume": 2}
 
 
@@ -187,7 +166,7 @@ def test_change_is_not_answered_before_the_standby_has_it(
         assert line.held() == {"before": 2, "other": 1}
         _kill(line.pid)
     assert _held(socket)[0] == {"before": 2, "other": 1}
-    assert _is_held(store, claim.record.device)
+    assert is_held(store, claim.record.device)
 
 
 @pytest.mark.spec("H-45")
@@ -204,15 +183,14 @@ def test_keeper_killed_during_a_change_holds_what_it_answered(
             line._line.sendmsg(*_hold(f"other{number}", other.fileno()))
             signal.pidfd_send_signal(killed, signal.SIGKILL)
         answered = _answer(line)
-        assert select.select([killed], [], [], 20)[0]
-        os.close(killed)
+        wait_for_end(killed)
         line.close()
         line = keepers.connect(socket)
         held = line.held()
         assert held["volume"] == 2
         assert not answered or held[f"other{number}"] == 1
     line.close()
-    assert _is_held(store, claim.record.device)
+    assert is_held(store, claim.record.device)
 
 
 def _hold(name: str, fd: int) -> tuple[list[bytes], list[tuple[int, int, bytes]]]:

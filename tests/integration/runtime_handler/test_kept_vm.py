@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,13 @@ from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import devices
 from crust.runtime_handler import ClaimLost, adopt_volume, claim_volume, keepers, kept_vm
 from tests.integration.runtime_handler.conftest import (
     MakeDevice,
+    is_held,
+    kept_process,
     record_of,
-    vm_process,
+    wait_for_end,
 )
 from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
 from tests.support.runtimes.keeper_processes import kill_all_keepers
@@ -36,15 +35,8 @@ OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/p/volumes/kubernetes.io~
 @pytest.fixture
 def process(run_dir: str) -> Iterator[subprocess.Popen[bytes]]:
     """The VM's process; what keeps for it ends with it, before the next test begins."""
-    with vm_process() as running:
+    with kept_process(Path(run_dir) / "keeper.sock") as running:
         yield running
-        pids: tuple[int, ...] = ()
-        with suppress(keepers.KeeperGone), keepers.connect(Path(run_dir) / "keeper.sock") as line:
-            pids = line.pids
-        ends = [os.pidfd_open(pid) for pid in pids]
-    for end in ends:
-        assert select.select([end], [], [], 20)[0], "a keeper outlives its VM"
-        os.close(end)
 
 
 @pytest.fixture
@@ -66,26 +58,17 @@ def record(store: Store, device: MakeDevice, vm: kept_vm.KeptVm) -> Record:
     return record
 
 
-def _is_held(store: Store, device: str) -> bool:
-    try:
-        os.close(devices.open_exclusive(device))
-    except devices.DeviceInUse:
-        return claims.is_held(store.layout.entry(TARGET))
-    assert not claims.is_held(store.layout.entry(TARGET))
-    return False
-
-
 def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     before = claims.read(store.layout.entry(TARGET))
     killed = kill_all_keepers(vm.socket)
-    assert not _is_held(store, record.device)
+    assert not is_held(store, record.device)
     with vm.recover({"a": TARGET}) as line:
         assert line.held() == {"a": 2}
         assert set(line.pids).isdisjoint(killed)
         ends = [os.pidfd_open(pid) for pid in line.pids]
-    assert _is_held(store, record.device)
+    assert is_held(store, record.device)
     after = claims.read(store.layout.entry(TARGET))
     assert before is not None
     assert after is not None
@@ -93,8 +76,7 @@ def test_claims_are_had_again_by_another_keeper_and_end_with_the_vm(
     assert after.claimed_at == before.claimed_at, "it is the same claim"
     process.kill()
     for end in ends:
-        assert select.select([end], [], [], 20)[0]
-        os.close(end)
+        wait_for_end(end)
     claim_volume(store.root, TARGET, TWO, HANDLER).release()
 
 
@@ -122,7 +104,7 @@ def test_vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back(
         vm.recover({"a": TARGET})
     assert isinstance(raised.value.reason, ClaimLost)
     assert process.wait() == -signal.SIGKILL
-    assert not _is_held(store, record.device)
+    assert not is_held(store, record.device)
 
 
 def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
@@ -178,8 +160,7 @@ def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
             killed.append(line.pid)
             end = os.pidfd_open(line.pid)
             os.kill(line.pid, signal.SIGKILL)
-            assert select.select([end], [], [], 20)[0]
-            os.close(end)
+            wait_for_end(end)
         return really(line, *arguments)
 
     monkeypatch.setattr(keepers.Keeper, question, asked)
@@ -212,7 +193,7 @@ def test_claim_whose_lock_the_daemon_still_holds_gets_its_device_again(
     with vm.recover({"a": TARGET}, {"a": claim}) as line:
         assert line.held() == {"a": 2}
     claim.hand_over()
-    assert _is_held(store, record.device)
+    assert is_held(store, record.device)
 
 
 def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
@@ -235,7 +216,7 @@ def test_keepers_that_are_stopped_still_hold_and_the_vm_is_not_touched(
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
     assert process.poll() is None
-    assert _is_held(store, record.device)
+    assert is_held(store, record.device)
 
 
 def test_vm_that_ended_by_itself_is_distinguished_from_a_killed_one(

@@ -226,25 +226,18 @@ class Wrapped(ServedNode):
 
     async def expand(self, volume: Volume, target: str, size: int) -> int:
         """ControllerExpandVolume and NodeExpandVolume."""
-        wanted = csi_pb2.CapacityRange(required_bytes=size)
-        grow = csi_pb2.ControllerExpandVolumeRequest(
-            volume_id=volume.volume_id, capacity_range=wanted, volume_capability=volume.capability
+        of = volume.capability
+        await self.co.grow(volume.volume_id, size, volume_capability=of)
+        staging = self.staging(volume)
+        answer = await self.co.expand(
+            volume.volume_id, target, size, staging_target_path=staging, volume_capability=of
         )
-        await self.controller.ControllerExpandVolume(grow, timeout=TIMEOUT_S)
-        request = csi_pb2.NodeExpandVolumeRequest(
-            volume_id=volume.volume_id,
-            volume_path=target,
-            staging_target_path=self.staging(volume),
-            capacity_range=wanted,
-            volume_capability=volume.capability,
-        )
-        return (await self.node.NodeExpandVolume(request, timeout=TIMEOUT_S)).capacity_bytes
+        return answer.capacity_bytes
 
     async def delete_volume(self, volume_id: str) -> None:
         """Detach and delete it."""
         if self.driver.kind in ATTACHING:
-            detach = csi_pb2.ControllerUnpublishVolumeRequest(volume_id=volume_id)
-            await self.controller.ControllerUnpublishVolume(detach, timeout=TIMEOUT_S)
+            await self.co.detach(volume_id, "")
         await super().delete_volume(volume_id)
 
     def life(self, volume: Volume, target: str) -> dict[str, Callable[[], Awaitable[None]]]:

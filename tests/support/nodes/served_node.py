@@ -6,6 +6,7 @@ passed, and nothing may be on the node then. As a kubelet, the CO does not end w
 
 import asyncio
 import os
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -20,7 +21,7 @@ from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host.block import devices, loop_devices
+from crust.host.block import devices, loop, loop_devices
 from crust.host.mounts import mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
@@ -30,7 +31,7 @@ from crust.rpc import channel, outcome
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2_grpc
-from tests.support.co import Co
+from tests.support.co import MIB, Co
 from tests.support.drivers import remnants
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Places
@@ -230,3 +231,15 @@ def new_places() -> Iterator[Places]:
     """The paths of a new node; they go at the end."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield Places.make(root)
+
+
+@contextmanager
+def ext4_device(places: Places) -> Iterator[loop_devices.LoopDevice]:
+    """A loop device of 64 MiB with an ext4 on it."""
+    image = f"{places.root}/volume.img"
+    with open(image, "wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+    attached = loop.attach(image)
+    yield attached
+    loop.detach(attached)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,19 +20,14 @@ from crust.core import metrics
 from crust.core.settings.driver import OWN_DRIVER
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
-from crust.rpc.messages import csi
 from crust.rpc.serving.daemon import Daemon
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from tests.support.drivers.block_driver import mount
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import Co
 from tests.support.records import pool_layout
 
 POOL = f"pool of {OWN_DRIVER}"
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("strict_event_loop")]
-
-CREATE = csi_pb2.CreateVolumeRequest(
-    name="v", volume_capabilities=[csi.capability_to_wire(mount())]
-)
 
 
 @dataclass
@@ -43,7 +37,7 @@ class Node:
     root: Path
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     daemon: Daemon = field(init=False)
-    connected: grpc.aio.Channel = field(init=False)
+    co: Co = field(init=False)
 
     @property
     def state(self) -> Path:
@@ -65,14 +59,13 @@ class Node:
         self.daemon = await enter(
             serve.running(driver, socket=f"{self.root}/csi.sock", run_dir=f"{self.root}/run")
         )
-        self.connected = await enter(channel.connect(f"{self.root}/csi.sock"))
+        self.co = Co(await enter(channel.connect(f"{self.root}/csi.sock")))
 
     async def stop(self) -> None:
         await self.stack.aclose()
 
     async def is_ready(self) -> bool:
-        identity = csi_pb2_grpc.IdentityStub(self.connected)
-        return bool((await identity.Probe(csi_pb2.ProbeRequest())).ready.value)
+        return bool((await self.co.identity.Probe(csi_pb2.ProbeRequest())).ready.value)
 
     async def until(self, *, ready: bool) -> None:
         async with asyncio.timeout(60):
@@ -81,22 +74,17 @@ class Node:
 
     async def refused(self) -> str:
         """The reason with which every call that needs the pool is refused."""
-        controller = csi_pb2_grpc.ControllerStub(self.connected)
-        node = csi_pb2_grpc.NodeStub(self.connected)
-        delete = csi_pb2.DeleteVolumeRequest(volume_id="0123456789abcdef-" + "0" * 40)
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(volume_id="v", target_path="/a")
-        reasons = set()
-        calls: tuple[tuple[Any, Any], ...] = (
-            (controller.CreateVolume, CREATE),
-            (controller.DeleteVolume, delete),
-            (controller.ListVolumes, csi_pb2.ListVolumesRequest()),
-            (controller.GetCapacity, csi_pb2.GetCapacityRequest()),
-            (node.NodeUnpublishVolume, unpublish),
-            (node.NodeGetInfo, csi_pb2.NodeGetInfoRequest()),
-        )
-        for method, request in calls:
+        co, reasons = self.co, set()
+        for call in (
+            co.create("v"),
+            co.delete("0123456789abcdef-" + "0" * 40),
+            co.controller.ListVolumes(csi_pb2.ListVolumesRequest()),
+            co.capacity(),
+            co.unpublish("v", "/a"),
+            co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest()),
+        ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await method(request)
+                await call
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             reasons.add(caught.value.details() or "")
         (reason,) = reasons
@@ -147,8 +135,8 @@ async def test_a_pool_whose_disk_is_mounted_later_is_opened_without_a_restart(
         await node.until(ready=True)
         assert POOL not in node.daemon.health.problems
         assert metrics.pool_open.labels(OWN_DRIVER)._value.get() == 1
-        created = await csi_pb2_grpc.ControllerStub(node.connected).CreateVolume(CREATE)
-    assert pool_layout.image(disks / "ours", created.volume.volume_id).exists()
+        created = await node.co.create("v")
+    assert pool_layout.image(disks / "ours", created.volume_id).exists()
 
 
 async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: Path) -> None:
@@ -156,26 +144,22 @@ async def test_a_disk_mounted_over_the_pool_is_noticed_and_gets_no_write(disks: 
     node = Node(disks)
     node.mount("ours")
     async with running(node):
-        controller = csi_pb2_grpc.ControllerStub(node.connected)
-        first = await controller.CreateVolume(CREATE)
+        first = await node.co.create("v")
         node.mount("other")
         # whatever comes before the driver has looked is done on the right disk, or refused
-        late = csi_pb2.CreateVolumeRequest(
-            name="late", volume_capabilities=CREATE.volume_capabilities
-        )
         late_id = ""
         with suppress(grpc.aio.AioRpcError):
-            late_id = (await controller.CreateVolume(late)).volume.volume_id
+            late_id = (await node.co.create("late")).volume_id
         await node.until(ready=False)
         assert "is not in" in await node.refused()
         assert not any((disks / "other").iterdir())
         assert not late_id or pool_layout.volume_record(disks / "ours", late_id).exists()
         mount_api.unmount_one(str(node.state))
         await node.until(ready=True)
-        assert (await controller.CreateVolume(CREATE)).volume == first.volume
-        listed = await controller.ListVolumes(csi_pb2.ListVolumesRequest())
+        assert await node.co.create("v") == first
+        listed = await node.co.controller.ListVolumes(csi_pb2.ListVolumesRequest())
         assert {each.volume.volume_id for each in listed.entries} == {
-            first.volume.volume_id,
+            first.volume_id,
             *([late_id] if late_id else []),
         }
 
@@ -188,26 +172,22 @@ async def test_a_disk_mounted_over_a_folder_of_the_pool_is_noticed_and_gets_no_w
     node = Node(disks)
     node.mount("ours")
     async with running(node):
-        controller = csi_pb2_grpc.ControllerStub(node.connected)
-        first = await controller.CreateVolume(CREATE)
+        first = await node.co.create("v")
         before = {each.name for each in (disks / "ours" / folder).iterdir()}
         node.mount("other", folder)
-        late = csi_pb2.CreateVolumeRequest(
-            name="late", volume_capabilities=CREATE.volume_capabilities
-        )
         with suppress(
             grpc.aio.AioRpcError
         ):  # before the driver has looked it goes to the right disk
-            late_id = (await controller.CreateVolume(late)).volume.volume_id
+            late_id = (await node.co.create("late")).volume_id
             assert pool_layout.image(disks / "ours", late_id).exists()
-            await controller.DeleteVolume(csi_pb2.DeleteVolumeRequest(volume_id=late_id))
+            await node.co.delete(late_id)
         await node.until(ready=False)
         assert str(node.state / folder) in await node.refused()
         assert not any((disks / "other").iterdir())
         assert {each.name for each in (disks / "ours" / folder).iterdir()} == before
         mount_api.unmount_one(str(node.state / folder))
         await node.until(ready=True)
-        assert (await controller.CreateVolume(CREATE)).volume == first.volume
+        assert await node.co.create("v") == first
 
 
 @pytest.mark.parametrize("folder", pool_layout.FOLDERS)
