@@ -87,9 +87,8 @@ async def part(
         has_condition = settings.csi_profile == "1.12"
         deferral = Deferral(driver, facts, runtime, report_condition=has_condition)
         methods = deferral.methods()
-        serving_pool: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
         if settings.wrap:
-            pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
             watch = WorkerWatch(pool, daemon.health)
             await stack.enter_async_context(watch.running())  # ends when all operations have ended
             work = VolumeOperations(settings.kubelet_root, pool)
@@ -101,7 +100,6 @@ async def part(
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
             methods = Frontend(driver, facts, deferral, wrapped, wrapping, work).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
-            serving_pool = pool.used()
         service = Service(
             "shim",
             methods,
@@ -111,7 +109,7 @@ async def part(
             driver=facts.known_name,
         )
         daemon.readiness.append(lambda: _not_connected(driver, settings.driver_socket))
-        with serving_pool:  # by the server that is started here, not by the caller
+        with pool.used():  # by the calls that are served
             await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
         yield
 

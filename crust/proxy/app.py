@@ -7,9 +7,9 @@ order and waits for every running operation.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from crust.core import metrics, operations, volumes
 from crust.core.deferral_keys import Defer
@@ -21,7 +21,6 @@ from crust.host.files import durable
 from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
-from crust.proxy.backend import Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.guard import Devices, Targets
@@ -29,7 +28,7 @@ from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.host_publish import HostPublish, raw_targets
 from crust.proxy.inspect import Inspect
 from crust.proxy.look import Looks, watching
-from crust.proxy.policy import Policy, Runtimes
+from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.service import CsiService, Deferrals
@@ -48,20 +47,6 @@ _log = logging.getLogger(__name__)
 _HANDLERS = handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
 _INSPECT = inspect_pb2.DESCRIPTOR.services_by_name["Inspect"]
 _RUNTIME = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sockets:
-    """The proxy's own sockets, one for each kind of peer, so that each peer can call only its own API."""
-
-    runtime: str
-    handlers: str
-    inspect: str
-
-    @classmethod
-    def below(cls, run_dir: str) -> "Sockets":
-        """The sockets in the run directory."""
-        return cls(f"{run_dir}/runtime.sock", f"{run_dir}/handlers.sock", f"{run_dir}/inspect.sock")
 
 
 async def run(settings: ProxySettings) -> None:
@@ -115,40 +100,87 @@ async def part(
     """Serve as a part of the process `daemon` while the block runs."""
     targets = targets or Targets(settings.target_roots)
     pool = threads or Workers("the proxy", limit=64)
-    store = stores.Store(settings.volumes_root)
     async with AsyncExitStack() as stack:
         watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
         await stack.enter_async_context(watch.running())  # ends when all operations have ended
         with pool.used():  # by the loops and the servers that are started here
-            running_operations = operations.KeyedOperations(pool)
-            watch.operations.append(lambda: [running_operations])
+            running = operations.KeyedOperations(pool)
+            watch.operations.append(lambda: [running])
             table, events = Table(), Events()
-            entries = Entries(store, devices, table, running_operations)
+            entries = Entries(stores.Store(settings.volumes_root), devices, table, running)
             looks = Looks(entries, targets, events, daemon.health)
             await _load(entries, looks, targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
-            stack.push_async_callback(running_operations.drain)
-            runtime = RuntimeApi(entries, handlers, events, running_operations)
-            parts = _Parts(
-                entries, looks, running_operations, handlers, runtime, events, targets, daemon
+            stack.push_async_callback(running.drain)
+            runtime = RuntimeApi(entries, handlers, events, running)
+            deferrals = _deferrals(entries, handlers, events, targets, runtime, running)
+            policy_of = await _policies(settings, stack, daemon.health)
+            drivers = DriverSockets(
+                lambda served, backend: CsiService(
+                    backend, deferrals, policy_of(served), served.name
+                ),
+                daemon,
+                run_dir=settings.run_dir,
+                plugins_registry=settings.plugins_registry,
+                connect=ports.connect,
             )
-            runtimes = await _runtimes(settings, stack, daemon.health)
-            drivers = _driver_sockets(settings, parts, runtimes, ports)
             await stack.enter_async_context(
-                watching(looks, store.root, running_operations, daemon.health, end=daemon.end)
+                watching(looks, settings.volumes_root, running, daemon.health, end=daemon.end)
             )
-            await _serve_proxy_sockets(settings, parts, drivers, ports, stack)
-            await _serve_drivers(settings, drivers, stack)
-            _export_metrics(table, drivers, running_operations)
-            metrics.export_workers("proxy", lambda: pool.load)
+            registry = HandlerRegistry(handlers, events, entries, settings.volumes_root)
+            inspect = Inspect(drivers, handlers, table, looks, events, daemon.health)
+            await _serve(
+                settings.run_dir,
+                {
+                    "handlers": (methods_of(registry, _HANDLERS), registry.stop),
+                    "inspect": (methods_of(inspect, _INSPECT), inspect.stop),
+                    "runtime": (methods_of(runtime, _RUNTIME), None),
+                },
+                daemon.health,
+                ports,
+                stack,
+            )
+            stack.push_async_callback(drivers.aclose)
+            for served in settings.drivers:
+                await drivers.add(served)
+            _export_metrics(table, drivers, running, pool)
             daemon.readiness.append(drivers.missing)
         extra = {"drivers": len(drivers.all()), "entries": len(table.records())}
         _log.info("proxy serves", extra=extra)
         yield
 
 
+def _deferrals(
+    entries: Entries,
+    handlers: Handlers,
+    events: Events,
+    targets: Targets,
+    runtime: RuntimeApi,
+    running: operations.KeyedOperations,
+) -> Deferrals:
+    unpublish = Unpublish(entries, events, targets)
+    publish = Publish(entries, handlers, events, targets, unpublish)
+    on_host = HostPublish(entries, targets, publish)
+    return Deferrals(entries.table, targets, running, publish, on_host, unpublish, runtime)
+
+
+async def _serve(
+    run_dir: str,
+    services: Mapping[str, tuple[Methods, Callable[[], None] | None]],
+    health: Health,
+    ports: Ports,
+    stack: AsyncExitStack,
+) -> None:
+    """Serve the proxy's own services, each at its socket; the streams of one are stopped before its socket ends."""
+    for name, (methods, stop) in services.items():
+        service = Service(name, methods, health=health)
+        await stack.enter_async_context(ports.serving(f"{run_dir}/{name}.sock", service))
+        if stop is not None:
+            stack.callback(stop)
+
+
 def _export_metrics(
-    table: Table, drivers: DriverSockets, running_operations: operations.KeyedOperations
+    table: Table, drivers: DriverSockets, running: operations.KeyedOperations, pool: Workers
 ) -> None:
     def states() -> Iterable[metrics.Sample]:
         none = {(each.served.name, "published"): 0 for each in drivers.all()}
@@ -157,19 +189,8 @@ def _export_metrics(
     metrics.deferred_volumes.source = states
     metrics.reservations.set_function(table.reservations)
     metrics.export(*metrics.PROXY)
-    metrics.export_operations("proxy", running_operations.running)
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    entries: Entries
-    looks: Looks
-    operations: operations.KeyedOperations
-    handlers: Handlers
-    runtime: RuntimeApi
-    events: Events
-    targets: Targets
-    daemon: Daemon
+    metrics.export_operations("proxy", running.running)
+    metrics.export_workers("proxy", lambda: pool.load)
 
 
 async def _load(
@@ -200,92 +221,22 @@ async def _load(
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})
 
 
-async def _serve_proxy_sockets(
-    settings: ProxySettings,
-    parts: _Parts,
-    drivers: DriverSockets,
-    ports: Ports,
-    stack: AsyncExitStack,
-) -> None:
-    sockets = Sockets.below(settings.run_dir)
-
-    async def serve(name: str, path: str, methods: Methods) -> None:
-        service = Service(name, methods, health=parts.daemon.health)
-        await stack.enter_async_context(ports.serving(path, service))
-
-    registry = HandlerRegistry(parts.handlers, parts.events, parts.entries, settings.volumes_root)
-    inspect = Inspect(
-        drivers,
-        parts.handlers,
-        parts.entries.table,
-        parts.looks,
-        parts.events,
-        parts.daemon.health,
-    )
-    await serve("handlers", sockets.handlers, methods_of(registry, _HANDLERS))
-    stack.callback(registry.stop)
-    await serve("inspect", sockets.inspect, methods_of(inspect, _INSPECT))
-    stack.callback(inspect.stop)
-    await serve("runtime", sockets.runtime, methods_of(parts.runtime, _RUNTIME))
-
-
-async def _runtimes(
+async def _policies(
     settings: ProxySettings, stack: AsyncExitStack, health: Health
-) -> Runtimes | None:
-    if settings.kubernetes is None:
-        return None
-    try:
-        from crust.kubernetes_api import api, pod_runtimes
-    except ImportError as error:
-        raise InvalidSettings(
-            "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
-        ) from error
-    client = await workers.run(api.client, settings.kubernetes.kubeconfig)
-    stack.push_async_callback(client.close)
-    found = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
-    await stack.enter_async_context(found.following(health))
-    return found
-
-
-def _driver_sockets(
-    settings: ProxySettings,
-    parts: _Parts,
-    runtimes: Runtimes | None,
-    ports: Ports,
-) -> DriverSockets:
-    known = settings.kubernetes
-    deferring = frozenset(known.runtime_handlers) if known else frozenset()
-    unpublish = Unpublish(parts.entries, parts.events, parts.targets)
-    publish = Publish(parts.entries, parts.handlers, parts.events, parts.targets, unpublish)
-    on_host = HostPublish(parts.entries, parts.targets, publish)
-    deferrals = Deferrals(
-        parts.entries.table,
-        parts.targets,
-        parts.operations,
-        publish,
-        on_host,
-        unpublish,
-        parts.runtime,
-    )
-
-    def frontend(served: ServedDriver, backend: Backend) -> CsiService:
-        default = Defer(served.defer) if served.defer else None
-        decisions = Policy(default, runtimes, deferring)
-        name = volumes.DriverName(served.name)
-        return CsiService(name, backend, deferrals, decisions)
-
-    return DriverSockets(
-        frontend,
-        parts.daemon,
-        run_dir=settings.run_dir,
-        plugins_registry=settings.plugins_registry,
-        connect=ports.connect,
-    )
-
-
-async def _serve_drivers(
-    settings: ProxySettings, drivers: DriverSockets, stack: AsyncExitStack
-) -> None:
-    stack.push_async_callback(drivers.aclose)
-    for served in settings.drivers:
-        await drivers.add(served)
+) -> Callable[[ServedDriver], Policy]:
+    """Gives each driver its policy; follows the pods of the node where the settings give access to Kubernetes."""
+    runtimes, deferring = None, frozenset[str]()
+    if settings.kubernetes is not None:
+        try:
+            from crust.kubernetes_api import api, pod_runtimes
+        except ImportError as error:
+            raise InvalidSettings(
+                "proxy",
+                "kubernetes is set, and its client is missing: install crust-csi[kubernetes]",
+            ) from error
+        client = await workers.run(api.client, settings.kubernetes.kubeconfig)
+        stack.push_async_callback(client.close)
+        runtimes = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)
+        await stack.enter_async_context(runtimes.following(health))
+        deferring = frozenset(settings.kubernetes.runtime_handlers)
+    return lambda served: Policy(Defer(served.defer) if served.defer else None, runtimes, deferring)

@@ -47,13 +47,9 @@ class CsiService:
     """The CSI service of one driver's socket."""
 
     def __init__(
-        self,
-        driver: volumes.DriverName,
-        backend: Backend,
-        deferrals: Deferrals,
-        decisions: policy.Policy,
+        self, backend: Backend, deferrals: Deferrals, decisions: policy.Policy, driver: str
     ) -> None:
-        self._driver = driver
+        self._driver = volumes.DriverName(driver)
         self._backend = backend
         self._calls = deferrals
         self._table = deferrals.table

@@ -17,13 +17,12 @@ from crust.core import volumes
 from crust.handoff import store
 from crust.host.block import loop, loop_devices
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy.app import Sockets
 from crust.rpc import channel
 from tests.support import capabilities, containers
 from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
 from tests.support.faults.refusals import until_probe
-from tests.support.nodes.node import NAMED
+from tests.support.nodes.node import NAMED, Sockets
 from tests.support.runtimes import fake_handler
 
 ANSWER_S = 120.0

@@ -32,6 +32,20 @@ NAMED = {"crust.dev/runtime-handler": "kata"}
 """Context of a publish that names its handler: right after a start, one without a name waits for the grace's end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The proxy's own sockets."""
+
+    runtime: str
+    handlers: str
+    inspect: str
+
+    @classmethod
+    def below(cls, run_dir: str) -> "Sockets":
+        """The sockets in the run directory."""
+        return cls(f"{run_dir}/runtime.sock", f"{run_dir}/handlers.sock", f"{run_dir}/inspect.sock")
+
+
 @dataclass(frozen=True)
 class Places:
     """The paths of a node, below one short directory (sun_path has 107 bytes)."""
@@ -78,8 +92,8 @@ class Places:
         return f"{self.root}/sizes.json"
 
     @property
-    def sockets(self) -> app.Sockets:
-        return app.Sockets.below(self.run)
+    def sockets(self) -> Sockets:
+        return Sockets.below(self.run)
 
     def target(self, name: str) -> str:
         """A target path; its parent exists, as the CO creates it."""
