@@ -32,6 +32,7 @@ from benchmarks import (
 )
 
 BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
+    guest_io.NAME: guest_io.measure,
     publish.NAME: publish.measure,
     pass_through.NAME: pass_through.measure,
     one_process.NAME: one_process.measure,
@@ -43,7 +44,6 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     first_stage.NAME: first_stage.measure,
     large_pool.NAME: large_pool.measure,
     snapshots.NAME: snapshots.measure,
-    guest_io.NAME: guest_io.measure,
     ceph_guest_io.NAME: ceph_guest_io.measure,
     ceph_publish.NAME: ceph_publish.measure,
 }

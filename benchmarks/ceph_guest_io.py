@@ -130,7 +130,12 @@ class Result:
                 f"{MEMORY_MIB} MiB, one OSD (BlueStore) on the same machine and disk. The accelerator is {kind}."
             ),
             rows=tuple(
-                figures.Row(_label(key), each, "" if key[-1] == HOST else _label((*key[:-1], HOST)))
+                figures.Row(
+                    _label(key),
+                    each,
+                    "" if key[-1] == HOST else _label((*key[:-1], HOST)),
+                    is_other=key[-1] == HOST,
+                )
                 for key, each in self.samples.items()
             ),
             goals=tuple(self._goal(what, depth) for what in (WRITE, READ) for depth in DEPTHS),

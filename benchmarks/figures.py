@@ -66,11 +66,15 @@ class Collector(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was measured; `against` is the label of the row that it is compared with."""
+    """One thing that was measured; `against` is the label of the row that it is compared with.
+
+    `is_other`: it is no work of crust, but what crust is compared with.
+    """
 
     label: str
     samples: Samples
     against: str = ""
+    is_other: bool = False
 
 
 @dataclass(frozen=True, slots=True)

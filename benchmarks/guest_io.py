@@ -53,7 +53,12 @@ class Result:
                 f"{self._accelerator()}"
             ),
             rows=tuple(
-                figures.Row(f"{what}: {way}", each, "" if way == BLOCK else f"{what}: {BLOCK}")
+                figures.Row(
+                    f"{what}: {way}",
+                    each,
+                    "" if way == BLOCK else f"{what}: {BLOCK}",
+                    is_other=way != BLOCK,
+                )
                 for (what, way), each in self.samples.items()
             ),
             meaning=(

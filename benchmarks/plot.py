@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 
-_BASE, _OTHER, _LINE = "#8a8f98", "#2f6fb0", "#333333"
+_CRUST, _OTHER, _LINE = "#2f6fb0", "#8a8f98", "#333333"
 _BAR_INCHES, _PANEL_INCHES = 0.32, 0.8
-_LEGEND = "bar: median; line: to the 99th percentile; grey: what the others are compared with"
+_LEGEND = "bar: median; line: to the 99th percentile; blue: crust, grey: what it is compared with"
 
 
 def draw(reports: Sequence[figures.Report], path: Path) -> None:
@@ -36,7 +36,7 @@ def _panel(axes: Axes, report: figures.Report, unit: figures.Unit) -> None:
     rows = [row for row in report.rows if row.samples.unit == unit]
     for place, row in enumerate(rows):
         each = row.samples
-        axes.barh(place, each.median, color=_OTHER if row.against else _BASE, height=0.6)
+        axes.barh(place, each.median, color=_OTHER if row.is_other else _CRUST, height=0.6)
         axes.plot([each.median, each.p99], [place, place], color=_LINE, linewidth=1)
         axes.plot([each.p99], [place], color=_LINE, marker="|")
         axes.annotate(

@@ -61,7 +61,10 @@ class Result:
             ),
             rows=tuple(
                 figures.Row(
-                    f"{what}: {who}", each, "" if who == PROGRAMS else f"{what}: {PROGRAMS}"
+                    f"{what}: {who}",
+                    each,
+                    "" if who == PROGRAMS else f"{what}: {PROGRAMS}",
+                    is_other=who == PROGRAMS,
                 )
                 for (what, who), each in self.samples.items()
             ),

@@ -53,7 +53,12 @@ class Result:
                 "of its own and calls mount(8)."
             ),
             rows=tuple(
-                figures.Row(f"{rpc}, {way}", self.calls[rpc, way], self._against(rpc, way))
+                figures.Row(
+                    f"{rpc}, {way}",
+                    self.calls[rpc, way],
+                    self._against(rpc, way),
+                    is_other=way == DRIVER,
+                )
                 for rpc in dict.fromkeys(rpcs)
                 for way in WAYS
                 if (rpc, way) in self.calls
