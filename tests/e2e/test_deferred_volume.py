@@ -29,9 +29,7 @@ pytestmark = [
 BYTES = csi_pb2.VolumeUsage.BYTES
 
 
-async def test_containers_of_a_sandbox_share_vm_and_volume_mount(
-    node: WholeNode,
-) -> None:
+async def test_containers_of_a_sandbox_share_vm_and_volume_mount(node: WholeNode) -> None:
     target = await node.publish(await node.volume())
     await node.output("one", target, "echo first > /data/said")
     pid = await node.qemu_pid("one")
@@ -44,9 +42,7 @@ async def test_containers_of_a_sandbox_share_vm_and_volume_mount(
     assert await node.qemu_pid("one") == pid
 
 
-async def test_guest_data_is_read_by_next_guest_and_host(
-    node: WholeNode,
-) -> None:
+async def test_guest_data_is_read_by_next_guest_and_host(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     summed = await node.output(
@@ -71,9 +67,7 @@ async def test_xfs_is_deferred_and_expanded_online(node: WholeNode) -> None:
     assert after[BYTES].total - before[BYTES].total > 300 * MIB
 
 
-async def test_filesystem_of_offline_expanded_volume_grows_at_next_mount(
-    node: WholeNode,
-) -> None:
+async def test_filesystem_of_offline_expanded_volume_grows_at_next_mount(node: WholeNode) -> None:
     volume = await node.volume(size_bytes=64 * MIB)
     target = await node.publish(volume)
     await node.output("one", target, "true")
@@ -108,9 +102,7 @@ async def test_fs_group_is_applied_in_the_guest(node: WholeNode, policy: str) ->
     assert group == ("4059" if policy == "Always" else "0")
 
 
-async def test_fs_group_set_on_the_target_reaches_the_guest(
-    node: WholeNode,
-) -> None:
+async def test_fs_group_set_on_the_target_reaches_the_guest(node: WholeNode) -> None:
     """For drivers without VOLUME_MOUNT_GROUP the kubelet changes the target directory, as if it were the root."""
     target = await node.publish(await node.volume())
     await asyncio.to_thread(os.chown, target, -1, 4060)
@@ -118,9 +110,7 @@ async def test_fs_group_set_on_the_target_reaches_the_guest(
     assert await node.output("one", target, "stat -c '%g %a' /data") == "4060 2775"
 
 
-async def test_sub_path_is_resolved_inside_the_volume(
-    node: WholeNode,
-) -> None:
+async def test_sub_path_is_resolved_inside_the_volume(node: WholeNode) -> None:
     target = await node.publish(await node.volume())
     await node.output(
         "one", target, "mkdir -p /data/a/b; echo deep > /data/a/b/f; ln -s /etc /data/out"
@@ -184,9 +174,7 @@ async def test_the_host_cannot_mount_or_format_a_device_that_a_guest_has(node: W
     assert await node.output("one", target, "echo alive > /data/f; cat /data/f") == "alive"
 
 
-async def test_container_is_refused_when_handoff_entry_is_missing(
-    node: WholeNode,
-) -> None:
+async def test_container_is_refused_when_handoff_entry_is_missing(node: WholeNode) -> None:
     """The entry in /run is lost, the guard mount remains: a runtime that shared the directory would lose data."""
     volume = await node.volume()
     target = await node.publish(volume)
@@ -207,9 +195,7 @@ async def test_a_mount_source_that_is_not_deferred_is_refused(
         await node.run("one", tmp_path, "true")
 
 
-async def test_stats_without_sandbox_are_refused(
-    node: WholeNode,
-) -> None:
+async def test_stats_without_sandbox_are_refused(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     code, message = await refusal(node.kubelet.stats(volume, target))
@@ -217,9 +203,7 @@ async def test_stats_without_sandbox_are_refused(
     assert "no sandbox" in message
 
 
-async def test_killed_vm_releases_its_volume_and_keeps_synced_data(
-    node: WholeNode,
-) -> None:
+async def test_killed_vm_releases_its_volume_and_keeps_synced_data(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "echo synced > /data/f; sync")

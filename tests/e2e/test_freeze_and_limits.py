@@ -149,9 +149,7 @@ async def test_limits_apply_to_running_and_next_sandbox(
     assert await runtime_api.limits_in_force(node) == {}
 
 
-async def test_snapshot_of_written_volume_has_all_synced_data(
-    node: WholeNode,
-) -> None:
+async def test_snapshot_of_written_volume_has_all_synced_data(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     async with writing(node, WRITER, {"/data": target}) as writer:
@@ -165,9 +163,7 @@ async def test_snapshot_of_written_volume_has_all_synced_data(
         await node.kubelet.delete_snapshot(snapshot)
 
 
-async def test_modify_volume_limits_running_and_next_guest(
-    node: WholeNode,
-) -> None:
+async def test_modify_volume_limits_running_and_next_guest(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "true")

@@ -68,9 +68,7 @@ async def written(fresh_node: WholeNode, snapshot_id: str) -> list[int]:
     return [int(line) for line in (at / "log").read_text().splitlines()]
 
 
-async def test_group_snapshot_keeps_write_order_across_volumes(
-    fresh_node: WholeNode,
-) -> None:
+async def test_group_snapshot_keeps_write_order_across_volumes(fresh_node: WholeNode) -> None:
     one, two = await fresh_node.volume(), await fresh_node.volume()
     targets = {"/one": await fresh_node.publish(one), "/two": await fresh_node.publish(two)}
     async with writing(fresh_node, IN_ORDER, targets) as writer:
@@ -87,9 +85,7 @@ async def test_group_snapshot_keeps_write_order_across_volumes(
     assert said <= len(second) <= len(first) <= len(second) + 1
 
 
-async def test_restarted_driver_thaws_the_guest_it_had_frozen(
-    fresh_node: WholeNode,
-) -> None:
+async def test_restarted_driver_thaws_the_guest_it_had_frozen(fresh_node: WholeNode) -> None:
     """The restarted driver thaws, long before the guest's watchdog would."""
     one, two = await fresh_node.volume(), await fresh_node.volume()
     target = await fresh_node.publish(one)

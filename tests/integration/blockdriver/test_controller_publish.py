@@ -104,9 +104,7 @@ async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_
     assert [each.status for each in pool.backend_health] == [csi_pb2.STORAGE_UNREACHABLE]
 
 
-async def test_get_capacity_shrinks_by_provisioned_and_not_by_written_bytes(
-    bench: Bench,
-) -> None:
+async def test_get_capacity_shrinks_by_provisioned_and_not_by_written_bytes(bench: Bench) -> None:
     async def available() -> int:
         request = csi_pb2.GetCapacityRequest(
             accessible_topology=csi_pb2.Topology(segments={"crust.dev/node": "node-1"})

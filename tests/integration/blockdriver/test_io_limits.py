@@ -112,9 +112,7 @@ async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> N
     await limited.modify(made.volume_id, **{"csi.storage.k8s.io/pvc/name": "data"})
 
 
-async def test_publish_on_a_node_without_io_limits_is_refused(
-    bench: Bench,
-) -> None:
+async def test_publish_on_a_node_without_io_limits_is_refused(bench: Bench) -> None:
     bench.io_cgroup = "/crust-test-there-is-none"
     bench.restart()
     made, target = await bench.staged(mutable=SENT), bench.target("pod-a")

@@ -87,9 +87,7 @@ async def test_unpublish_leaves_only_the_kubelets_file_in_the_pod_directory(benc
     assert os.listdir(bench.staging(volume_id)) == []
 
 
-async def test_unpublish_after_a_reboot_succeeds_without_node_state(
-    bench: Bench,
-) -> None:
+async def test_unpublish_after_a_reboot_succeeds_without_node_state(bench: Bench) -> None:
     """After a reboot nothing is mounted or attached, and the kubelet takes down what its files say was up."""
     volume_id = (await bench.create()).volume_id
     target = Path(bench.target("pod-a"))

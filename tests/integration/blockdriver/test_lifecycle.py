@@ -84,9 +84,7 @@ async def test_truncated_image_is_an_abnormal_condition(bench: Bench) -> None:
     os.rename(image.with_suffix(".moved"), image)
 
 
-async def test_publish_with_group_0_is_refused_only_if_deferred(
-    bench: Bench,
-) -> None:
+async def test_publish_with_group_0_is_refused_only_if_deferred(bench: Bench) -> None:
     """A pod with fsGroup 0 is nothing unusual."""
     volume_id, target = await bench.staged(), bench.target("pod-a")
     await bench.publish(volume_id, target, mount(group=volumes.GroupChange(2345)))
@@ -121,9 +119,7 @@ async def test_unpublish_without_record_or_node_state_succeeds(bench: Bench) -> 
     assert not is_there(target)
 
 
-async def test_publish_checks_a_filesystem_not_unmounted_cleanly(
-    bench: Bench,
-) -> None:
+async def test_publish_checks_a_filesystem_not_unmounted_cleanly(bench: Bench) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
     await bench.unstage(volume_id)
     image = pool_layout.image(bench.root / "state", volume_id)

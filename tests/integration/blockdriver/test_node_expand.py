@@ -195,9 +195,7 @@ async def test_publish_killed_between_mount_and_growth_grows_on_retry(
     assert len(mountinfo.below(str(bench.root))) == 1
 
 
-async def test_publish_repeated_under_a_running_pod_changes_nothing(
-    bench: Bench,
-) -> None:
+async def test_publish_repeated_under_a_running_pod_changes_nothing(bench: Bench) -> None:
     """An ext4 that this process may not grow while it is mounted: the node state is lost, and the pod must not
     notice.
     """

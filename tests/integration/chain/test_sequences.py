@@ -179,9 +179,7 @@ async def _fill(path: Path) -> None:
     await asyncio.to_thread(fill)
 
 
-async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(
-    chain: Chain,
-) -> None:
+async def test_unreadable_record_blocks_its_volume_until_its_hint_is_followed(chain: Chain) -> None:
     volume = await chain.volume()
     target, other = chain.places.target("one"), chain.places.target("two")
     await chain.publish(volume, target)

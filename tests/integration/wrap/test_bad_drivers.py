@@ -253,9 +253,7 @@ async def test_retry_of_a_publish_undoes_nothing_that_a_guest_may_have(node: Wra
         await node.publish(volume, target)
 
 
-async def test_refused_first_stage_that_left_a_mount_is_unstaged_by_the_co(
-    cloud: Wrapped,
-) -> None:
+async def test_refused_first_stage_that_left_a_mount_is_unstaged_by_the_co(cloud: Wrapped) -> None:
     volume = await cloud.volume()
     staging = cloud.paths(volume).staging
     cloud.driver.misbehave(NodeStageVolume="hang")

@@ -85,9 +85,7 @@ async def test_unpublish_and_unstage_after_a_reboot_leave_nothing(node: Wrapped)
         os.rmdir(target)  # a kubelet does: the proxy knows nothing of it any more
 
 
-async def test_unstage_without_unpublish_after_a_reboot_clears_the_leaf(
-    cloud: Wrapped,
-) -> None:
+async def test_unstage_without_unpublish_after_a_reboot_clears_the_leaf(cloud: Wrapped) -> None:
     volume, _ = await _rebooted(cloud)
     assert os.listdir(cloud.paths(volume).published) != []
     await cloud.unstage(volume)

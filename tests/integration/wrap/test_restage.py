@@ -25,9 +25,7 @@ async def undecided() -> AsyncIterator[Wrapped]:
         yield running
 
 
-async def test_host_publish_of_what_is_staged_as_block_stages_as_mount(
-    undecided: Wrapped,
-) -> None:
+async def test_host_publish_of_what_is_staged_as_block_stages_as_mount(undecided: Wrapped) -> None:
     volume, target = await undecided.staged_volume(context={})
     assert os.path.lexists(undecided.paths(volume).staging)
     assert not os.path.ismount(undecided.staging(volume))
@@ -43,9 +41,7 @@ async def test_host_publish_of_what_is_staged_as_block_stages_as_mount(
     assert undecided.driver.names()[-1:] == ["NodePublishVolume"]
 
 
-async def test_deferred_publish_of_what_is_staged_as_mount_stages_as_block(
-    cloud: Wrapped,
-) -> None:
+async def test_deferred_publish_of_what_is_staged_as_mount_stages_as_block(cloud: Wrapped) -> None:
     volume, target = await cloud.staged_volume(context=NAMED)
     assert os.path.ismount(cloud.staging(volume))
     await cloud.publish(volume, target, flag=True)

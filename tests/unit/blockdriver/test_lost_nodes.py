@@ -106,9 +106,7 @@ async def test_look_that_fails_is_counted_and_repeated(cluster: Cluster, who: st
     await eventually(lambda: waiting() == 0)
 
 
-async def test_loop_goes_on_after_an_unforeseen_error_and_shows_it(
-    cluster: Cluster,
-) -> None:
+async def test_loop_goes_on_after_an_unforeseen_error_and_shows_it(cluster: Cluster) -> None:
     cluster.connected = cluster.gone = {"n1"}
     await eventually(lambda: waiting() == 1)
     before = value("crust_fencing_failures_total")
@@ -194,9 +192,7 @@ async def test_controller_with_an_unusable_kubeconfig_is_refused_before_it_serve
     check_never_served(said)
 
 
-async def test_controller_without_the_kubernetes_client_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_controller_without_the_kubernetes_client_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "modules"
     missing.mkdir()
     (missing / "lightkube.py").write_text("raise ImportError(__name__)\n")

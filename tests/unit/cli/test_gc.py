@@ -135,9 +135,7 @@ async def forgotten(places: Places) -> AsyncIterator[Forgotten]:
         )  # fmt: skip
 
 
-async def test_dry_run_says_the_proof_and_changes_nothing(
-    forgotten: Forgotten,
-) -> None:
+async def test_dry_run_says_the_proof_and_changes_nothing(forgotten: Forgotten) -> None:
     (result,) = await forgotten.gc(dry_run=True)
     assert result.outcome == "proven"
     assert [each.proven for each in result.checks] == [True] * len(result.checks)
@@ -151,9 +149,7 @@ async def test_dry_run_says_the_proof_and_changes_nothing(
     assert forgotten.kernel.mounted == {forgotten.target, forgotten.mapped}
 
 
-async def test_proven_orphan_is_unpublished_and_unstaged(
-    forgotten: Forgotten,
-) -> None:
+async def test_proven_orphan_is_unpublished_and_unstaged(forgotten: Forgotten) -> None:
     (result,) = await forgotten.gc()
     assert result.outcome == "settled"
     assert forgotten.called() == ["NodeUnpublishVolume", "NodeUnstageVolume"]
@@ -174,9 +170,7 @@ async def test_gc_keeps_what_a_new_pod_has_staged(forgotten: Forgotten, where: s
     assert "it is published for pod new-pod" in result.steps[-1]
 
 
-async def test_volume_of_a_new_pod_during_unpublish_is_not_unstaged(
-    forgotten: Forgotten,
-) -> None:
+async def test_volume_of_a_new_pod_during_unpublish_is_not_unstaged(forgotten: Forgotten) -> None:
     forgotten.kernel.on_unmount = lambda: Path(forgotten.target).with_name("new-pod").touch()
     (result,) = await forgotten.gc()
     assert (result.outcome, forgotten.called()) == ("refused", ["NodeUnpublishVolume"])

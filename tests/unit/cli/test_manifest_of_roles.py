@@ -60,9 +60,7 @@ def test_manifest_is_read_by_kubectl(tmp_path: Path, overlay: str) -> None:
     read_by_kubectl(made(config(tmp_path, text_of(overlay))))
 
 
-def test_controller_of_ceph_has_no_attacher_and_publishes_no_capacity(
-    tmp_path: Path,
-) -> None:
+def test_controller_of_ceph_has_no_attacher_and_publishes_no_capacity(tmp_path: Path) -> None:
     found = made(config(tmp_path, text_of("ceph-controller")))
     sidecars = {each["name"]: each for each in pod_of(found)["containers"]}
     assert set(sidecars) == {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}

@@ -132,9 +132,7 @@ def _call_each(channels: Channels) -> None:
     assert len(calls.ask(csi_pb2.GetMetadataAllocatedRequest())) == 1
 
 
-def test_calls_of_the_node_go_to_the_node_part_alone(
-    tmp_path: Path,
-) -> None:
+def test_calls_of_the_node_go_to_the_node_part_alone(tmp_path: Path) -> None:
     with recording(tmp_path / "n.sock") as node, recording(tmp_path / "c.sock") as controller:
         with connected(str(tmp_path / "n.sock"), str(tmp_path / "c.sock")) as channels:
             _call_each(channels)

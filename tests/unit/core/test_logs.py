@@ -129,9 +129,7 @@ def read_lines(fd: int, until: str) -> list[dict[str, object]]:
     return found
 
 
-def test_log_that_is_not_read_blocks_nobody_and_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_log_that_is_not_read_blocks_nobody_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "QUEUE_BYTES", 200_000)
     reader, writer = os.pipe()
     dropped: list[None] = []

@@ -193,9 +193,7 @@ async def test_operation_within_its_limit_is_not_overdue() -> None:
     assert await first == await second == 1
 
 
-async def test_failure_after_the_last_caller_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_failure_after_the_last_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     running, work = operations.KeyedOperations(), Work()
     work.error = ValueError("login with hunter2 refused")
     with pytest.raises(operations.OperationOverdue):

@@ -189,9 +189,7 @@ RBD = {"monitors": "v2:192.0.2.1:3300", "pool": "p", "user": "u", "key_file": "/
     "given",
     [{}, {"engine": "rbd", "rbd": RBD}, {"engine": "rbd", "rbd": RBD, "mode": "node"}],
 )
-def test_only_a_controller_of_ceph_volumes_fences(
-    given: dict[str, Any],
-) -> None:
+def test_only_a_controller_of_ceph_volumes_fences(given: dict[str, Any]) -> None:
     with pytest.raises(loading.InvalidSettings, match="only a controller of the engine rbd fences"):
         driver(kubernetes={}, **given)
     made = driver(kubernetes={}, engine="rbd", rbd=RBD, mode="controller")

@@ -62,9 +62,7 @@ async def kubelet() -> AsyncIterator[Kubelet]:
             yield Kubelet(driver, places, shim)
 
 
-async def test_expand_volume_is_advertised_where_the_plugin_grows_volumes(
-    kubelet: Kubelet,
-) -> None:
+async def test_expand_volume_is_advertised_where_the_plugin_grows_volumes(kubelet: Kubelet) -> None:
     """The controller's shim requires the node's part for every mounted volume."""
     kubelet.driver.expands = True
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
@@ -79,9 +77,7 @@ async def test_expand_volume_of_the_driver_is_advertised_once(kubelet: Kubelet) 
     assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, RPC.EXPAND_VOLUME}
 
 
-async def test_expansion_that_the_driver_need_not_do_is_checked(
-    kubelet: Kubelet,
-) -> None:
+async def test_expansion_that_the_driver_need_not_do_is_checked(kubelet: Kubelet) -> None:
     kubelet.driver.expands = True
     target = kubelet.places.target("one")
     await refused(kubelet.expand("vol-1", target), Code.NOT_FOUND, "NoVolumeAt", target)

@@ -174,9 +174,7 @@ async def test_strict_driver_gets_no_key_of_crust_and_the_answer_has_them(shim: 
     assert dict(answer.volume.volume_context) == made
 
 
-async def test_volume_that_is_always_deferred_is_created_as_block(
-    shim: Served,
-) -> None:
+async def test_volume_that_is_always_deferred_is_created_as_block(shim: Served) -> None:
     await shim.stub.CreateVolume(creation(ALWAYS, capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER)))
     (made,) = shim.driver.last.volume_capabilities
     assert made == capability(mode=MODE.SINGLE_NODE_SINGLE_WRITER, block=True)
@@ -269,9 +267,7 @@ def attach(context: Mapping[str, str], **fields: Any) -> csi_pb2.ControllerPubli
     )
 
 
-async def test_attach_of_a_deferred_volume_is_of_its_created_kind(
-    shim: Served,
-) -> None:
+async def test_attach_of_a_deferred_volume_is_of_its_created_kind(shim: Served) -> None:
     await shim.stub.ControllerPublishVolume(attach({"vendor": "kept", **ALWAYS}, readonly=True))
     assert dict(shim.driver.last.volume_context) == {"vendor": "kept"}
     assert shim.driver.last.volume_capability == capability(block=True)
@@ -390,9 +386,7 @@ async def test_detach_of_an_unused_volume_passes(with_api: Served, api: FakeKube
     assert with_api.driver.last == detach()
 
 
-async def test_controller_needs_the_api_only_to_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_controller_needs_the_api_only_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     settings = ShimSettings(
         socket="/none/csi.sock", driver_socket="/none/driver.sock", controller=True

@@ -240,9 +240,7 @@ async def _model(patch: pytest.MonkeyPatch) -> tuple[int, int]:
     return len(known), shim.runs
 
 
-async def test_no_failure_and_no_kill_robs_a_guest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     states, runs = await _model(monkeypatch)
     assert states >= 10
     assert runs >= 400

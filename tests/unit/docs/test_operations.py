@@ -116,9 +116,7 @@ def test_the_example_settings_lead_from_one_program_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("program", WITH_NODE)
-def test_unit_starts_its_program_and_keeps_the_hosts_mounts(
-    program: str,
-) -> None:
+def test_unit_starts_its_program_and_keeps_the_hosts_mounts(program: str) -> None:
     unit = (DEPLOY / "systemd" / f"crust-{program}.service").read_text(encoding="utf-8")
     lines = [line for line in unit.splitlines() if "=" in line and not line.startswith("#")]
     keys = {line.partition("=")[0] for line in lines}

@@ -46,9 +46,7 @@ def test_claim_is_live_while_its_lock_is_held_and_dead_without(paths: layout.Ent
     assert dead.sandbox_id == "sandbox-1"
 
 
-def test_held_lock_without_claim_file_is_a_live_claim(
-    paths: layout.EntryPaths,
-) -> None:
+def test_held_lock_without_claim_file_is_a_live_claim(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         found = claims.read(paths)
     assert found is not None
@@ -196,9 +194,7 @@ def test_other_children_of_the_claimant_do_not_keep_the_lock(paths: layout.Entry
         child.kill()
 
 
-def test_released_lock_is_free_though_a_child_has_a_copy(
-    paths: layout.EntryPaths,
-) -> None:
+def test_released_lock_is_free_though_a_child_has_a_copy(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         end_read, end_write = os.pipe()
         child = os.fork()

@@ -234,9 +234,7 @@ async def test_lost_node_is_found_beside_a_node_without_a_csi_driver(
     assert await nodes.ids() == {"worker-1"}
 
 
-async def test_csi_driver_without_fields_has_kubernetes_defaults(
-    client: KubernetesApi,
-) -> None:
+async def test_csi_driver_without_fields_has_kubernetes_defaults(client: KubernetesApi) -> None:
     found = await csi_driver_objects.read(client, DRIVER)
     assert (found.exists, found.attach_required, found.pod_info_on_mount) == (True, True, False)
 

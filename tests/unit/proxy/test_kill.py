@@ -153,9 +153,7 @@ async def test_unpublish_killed_at_any_call_is_finished_by_the_retry(peers: Peer
 
 
 @pytest.mark.spec("D-23")
-async def test_unpublish_killed_anywhere_leaves_what_a_new_kubelet_finds(
-    peers: Peers,
-) -> None:
+async def test_unpublish_killed_anywhere_leaves_what_a_new_kubelet_finds(peers: Peers) -> None:
     target = peers.places.target("one")
     targets = FakeTargets(peers.places.kubelet)
     forgotten = 0

@@ -86,9 +86,7 @@ async def test_guard_that_cannot_be_restored_is_reported(kata: Node, published: 
     assert kata.targets.has_guard(volumes.TargetPath(published))
 
 
-async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(
-    kata: Node,
-) -> None:
+async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata: Node) -> None:
     target, other = kata.places.target("one"), kata.places.target("two")
     await kata.co.publish("vol-1", target)
     async with _events(kata) as next_of:

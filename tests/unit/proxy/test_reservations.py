@@ -52,9 +52,7 @@ async def test_device_that_is_not_there_is_refused(kata: Node, target: str) -> N
     kata.check_untouched(target)
 
 
-async def test_volume_on_a_partition_of_a_published_disk_is_refused(
-    kata: Node,
-) -> None:
+async def test_volume_on_a_partition_of_a_published_disk_is_refused(kata: Node) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     kata.driver.identities.update({"vol-1": (8, 0, 9), "vol-2": (8, 1, 9)})
     disk, partition = volumes.DeviceIdentity(8, 0, 9), volumes.DeviceIdentity(8, 1, 9)
@@ -115,9 +113,7 @@ async def test_a_publish_never_switches_from_deferred_to_host(kata: Node, publis
     kata.check_published("vol-1", published)
 
 
-async def test_host_and_deferred_publish_at_once_are_aborted(
-    kata: Node,
-) -> None:
+async def test_host_and_deferred_publish_at_once_are_aborted(kata: Node) -> None:
     one, two = kata.places.target("one"), kata.places.target("two")
     gate = kata.driver.gates["NodePublishVolume"] = Gate()
     first = asyncio.create_task(kata.co.publish("vol-1", one))

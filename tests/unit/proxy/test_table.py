@@ -87,9 +87,7 @@ async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: 
     assert bench.table.of(RECORD.key) == ()
 
 
-async def test_row_of_an_operation_is_left_to_the_next_look(
-    bench: Bench,
-) -> None:
+async def test_row_of_an_operation_is_left_to_the_next_look(bench: Bench) -> None:
     """The publish began before the look, and has neither guard nor entry yet: its reservation must not go."""
     looks, busy = bench.looks(), replace(row(RECORD), busy=True)
     bench.table.put(busy)

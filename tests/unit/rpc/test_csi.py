@@ -110,9 +110,7 @@ capabilities = st.builds(volumes.VolumeCapability, accesses, st.sampled_from(vol
 
 
 @given(capabilities)
-def test_capability_survives_the_wire_with_its_group(
-    value: volumes.VolumeCapability,
-) -> None:
+def test_capability_survives_the_wire_with_its_group(value: volumes.VolumeCapability) -> None:
     assert csi.capability(csi.capability_to_wire(value, deferred=True)) == value
 
 

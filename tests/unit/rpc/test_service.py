@@ -319,9 +319,7 @@ async def _nothing(_: Any) -> None:
     return None
 
 
-async def test_span_has_its_code_and_its_errors_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_span_has_its_code_and_its_errors_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

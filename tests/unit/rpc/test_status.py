@@ -24,9 +24,7 @@ def test_every_branch_has_a_row_and_no_two_branches_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("leaf", error_table.all_errors(), ids=lambda each: each.__qualname__)
-def test_every_error_has_a_branch(
-    leaf: type[errors.CrustError],
-) -> None:
+def test_every_error_has_a_branch(leaf: type[errors.CrustError]) -> None:
     branch = status.branch_of(leaf)
     assert branch in status.CODES
     internal = status.code_of_class(leaf) is grpc.StatusCode.INTERNAL
@@ -35,9 +33,7 @@ def test_every_error_has_a_branch(
 
 
 @pytest.mark.parametrize("branch", BRANCHES, ids=lambda each: each.__name__)
-def test_peers_status_comes_back_with_its_sentence(
-    branch: type[errors.CrustError],
-) -> None:
+def test_peers_status_comes_back_with_its_sentence(branch: type[errors.CrustError]) -> None:
     there = branch("it failed", why="so", hint="do this")
     back = status.to_error(_of_peer(status.code_of(there), str(there)))
     assert type(back) is branch

@@ -12,9 +12,7 @@ from crust.rpc.serving.health import Health
 from crust.rpc.serving.worker_watch import WorkerWatch
 
 
-async def test_watchdog_is_told_while_a_thread_is_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_watchdog_is_told_while_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
     watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
     await watch.check()
@@ -54,9 +52,7 @@ async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None
     assert health.problems == {}
 
 
-async def test_unhealthy_part_says_what_hangs_longest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unhealthy_part_says_what_hangs_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     health, dead = Health(), threading.Event()
     shim, other = Workers("the shim at /s", limit=5), Workers("the shim at /other", limit=1)
     running = operations.KeyedOperations(shim)
@@ -91,9 +87,7 @@ async def test_unhealthy_part_says_what_hangs_longest(
     assert health.problems == {}
 
 
-async def test_watch_that_only_shows_fails_no_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_watch_that_only_shows_fails_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver: dozens of unmounts that write to a slow disk take all threads, and end."""
     pool, health, dead = Workers("the driver", limit=1), Health(), threading.Event()
     hung = asyncio.create_task(pool.run(dead.wait))

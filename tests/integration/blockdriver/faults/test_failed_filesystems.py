@@ -80,9 +80,7 @@ async def test_shut_down_filesystem_in_csi_1_13_is_inaccessible(
     assert [each.status for each in reported] == [csi_pb2.INACCESSIBLE]
 
 
-async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(
-    bench: Bench,
-) -> None:
+async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(bench: Bench) -> None:
     volume_id, target = await published(bench, "ext4", 64 * MIB)
     make_read_only(target)
     condition = (await bench.stats(volume_id, target)).condition

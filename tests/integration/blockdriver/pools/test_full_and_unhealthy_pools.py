@@ -128,9 +128,7 @@ def fill(bench: Bench) -> None:
         os.fsync(file.fileno())
 
 
-async def test_unpublish_and_delete_on_a_full_disk_succeed(
-    reserving: Bench,
-) -> None:
+async def test_unpublish_and_delete_on_a_full_disk_succeed(reserving: Bench) -> None:
     ids = [(await reserving.create(name, size=16 * MIB)).volume_id for name in "abcd"]
     for volume_id in ids:
         await reserving.attach(volume_id)

@@ -89,9 +89,7 @@ async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> 
         await bench.publish(volume.volume_id, guest, deferred=True)
 
 
-async def test_deferred_publish_with_an_unknown_host_mount_is_refused(
-    bench: Bench,
-) -> None:
+async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     foreign = bench.root / "foreign"
     foreign.mkdir()
@@ -173,9 +171,7 @@ async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> Non
     await bench.publish(volume.volume_id, bench.target("pod-a"))
 
 
-async def test_deferred_publish_of_a_mounted_btrfs_is_refused(
-    bench: Bench,
-) -> None:
+async def test_deferred_publish_of_a_mounted_btrfs_is_refused(bench: Bench) -> None:
     """Its mounts show a device number of their own, which no device has."""
     capability = mount("btrfs")
     volume_id = (await bench.create(capability=capability, size=160 * MIB)).volume_id

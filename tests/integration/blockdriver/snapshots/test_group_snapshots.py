@@ -144,9 +144,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
         await down(cloning, volume_id)
 
 
-async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(
-    copying: Bench,
-) -> None:
+async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     one, two = await copying.create("one", block()), await copying.create("two")
     await up(copying, one.volume_id, raw=True)
     with raised("RawDeviceInUse"):

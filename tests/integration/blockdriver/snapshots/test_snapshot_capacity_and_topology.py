@@ -75,9 +75,7 @@ async def test_capacity_is_reserved_before_a_copy_starts(
     await down(small, volume_id)
 
 
-async def test_snapshot_in_csi_1_13_has_its_topology(
-    tmp_path: Path,
-) -> None:
+async def test_snapshot_in_csi_1_13_has_its_topology(tmp_path: Path) -> None:
     types = csi_pb2.PluginCapability.Service
     for profile in ("1.12", "1.13"):
         root = tmp_path / profile

@@ -95,9 +95,7 @@ async def test_clone_of_a_mounted_volume_can_be_larger_and_is_independent(
         await pool.delete(volume_id)
 
 
-async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(
-    cloning: Bench,
-) -> None:
+async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: Bench) -> None:
     source = await cloning.create("source", block())
     target = await up(cloning, source.volume_id, raw=True)
     fd = os.open(target, os.O_WRONLY)
@@ -113,9 +111,7 @@ async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(
     await down(cloning, source.volume_id)
 
 
-async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(
-    copying: Bench,
-) -> None:
+async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(copying: Bench) -> None:
     source = await copying.create("source", block())
     await up(copying, source.volume_id, raw=True)
     with raised("RawDeviceInUse"):
@@ -150,9 +146,7 @@ async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
     assert copy.stat().st_mode & 0o777 == 0o400
 
 
-async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(
-    pool: Bench,
-) -> None:
+async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(pool: Bench) -> None:
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
     volume = await pool.create("one", block())
     await up(pool, volume.volume_id, raw=True)

@@ -162,12 +162,7 @@ def test_driver_that_cannot_read_its_machine_id_attaches_nothing(
     ],
 )
 def test_stage_beside_a_claim_of_another_host_is_by_the_access_mode(
-    bench: Bench,
-    access: Made,
-    has: claim_object.Mode,
-    mode: volumes.AccessMode,
-    *,
-    is_shared: bool,
+    bench: Bench, access: Made, has: claim_object.Mode, mode: volumes.AccessMode, *, is_shared: bool
 ) -> None:
     here, client = access("node-a"), bench.node()
     claims.take(client.image, has, Host("node-b", "b"), "sandbox-1", "vm-1")

@@ -121,9 +121,7 @@ def test_list_named_opens_only_devices_of_wanted_files_removed_ones_included(
     loop.detach(device)
 
 
-def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(
-    sparse_file: MakeFile,
-) -> None:
+def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile) -> None:
     backing, tag = sparse_file(), "t" * loopctl.TAG_MAX_BYTES
     device = loop.attach_once(backing, tag=tag)
     try:

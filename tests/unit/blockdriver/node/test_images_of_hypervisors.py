@@ -102,9 +102,7 @@ async def volume(tmp_path: Path) -> Volume:
     return Volume(driver, tmp_path, made.volume.volume_id)
 
 
-async def test_guest_gets_the_image_and_formats_it_with_its_key(
-    volume: Volume,
-) -> None:
+async def test_guest_gets_the_image_and_formats_it_with_its_key(volume: Volume) -> None:
     await volume.stage()
     answer = csi.deferred_mount(await volume.publish())
     assert answer.image is not None

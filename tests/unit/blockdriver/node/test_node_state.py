@@ -91,9 +91,7 @@ def test_damaged_publish_blocks_its_target_and_volume_alone(tmp_path: Path, left
         assert not path.exists()
 
 
-def test_damaged_stage_blocks_its_volume_until_it_is_unstaged(
-    tmp_path: Path,
-) -> None:
+def test_damaged_stage_blocks_its_volume_until_it_is_unstaged(tmp_path: Path) -> None:
     other = Staged(volume_id=IDS.volume_id("b"), kind="mount", fs_type="ext4", paths=("/s",))
     first = opened(tmp_path)
     first.note_staged(other.model_copy(update={"volume_id": VOLUME}))
@@ -140,9 +138,7 @@ def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path
     assert entries.staged(VOLUME) is None
 
 
-def test_node_state_of_a_later_version_is_read(
-    tmp_path: Path,
-) -> None:
+def test_node_state_of_a_later_version_is_read(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_published(entry())
     [path] = (tmp_path / BOOT / "published").iterdir()

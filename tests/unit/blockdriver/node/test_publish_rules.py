@@ -75,9 +75,7 @@ def test_publish_another_target_depends_on_the_access_mode(mode: Mode) -> None:
     ],
     ids=["access type", "filesystem", "options", "mode"],
 )
-def test_second_target_with_another_capability_is_refused(
-    other: volumes.VolumeCapability,
-) -> None:
+def test_second_target_with_another_capability_is_refused(other: volumes.VolumeCapability) -> None:
     present = publish_rules.entry_of(publish("/pods/a/mount", other), "xfs")
     if isinstance(other.access, volumes.MountAccess):
         present = publish_rules.entry_of(publish("/pods/a/mount", other), other.access.fs_type)

@@ -45,9 +45,7 @@ async def probe(served: Identity) -> bool:
     return (await served.Probe(csi_pb2.ProbeRequest(), caller())).ready.value
 
 
-async def test_probe_while_every_worker_hangs_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_probe_while_every_worker_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     dead, threads = threading.Event(), Workers("the driver", limit=2)
     served = Identity("driver", MemoryBackend(), "1.12", KeyedOperations(threads))
     hung = [asyncio.create_task(threads.run(dead.wait)) for _ in range(2)]

@@ -96,9 +96,7 @@ async def test_controller_serves_no_rpc_of_a_node(served: Serve, tmp_path: Path)
     assert not (tmp_path / "run" / boot.boot_id()).exists()
 
 
-async def test_node_deployment_serves_nothing_that_any_node_may_get(
-    served: Serve,
-) -> None:
+async def test_node_deployment_serves_nothing_that_any_node_may_get(served: Serve) -> None:
     async with served(Role("all", node_deployment=True)) as connected:
         controller = csi_pb2_grpc.ControllerStub(connected)
         answer = await controller.ControllerGetCapabilities(

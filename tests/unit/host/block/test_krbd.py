@@ -101,9 +101,7 @@ def test_mappings_of_other_images_are_not_found(kernel: KernelRbd, sysfs: FakeSy
     assert kernel.find(IMAGE) is not None
 
 
-def test_container_of_the_same_kernel_has_mappings_of_its_own(
-    kernel: KernelRbd,
-) -> None:
+def test_container_of_the_same_kernel_has_mappings_of_its_own(kernel: KernelRbd) -> None:
     kernel.map(IMAGE, LOGIN, readonly=False)
     assert replace(kernel, owner="node-b").find(IMAGE) is None
 

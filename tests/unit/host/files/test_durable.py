@@ -206,9 +206,7 @@ def test_make_directory_syncs_the_name_of_a_new_one(tmp_path: Path) -> None:
     assert steps == [("sync", str(tmp_path))]
 
 
-def test_publish_directory_syncs_names_in_it_then_its_own(
-    tmp_path: Path,
-) -> None:
+def test_publish_directory_syncs_names_in_it_then_its_own(tmp_path: Path) -> None:
     aside, final = tmp_path / ".new", tmp_path / "final"
     durable.make_staging(aside, 0o700)
     with recorded() as steps:

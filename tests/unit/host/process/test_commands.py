@@ -181,9 +181,7 @@ async def test_run_kills_a_program_that_ignores_sigterm(
     assert await asyncio.to_thread(ends, pidfd)
 
 
-async def test_endless_output_fails_with_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output exceeds asyncio's buffer: asyncio reports the exit only once all of it was read."""
     start = commands._start
 

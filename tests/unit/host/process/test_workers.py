@@ -132,9 +132,7 @@ async def test_cancelled_caller_leaves_its_thread_counted(
         await pool.check_free()
 
 
-async def test_cancelled_caller_without_a_thread_is_never_called(
-    dead: threading.Event,
-) -> None:
+async def test_cancelled_caller_without_a_thread_is_never_called(dead: threading.Event) -> None:
     pool, first, second = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
     hung = asyncio.create_task(pool.run(first))
     await workers.run(first.running.wait)
@@ -147,9 +145,7 @@ async def test_cancelled_caller_without_a_thread_is_never_called(
     assert second.calls == 0
 
 
-async def test_thread_that_cannot_start_is_no_worker_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_thread_that_cannot_start_is_no_worker_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a unit or pod; nothing of the call may run later."""
     pool, calls = Workers("pool"), 0
 
@@ -214,9 +210,7 @@ async def test_long_work_leaves_threads_for_the_rest(dead: threading.Event) -> N
     await asyncio.gather(*copies)
 
 
-async def test_volume_that_hangs_takes_one_thread_for_all_retries(
-    dead: threading.Event,
-) -> None:
+async def test_volume_that_hangs_takes_one_thread_for_all_retries(dead: threading.Event) -> None:
     pool, call = Workers("pool", limit=2), Hanging(dead)
     running = operations.KeyedOperations(pool)
 
@@ -239,9 +233,7 @@ async def test_volume_that_hangs_takes_one_thread_for_all_retries(
     assert await first == "it ended"
 
 
-async def test_load_counts_threads_callers_and_refusals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_load_counts_threads_callers_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
     pool, hold = workers.Workers("a pool", limit=2), threading.Event()
     calls = [asyncio.ensure_future(pool.run(hold.wait)) for _ in range(3)]

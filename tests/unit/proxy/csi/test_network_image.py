@@ -81,9 +81,7 @@ async def test_image_that_another_volume_has_is_refused_whatever_its_user_is(kat
 
 
 @pytest.mark.spec("D-51")
-async def test_expanded_image_is_recorded_before_the_guest_is_asked(
-    node: Node,
-) -> None:
+async def test_expanded_image_is_recorded_before_the_guest_is_asked(node: Node) -> None:
     target, gate = node.places.target("one"), Gate()
     node.driver.alter = _answers_image
     async with node.deferred(target, FakeHandler(gate=gate)):

@@ -112,9 +112,7 @@ async def test_volume_and_runtime_class_that_name_two_handlers_are_refused() -> 
 
 
 @pytest.mark.parametrize("context", [{HANDLER: "kata"}, {DEFER: "never", HANDLER: "kata"}])
-async def test_named_handler_without_deferral_has_no_effect(
-    context: dict[str, str],
-) -> None:
+async def test_named_handler_without_deferral_has_no_effect(context: dict[str, str]) -> None:
     """The filesystem is mounted on the host. A CO with the flag may use one volume in both ways, in turn."""
     decision = await decide(Policy(), context)
     assert not decision.defer
@@ -151,9 +149,7 @@ async def test_pod_of_a_deferred_volume_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize("context", [{}, {DEFER: "never"}])
-async def test_deferred_volume_decides_nothing_for_another_request(
-    context: dict[str, str],
-) -> None:
+async def test_deferred_volume_decides_nothing_for_another_request(context: dict[str, str]) -> None:
     assert not (await decide(Policy(), context, known=KATA)).defer
 
 

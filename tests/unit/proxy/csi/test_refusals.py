@@ -100,9 +100,7 @@ async def test_publish_is_refused_if_the_handler_lacks_a_feature(
 
 
 @pytest.mark.spec("D-20")
-async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(
-    node: Node,
-) -> None:
+async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> None:
     """A kubelet publishes all volumes of a pod at once; without a limit its container fails to start, much later."""
 
     def target(pod: str, volume: str) -> str:
@@ -285,9 +283,7 @@ async def test_device_of_a_raw_publish_is_refused_until_the_raw_publish_ends(kat
     kata.check_published("vol-1", target)
 
 
-async def test_host_writer_beside_a_deferred_reader_is_refused(
-    kata: Node,
-) -> None:
+async def test_host_writer_beside_a_deferred_reader_is_refused(kata: Node) -> None:
     deferred, host = kata.places.target("deferred"), kata.places.target("host")
     await kata.co.publish("vol-1", deferred, readonly=True)
     await refused(

@@ -132,9 +132,7 @@ def _lose_a_guard(places: Places) -> None:
     Path(lost, GUARD).touch()
 
 
-async def test_retries_of_a_hanging_unpublish_take_one_thread(
-    places: Places,
-) -> None:
+async def test_retries_of_a_hanging_unpublish_take_one_thread(places: Places) -> None:
     _lose_a_guard(places)
     targets = HangingTargets(places.kubelet)
     targets.hung = places.target("hung")
@@ -149,9 +147,7 @@ async def test_retries_of_a_hanging_unpublish_take_one_thread(
         targets.answers.set()
 
 
-async def test_link_to_an_unknown_guard_does_not_reach_the_driver(
-    places: Places,
-) -> None:
+async def test_link_to_an_unknown_guard_does_not_reach_the_driver(places: Places) -> None:
     _lose_a_guard(places)
     link = f"{places.kubelet}/link"
     os.symlink(f"{places.kubelet}/pods/lost", link)

@@ -46,9 +46,7 @@ async def node(root: str, request: pytest.FixtureRequest) -> AsyncIterator[Node]
         yield there
 
 
-async def test_attach_comes_before_the_stage_and_detach_after_unstage(
-    node: Node,
-) -> None:
+async def test_attach_comes_before_the_stage_and_detach_after_unstage(node: Node) -> None:
     node.controller.fails = 2
     node.kubelet.add(POD)
     await node.kubelet.turn()
@@ -64,9 +62,7 @@ async def test_attach_comes_before_the_stage_and_detach_after_unstage(
     assert node.controller.attached == set()
 
 
-async def test_forced_detach_of_a_mounted_volume_needs_the_switch(
-    node: Node,
-) -> None:
+async def test_forced_detach_of_a_mounted_volume_needs_the_switch(node: Node) -> None:
     node.kubelet.add(POD)
     await node.kubelet.until(lambda: node.kubelet.settled, within_s=30)
     held = Failure(grpc.StatusCode.FAILED_PRECONDITION, "a sandbox has it")
@@ -81,9 +77,7 @@ async def test_forced_detach_of_a_mounted_volume_needs_the_switch(
     assert node.controller.attached == (set() if node.forces else {"vol-1"})
 
 
-async def test_restarted_kubelet_detaches_no_volume_of_a_running_pod(
-    node: Node,
-) -> None:
+async def test_restarted_kubelet_detaches_no_volume_of_a_running_pod(node: Node) -> None:
     node.kubelet.add(POD)
     await node.kubelet.until(lambda: node.kubelet.settled, within_s=30)
     await node.kubelet.restart()
@@ -127,9 +121,7 @@ async def test_raw_volume_is_staged_mapped_and_removed(simulated: Simulated, roo
     assert sorted(os.listdir(f"{root}/kubelet/{BASE}")) == ["publish", "staging"]
 
 
-async def test_target_that_stays_keeps_its_device_mapped(
-    simulated: Simulated,
-) -> None:
+async def test_target_that_stays_keeps_its_device_mapped(simulated: Simulated) -> None:
     await _run(simulated)
     simulated.driver.keeps_raw_targets = True
     await simulated.kubelet.delete("pod-1")
@@ -197,9 +189,7 @@ async def test_inline_volume_is_named_after_its_pod(simulated: Simulated, root: 
     assert simulated.methods() == ["NodePublishVolume", "NodeUnpublishVolume"]
 
 
-async def test_inline_volume_is_unpublished_after_a_restart(
-    simulated: Simulated,
-) -> None:
+async def test_inline_volume_is_unpublished_after_a_restart(simulated: Simulated) -> None:
     simulated.kubelet.add(INLINE_POD)
     await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
     await simulated.kubelet.delete("pod-1")

@@ -44,9 +44,7 @@ async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, root: st
     assert os.listdir(f"{root}/kubelet/plugins/kubernetes.io/csi/csi.example.com") == []
 
 
-async def test_capabilities_are_asked_for_each_operation(
-    simulated: Simulated,
-) -> None:
+async def test_capabilities_are_asked_for_each_operation(simulated: Simulated) -> None:
     await _run(simulated)
     asked = [call.method for call in simulated.driver.calls]
     assert asked == [
@@ -89,9 +87,7 @@ async def test_final_code_after_an_uncertain_publish_is_forgotten_and_never_unpu
     assert len(simulated.driver.published) == 1, "the leak that a final code makes"
 
 
-async def test_failing_capabilities_make_the_kubelet_forget(
-    simulated: Simulated,
-) -> None:
+async def test_failing_capabilities_make_the_kubelet_forget(simulated: Simulated) -> None:
     _uncertain(simulated)
     simulated.kubelet.add(POD)
     await simulated.kubelet.turn()
@@ -134,9 +130,7 @@ def test_pauses_grow_from_half_a_second_to_two_minutes() -> None:
     assert pauses[-1] == LONGEST_PAUSE_S
 
 
-async def test_unpublish_is_retried_at_once_while_a_pod_waits(
-    simulated: Simulated,
-) -> None:
+async def test_unpublish_is_retried_at_once_while_a_pod_waits(simulated: Simulated) -> None:
     await _run(simulated)
     await simulated.kubelet.delete("pod-1")
     simulated.kubelet.add(Pod("pod-2", (VOLUME,)))
@@ -173,9 +167,7 @@ async def test_volume_is_unstaged_when_its_last_pod_is_gone(simulated: Simulated
     assert simulated.methods()[-1] == "NodeUnstageVolume"
 
 
-async def test_target_that_holds_something_is_never_torn_down(
-    simulated: Simulated,
-) -> None:
+async def test_target_that_holds_something_is_never_torn_down(simulated: Simulated) -> None:
     await _run(simulated)
     simulated.driver.leaves = "mountInfo.json"
     await simulated.kubelet.delete("pod-1")
@@ -185,9 +177,7 @@ async def test_target_that_holds_something_is_never_torn_down(
     assert simulated.kubelet.actual.volumes["pv-1"].state_for("pod-1") is State.UNCERTAIN
 
 
-async def test_restarted_kubelet_publishes_running_pods_again(
-    simulated: Simulated,
-) -> None:
+async def test_restarted_kubelet_publishes_running_pods_again(simulated: Simulated) -> None:
     await _run(simulated)
     await simulated.kubelet.restart()
     await simulated.kubelet.turn()
@@ -234,9 +224,7 @@ async def test_expansion_refused_as_in_use_is_not_tried_again(
     assert len(simulated.driver.called("NodeExpandVolume")) == calls
 
 
-async def test_failing_statistics_change_nothing(
-    simulated: Simulated,
-) -> None:
+async def test_failing_statistics_change_nothing(simulated: Simulated) -> None:
     await _run(simulated)
     for _ in range(3):
         simulated.driver.failures["NodeGetVolumeStats"] = Failure(Code.FAILED_PRECONDITION, "no")
@@ -246,9 +234,7 @@ async def test_failing_statistics_change_nothing(
     assert simulated.kubelet.settled
 
 
-async def test_sub_path_is_bound_and_cleaned_before_unpublish(
-    simulated: Simulated,
-) -> None:
+async def test_sub_path_is_bound_and_cleaned_before_unpublish(simulated: Simulated) -> None:
     await _run(simulated, Pod("pod-1", (VOLUME,), {"pv-1": "a/b"}))
     target = simulated.kubelet.disk.target("pod-1", "pv-1")
     bound = simulated.kubelet.disk.sub_path("pod-1", "pv-1")
@@ -259,9 +245,7 @@ async def test_sub_path_is_bound_and_cleaned_before_unpublish(
     assert simulated.mount_points.binds == {}
 
 
-async def test_sub_path_that_cannot_be_made_stops_the_container(
-    simulated: Simulated,
-) -> None:
+async def test_sub_path_that_cannot_be_made_stops_the_container(simulated: Simulated) -> None:
     simulated.kubelet.add(Pod("pod-1", (VOLUME,), {"pv-1": "file/below"}))
     target = simulated.kubelet.disk.target("pod-1", "pv-1")
     os.makedirs(target)
