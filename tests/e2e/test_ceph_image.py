@@ -42,9 +42,7 @@ def fence(storage: Storage, name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.spec("H-47")
-async def test_guest_formats_an_image_that_was_created_empty_and_the_next_guest_has_its_data(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_new_image_is_formatted_and_keeps_its_data(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     assert await node.output("one", target, "echo kept > /data/f; sync; cat /data/f") == "kept"
     [holder] = claims_of(storage).holders
@@ -83,9 +81,7 @@ async def test_key_of_the_images_user_is_in_no_file_command_line_environment_or_
 
 
 @pytest.mark.spec("H-55")
-async def test_wrong_key_is_refused_before_the_hypervisor_gets_it(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_wrong_key_stops_before_the_hypervisor(node: ImageNode, storage: Storage) -> None:
     raw = base64.b64decode(storage.key)
     wrong = base64.b64encode(raw[:-1] + bytes([raw[-1] ^ 1])).decode()
     good = storage.answer
@@ -106,9 +102,7 @@ async def test_wrong_key_is_refused_before_the_hypervisor_gets_it(
 
 
 @pytest.mark.spec("H-35", "D-51")
-async def test_image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_grown_image_grows_in_the_guest_alone(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     before = int(await node.output("one", target, "df -Pk /data | tail -1 | awk '{print $2}'"))
     storage.grow(2 * SIZE)
@@ -120,9 +114,7 @@ async def test_image_that_its_controller_has_grown_grows_in_the_guest_and_never_
 
 
 @pytest.mark.spec("H-53")
-async def test_volume_moves_to_another_node_after_its_frozen_guest_was_fenced(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_volume_moves_after_its_guest_was_fenced(node: ImageNode, storage: Storage) -> None:
     """Refused while A has it; what A had synced is there; what A writes when it runs again reaches nothing."""
     async with image_node("node-b", storage) as other:
         here, there = await node.publish(), await other.publish()
@@ -154,9 +146,7 @@ async def test_volume_moves_to_another_node_after_its_frozen_guest_was_fenced(
 
 
 @pytest.mark.spec("H-51")
-async def test_sandbox_after_a_killed_one_has_the_image_when_the_controller_has_cut_that_off(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_image_of_a_killed_sandbox_is_free_later(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     killed = await node.qemu("one")
@@ -170,9 +160,7 @@ async def test_sandbox_after_a_killed_one_has_the_image_when_the_controller_has_
 
 
 @pytest.mark.spec("H-52")
-async def test_runtime_gives_back_what_ended_while_it_was_away_and_another_node_needs_no_fencing(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_runtime_gives_back_what_ended_meanwhile(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     qemu = await node.qemu("one")
@@ -234,7 +222,7 @@ async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> No
     assert await asyncio.to_thread(_used, storage) < used
 
 
-async def test_synced_write_to_an_image_is_one_request_that_no_scheduler_holds(
+async def test_synced_write_to_an_image_is_one_unscheduled_request(
     node: ImageNode,
 ) -> None:
     """QEMU flushes after each write, so the guest's kernel does not ask for it."""
@@ -256,9 +244,7 @@ async def test_limits_of_an_image_are_qemus(node: ImageNode, storage: Storage) -
 
 @pytest.mark.timeout(480)
 @pytest.mark.spec("H-51")
-async def test_readers_of_two_nodes_share_an_image_and_exclude_a_writer_as_it_excludes_them(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_readers_of_two_nodes_exclude_a_writer(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     async with image_node("node-b", storage) as other:

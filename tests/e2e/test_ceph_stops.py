@@ -73,9 +73,7 @@ async def test_restarted_runtime_adopts_an_image_whose_cluster_is_stopped(
 
 
 @pytest.mark.spec("H-55")
-async def test_image_is_not_unplugged_while_its_cluster_is_stopped_and_is_afterwards(
-    node: ImageNode, storage: Storage
-) -> None:
+async def test_image_of_a_stopped_cluster_stays_plugged(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     sandbox = await node.sandbox("one")

@@ -62,9 +62,7 @@ async def check_unavailable(api: runtime_api.RuntimeApi, target: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["driver", "shim", "proxy"])
-async def test_killed_daemon_restarts_and_the_volume_stays_usable(
-    fresh_node: WholeNode, victim: str
-) -> None:
+async def test_killed_daemon_leaves_the_volume_usable(fresh_node: WholeNode, victim: str) -> None:
     """A freeze also survives, because the guest holds it until the thaw."""
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)

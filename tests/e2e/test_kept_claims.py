@@ -118,7 +118,7 @@ async def test_kept_claim_outlives_the_runtime_and_its_keepers_and_ends_with_the
 
 
 @pytest.mark.spec("H-46")
-async def test_vm_whose_claim_somebody_had_while_no_daemon_ran_is_killed_at_the_start(
+async def test_vm_whose_claim_somebody_had_meanwhile_is_killed(
     node: WholeNode,
 ) -> None:
     volume = await node.volume()

@@ -69,7 +69,7 @@ async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernel
     await volume.leave()
 
 
-async def test_users_key_is_in_no_file_log_command_line_or_attribute_of_the_node(
+async def test_users_key_is_in_no_file_log_or_command_line(
     bench: Bench,
 ) -> None:
     volume = await bench.volume()
@@ -110,9 +110,7 @@ async def test_device_that_a_process_has_open_is_not_unmapped(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("step", ["take", "map", "record", "device", "give_back"])
-async def test_driver_that_is_killed_before_a_step_is_completed_by_its_successor(
-    bench: Bench, step: str
-) -> None:
+async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str) -> None:
     volume = await bench.volume()
     await killed_before(step, volume)
     before = await volume.mapped()
@@ -125,7 +123,7 @@ async def test_driver_that_is_killed_before_a_step_is_completed_by_its_successor
     await volume.leave()
 
 
-async def test_node_that_was_cut_off_writes_nothing_more_and_its_mapping_is_not_used_again(
+async def test_node_that_was_cut_off_never_uses_its_mapping_again(
     bench: Bench,
 ) -> None:
     volume = await bench.volume()
@@ -221,7 +219,7 @@ async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     await volume.leave()
 
 
-async def test_driver_without_a_key_unmaps_and_gives_the_claims_back_with_the_next_key(
+async def test_driver_without_a_key_unmaps_with_the_next_key(
     bench: Bench,
 ) -> None:
     """One of the volumes is used again at once, with a claim of its own; the other only by that call's key."""
@@ -276,7 +274,7 @@ async def test_pod_with_a_network_of_its_own_maps_in_the_hosts_or_not_at_all(ben
     await volume.leave()
 
 
-async def test_mapping_that_no_driver_looks_after_keeps_its_claim_and_is_cut_off_by_its_own_address(
+async def test_mapping_without_a_driver_keeps_its_claim_until_cut_off(
     bench: Bench,
 ) -> None:
     """The claim has no lease that somebody must renew, and the driver that is started again has no key."""
@@ -321,7 +319,7 @@ def _check_nobody_else_gets(volume: Volume) -> None:
             fencing.fence(there, "node-a")
 
 
-async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_reads(
+async def test_readers_mapping_is_kept_by_its_claim_until_fenced(
     bench: Bench,
 ) -> None:
     first = await _written(bench)
@@ -347,7 +345,7 @@ async def test_readers_mapping_is_kept_by_its_claim_alone_and_fencing_ends_its_r
     await first.leave()
 
 
-async def test_readers_image_that_was_removed_behind_the_back_is_unstaged_and_deleted(
+async def test_readers_image_that_was_removed_is_unstaged_and_deleted(
     bench: Bench,
 ) -> None:
     first = await _written(bench)

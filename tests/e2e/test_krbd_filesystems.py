@@ -90,9 +90,7 @@ async def test_volume_moves_between_the_host_and_guests_and_neither_formats_what
 
 
 @pytest.mark.parametrize("then", ["host", "guest"])
-async def test_driver_that_was_killed_while_it_mapped_for_a_mount_is_completed(
-    bench: Bench, then: str
-) -> None:
+async def test_driver_killed_while_it_mapped_for_a_mount_goes_on(bench: Bench, then: str) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
     await killed_before("device", volume)
@@ -106,7 +104,7 @@ async def test_driver_that_was_killed_while_it_mapped_for_a_mount_is_completed(
     await volume.leave()
 
 
-async def test_sandbox_that_has_the_image_keeps_it_and_the_volume_stays_staged(
+async def test_sandbox_with_the_image_keeps_it_and_its_stage(
     bench: Bench,
 ) -> None:
     volume = await bench.volume(fs_type="ext4")

@@ -38,7 +38,7 @@ async def run_until_first_output(fresh_node: WholeNode, target: Path) -> asyncio
     return running
 
 
-async def test_stopped_runtime_ends_sandbox_of_running_command_and_releases_its_volume(
+async def test_stopped_runtime_ends_running_sandbox_and_its_claim(
     fresh_node: WholeNode,
 ) -> None:
     volume = await fresh_node.volume()
@@ -53,7 +53,7 @@ async def test_stopped_runtime_ends_sandbox_of_running_command_and_releases_its_
     await fresh_node.kubelet.wait_ready(HANDLER)
 
 
-async def test_hung_guest_does_not_block_runtime_start_and_can_be_stopped(
+async def test_hung_guest_blocks_no_start_of_the_runtime(
     fresh_node: WholeNode,
 ) -> None:
     volume = await fresh_node.volume()

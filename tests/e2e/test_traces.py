@@ -32,7 +32,7 @@ def named(spans: list[Received], service: str, name: str) -> list[Received]:
     return [each for each in spans if (each.service, each.name) == (service, name)]
 
 
-async def test_publish_and_mount_are_one_trace_through_all_processes(
+async def test_publish_and_mount_are_one_trace(
     traced: tuple[WholeNode, Receiver],
 ) -> None:
     node, receiver = traced
@@ -69,7 +69,7 @@ async def test_publish_and_mount_are_one_trace_through_all_processes(
     assert not any(each.has_failed for each in trace)
 
 
-async def test_refused_publish_is_a_failed_span_with_the_name_of_the_error(
+async def test_refused_publish_is_a_failed_span(
     traced: tuple[WholeNode, Receiver],
 ) -> None:
     node, receiver = traced
@@ -92,7 +92,7 @@ async def test_no_volume_context_is_in_a_span(traced: tuple[WholeNode, Receiver]
     assert not any(b"crust.dev/defer" in each for each in receiver.raw)
 
 
-async def test_request_id_of_publish_is_in_claim_and_on_console(
+async def test_request_id_is_in_claim_and_on_console(
     traced: tuple[WholeNode, Receiver],
 ) -> None:
     node, _ = traced

@@ -45,9 +45,7 @@ async def node(wrapped_node: WholeNode) -> AsyncIterator[WholeNode]:
 
 
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
-async def test_new_volume_is_formatted_by_its_first_guest_and_kept_for_the_next(
-    node: WholeNode, fs_type: str
-) -> None:
+async def test_new_volume_is_formatted_by_its_first_guest(node: WholeNode, fs_type: str) -> None:
     wanted = capability(fs_type)
     volume = await node.volume(size_bytes=320 * MIB, capability=wanted)
     assert volume.volume_context["crust.dev/created-empty"] == "true"
@@ -64,7 +62,7 @@ async def test_new_volume_is_formatted_by_its_first_guest_and_kept_for_the_next(
     assert await node.output("two", again, "cat /data/file") == "kept"
 
 
-async def test_expand_grows_the_device_by_the_driver_and_the_filesystem_by_the_guest(
+async def test_expand_grows_device_by_driver_and_filesystem_by_guest(
     node: WholeNode,
 ) -> None:
     volume = await node.volume(size_bytes=64 * MIB)
@@ -76,7 +74,7 @@ async def test_expand_grows_the_device_by_the_driver_and_the_filesystem_by_the_g
     assert after[BYTES].total - before[BYTES].total > 100 * MIB
 
 
-async def test_encrypted_volume_is_opened_by_the_next_guest_and_its_passphrase_is_in_no_file(
+async def test_passphrase_of_an_encrypted_volume_is_in_no_file(
     node: WholeNode,
 ) -> None:
     parameters, secrets = dict(node.kubelet.parameters), dict(node.kubelet.secrets)

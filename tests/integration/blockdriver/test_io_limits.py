@@ -67,9 +67,7 @@ async def test_io_limits_hold_from_publish_to_unstage(
     await limited.delete(made)
 
 
-async def test_modify_changes_mounted_volumes_and_keeps_unnamed_limits(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_modify_keeps_limits_it_does_not_name(limited: Bench, kernel: FakeThrottle) -> None:
     made, _ = await limited.published()
     assert in_force(limited, kernel, made) == NONE
     for _ in range(2):
@@ -131,9 +129,7 @@ async def test_publish_on_a_node_without_io_limits_is_refused(bench: Bench) -> N
     await bench.modify(made, **SENT)  # it is unused: its next node may be able to
 
 
-async def test_unstage_that_is_refused_keeps_the_limits_of_whoever_has_the_device(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_refused_unstage_keeps_the_limits(limited: Bench, kernel: FakeThrottle) -> None:
     made, target = await limited.published(capability=block(), mutable=SENT)
     holder = os.open(device_of(limited, made).host_device.path, os.O_RDONLY)
     await limited.unpublish(made, target)
@@ -166,9 +162,7 @@ async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
     assert in_force(limited, kernel, made.volume_id) == NONE
 
 
-async def test_start_sets_missing_limits_and_removes_others(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_start_restores_the_limits_on_record(limited: Bench, kernel: FakeThrottle) -> None:
     used, idle = await limited.create("used", mutable=SENT), await limited.create("idle")
     target = limited.target("pod-a")
     for each in (used, idle):
@@ -182,9 +176,7 @@ async def test_start_sets_missing_limits_and_removes_others(
     assert in_force(limited, kernel, idle.volume_id) == NONE
 
 
-def test_driver_killed_during_modify_has_all_limits_or_none_after_a_start(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+def test_killed_modify_has_all_limits_or_none(limited: Bench, kernel: FakeThrottle) -> None:
     made = asyncio.run(limited.create(mutable=SENT))
     target = limited.target("pod-a")
     asyncio.run(limited.stage(made.volume_id))
@@ -225,7 +217,7 @@ async def test_modify_of_a_deferred_volume_changes_only_the_guest(
     assert csi.deferred_mount(again).io_limits == after
 
 
-async def test_modify_of_a_deferred_volume_without_runtime_socket_is_refused(
+async def test_modify_of_a_deferred_volume_without_runtime_is_refused(
     limited: Bench,
 ) -> None:
     made, target = await limited.published(mutable=SENT, deferred=True)
@@ -235,9 +227,7 @@ async def test_modify_of_a_deferred_volume_without_runtime_socket_is_refused(
     assert csi.deferred_mount(again).io_limits == LIMITS
 
 
-async def test_io_limits_follow_a_volume_from_guest_to_host(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_limits_follow_a_volume_to_the_host(limited: Bench, kernel: FakeThrottle) -> None:
     limited.runtime_guests = FakeGuests()
     limited.restart()
     made, target = await limited.published(mutable=SENT)
@@ -253,9 +243,7 @@ async def test_io_limits_follow_a_volume_from_guest_to_host(
     assert in_force(limited, kernel, made).read_iops == 50
 
 
-async def test_modify_of_shared_readers_changes_host_and_guests_or_none(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_shared_readers_get_all_limits_or_none(limited: Bench, kernel: FakeThrottle) -> None:
     limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made = await limited.create(mutable=SENT)
@@ -338,9 +326,7 @@ async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> No
     limited.restart()
 
 
-async def test_of_two_changes_of_a_volume_at_once_one_is_aborted_and_succeeds_when_repeated(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_second_change_at_once_is_aborted(limited: Bench, kernel: FakeThrottle) -> None:
     made = await limited.create(mutable=SENT)
     target = limited.target("pod-a")
     await limited.stage(made.volume_id, block())

@@ -51,9 +51,7 @@ async def conditions(bench: Bench, volume_id: str, target: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
-async def test_publish_after_offline_expand_has_the_full_size(
-    bench: Bench, fs_type: str, size: int
-) -> None:
+async def test_offline_expand_is_seen_by_a_publish(bench: Bench, fs_type: str, size: int) -> None:
     volume_id = await bench.staged(capability=mount(fs_type), size=size)
     target = bench.target("pod-a")
     await bench.unstage(volume_id)
@@ -137,9 +135,7 @@ async def test_publish_of_ext4_that_cannot_grow_keeps_its_size_and_reports_it_un
     assert await conditions(bench, volume_id, target) == set()
 
 
-async def test_deferred_publish_of_ext4_that_cannot_grow_here_leaves_it_to_the_guest(
-    bench: Bench, may_not_resize: None
-) -> None:
+async def test_ungrowable_ext4_is_left_to_the_guest(bench: Bench, may_not_resize: None) -> None:
     volume = await bench.create()
     target = bench.target("pod-a")
     await bench.stage(volume.volume_id)

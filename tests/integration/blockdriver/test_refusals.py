@@ -176,9 +176,7 @@ async def test_publish_on_another_volumes_target_is_refused(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
-    bench: Bench, *, forgotten: bool
-) -> None:
+async def test_unstage_of_a_bound_raw_device_is_refused(bench: Bench, *, forgotten: bool) -> None:
     """Its number is given to the next volume, and an opener of the old node would read that volume's bytes."""
     volume = await bench.create(capability=block())
     target, kubelets = bench.target("pod-a"), bench.root / "kubelets"
@@ -196,9 +194,7 @@ async def test_unstage_of_a_raw_device_whose_node_is_bound_is_refused(
     mount_api.unmount(str(kubelets))
 
 
-async def test_unpublish_with_a_mount_of_somebody_else_at_the_target_leaves_it(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_unpublish_leaves_a_mount_of_somebody_else(bench: Bench, tmp_path: Path) -> None:
     volume_id, target = await bench.staged(), bench.target("pod-a")
     Path(target).mkdir()
     foreign = tmp_path / "foreign"

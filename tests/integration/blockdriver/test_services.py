@@ -52,7 +52,7 @@ def build(root: Path) -> Driver:
     )
 
 
-async def test_deferral_capabilities_are_shown_only_with_the_opt_in(
+async def test_deferral_capabilities_need_the_opt_in(
     served: grpc.aio.Channel,
 ) -> None:
     node = csi_pb2_grpc.NodeStub(served)
@@ -71,7 +71,7 @@ async def test_deferral_capabilities_are_shown_only_with_the_opt_in(
 
 
 @pytest.mark.spec("N-2")
-async def test_node_info_capabilities_are_shown_only_with_the_opt_in(
+async def test_node_info_capabilities_need_the_opt_in(
     served: grpc.aio.Channel,
 ) -> None:
     node, controller = csi_pb2_grpc.NodeStub(served), csi_pb2_grpc.ControllerStub(served)
@@ -87,7 +87,7 @@ async def test_node_info_capabilities_are_shown_only_with_the_opt_in(
 
 
 @pytest.mark.spec("N-3", "N-4")
-async def test_node_info_with_the_flag_is_the_id_alone_for_a_caller_that_opts_in(
+async def test_node_info_with_the_flag_is_the_id_alone(
     served: grpc.aio.Channel,
 ) -> None:
     node = csi_pb2_grpc.NodeStub(served)
@@ -209,7 +209,7 @@ async def test_background_task_that_fails_is_logged(
     assert "a mistake of ours" in str(record.exc_info[1])
 
 
-async def test_what_does_not_exist_is_not_found_before_the_form_of_the_rest(
+async def test_absent_things_are_not_found_before_anything_else(
     served: grpc.aio.Channel,
 ) -> None:
     """As csi-sanity and external-snapshotter ask; a known volume is at no relative path."""

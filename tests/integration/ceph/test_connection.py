@@ -48,9 +48,7 @@ def test_reads_and_writes_in_its_namespace(connection: Connection, namespace: st
         assert ioctx.stat("object")[0] == 1
 
 
-def test_wrong_key_is_refused_and_not_retried_until_the_timeout(
-    controller: CephUser, namespace: str
-) -> None:
+def test_wrong_key_is_refused_at_once(controller: CephUser, namespace: str) -> None:
     wrong = CephUser(controller.monitors, controller.user, _other_key(controller.key))
     with pytest.raises(CephKeyRefused) as caught:
         _write(Connection(wrong, QUICK), namespace)
@@ -93,9 +91,7 @@ def test_unknown_namespace_is_named(connection: Connection, ceph: CephCluster) -
         ).check_namespace(POOL, "none")
 
 
-def test_existing_namespace_passes_with_the_controllers_rights(
-    connection: Connection, namespace: str
-) -> None:
+def test_existing_namespace_needs_no_more_rights(connection: Connection, namespace: str) -> None:
     connection.check_namespace(POOL, namespace)
 
 
@@ -187,9 +183,7 @@ def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return found
 
 
-def test_blocklist_ends_with_the_wait_for_the_map_that_has_the_entries(
-    connection: Connection, watched: Watched
-) -> None:
+def test_blocklist_ends_with_the_awaited_map(connection: Connection, watched: Watched) -> None:
     connection.blocklist(["192.0.2.1:0/7", "192.0.2.1:0/8"])
     calls = [each for each in watched.called if each in ("blocklist_add", "wait_for_latest_osdmap")]
     assert calls == ["blocklist_add", "blocklist_add", "wait_for_latest_osdmap"]
@@ -242,9 +236,7 @@ def test_blocklisted_connection_whose_last_call_ends_meanwhile_is_shut_down_once
     assert shut == ["old"]
 
 
-def test_call_after_close_is_refused_and_close_waits_for_running_calls(
-    connection: Connection, namespace: str
-) -> None:
+def test_close_waits_for_running_calls_alone(connection: Connection, namespace: str) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def held() -> int:
@@ -270,9 +262,7 @@ def test_call_after_close_is_refused_and_close_waits_for_running_calls(
     _write(connection, namespace)
 
 
-def test_forked_child_does_not_use_the_parents_connection(
-    connection: Connection, namespace: str
-) -> None:
+def test_forked_child_connects_for_itself(connection: Connection, namespace: str) -> None:
     _write(connection, namespace)
     connection._pid += 1
     try:

@@ -74,7 +74,7 @@ def node(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
         made.delete_pool()
 
 
-def test_volume_of_a_deleted_pool_is_detached_by_a_process_that_knew_the_pool_and_by_a_new_one(
+def test_volume_of_a_deleted_pool_is_detached_by_any_process(
     node: Node,
 ) -> None:
     for is_new in (False, True):
@@ -108,7 +108,7 @@ def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(node: Node, pr
     assert here.attached_here() == owed(str(node.base)) == ()
 
 
-def test_pool_that_was_made_again_under_its_name_is_used_by_a_process_that_knew_the_first(
+def test_recreated_pool_is_used_by_a_process_that_knew_it(
     node: Node,
 ) -> None:
     here = node.process()

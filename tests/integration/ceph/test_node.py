@@ -43,7 +43,7 @@ async def test_host_is_refused_alike_and_nothing_is_left(cluster: RbdNode) -> No
     assert cluster.images() == []
 
 
-async def test_node_answers_the_size_to_which_the_controller_has_grown_the_image(
+async def test_node_answers_the_size_of_the_grown_image(
     cluster: RbdNode,
 ) -> None:
     await cluster.stage()
@@ -53,7 +53,7 @@ async def test_node_answers_the_size_to_which_the_controller_has_grown_the_image
     await cluster.leave()
 
 
-async def test_stage_is_refused_while_a_sandbox_of_another_node_has_the_image(
+async def test_stage_is_refused_while_another_node_has_the_image(
     cluster: RbdNode,
 ) -> None:
     image = cluster.volume

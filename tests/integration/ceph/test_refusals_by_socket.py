@@ -133,7 +133,7 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
                 await there.leave()
 
 
-async def test_image_that_was_deleted_behind_our_back_stops_its_own_volume_alone(
+async def test_deleted_image_stops_its_own_volume_alone(
     cluster: RbdNode,
 ) -> None:
     volume_id = cluster.volume
@@ -196,7 +196,7 @@ def _wait_for_flag(ceph: CephCluster, *, is_full: bool) -> None:
             return
 
 
-async def test_pool_over_its_quota_takes_nothing_new_and_what_is_there_is_used_and_deleted(
+async def test_pool_over_its_quota_takes_nothing_new(
     small: RbdNode,
 ) -> None:
     volume_id, full = small.volume, Code.RESOURCE_EXHAUSTED

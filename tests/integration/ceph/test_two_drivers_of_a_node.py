@@ -199,7 +199,7 @@ async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
         yield running
 
 
-async def test_one_runtime_finds_local_and_shared_volumes_in_one_directory(
+async def test_one_runtime_finds_local_and_shared_volumes(
     both: TwoDrivers,
 ) -> None:
     async with channel.connect(both.places.sockets.inspect) as connected:
@@ -246,9 +246,7 @@ async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: 
         away.rename(pool)
 
 
-async def test_cluster_that_stops_answering_leaves_local_volumes_alone(
-    both: TwoDrivers, ceph: CephCluster
-) -> None:
+async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephCluster) -> None:
     """More calls than the driver of Ceph has threads wait for it meanwhile."""
     volume = await both.create(SHARED, "data")
     await both.stage(SHARED, volume)
@@ -271,7 +269,7 @@ async def test_cluster_that_stops_answering_leaves_local_volumes_alone(
     await both.leave(SHARED, volume, target)
 
 
-async def test_tenants_have_a_namespace_and_a_secret_each_and_reach_no_volume_of_the_other(
+async def test_tenants_reach_no_volume_of_another(
     tenants: TwoDrivers,
 ) -> None:
     """Nothing is set up for a volume: the class of each tenant's driver names the tenant's Secret."""

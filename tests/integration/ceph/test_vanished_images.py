@@ -42,7 +42,7 @@ def records(cluster: RbdNode, kind: RecordKind) -> list[str]:
         return [each for each, _ in omap.read(ioctx, object_name(kind), "d.")]
 
 
-async def test_volume_without_its_image_is_lost_to_every_call_and_is_not_made_again(
+async def test_volume_without_its_image_is_lost_and_not_remade(
     cluster: RbdNode,
 ) -> None:
     volume_id = cluster.volume
@@ -93,7 +93,7 @@ async def test_foreign_image_in_a_volumes_place_is_used_by_no_call(cluster: RbdN
         check_untouched(cluster, volume_id, image_id)
 
 
-async def test_snapshot_that_vanished_is_lost_to_its_retry_and_to_a_restore(
+async def test_vanished_snapshot_is_lost_to_retry_and_restore(
     cluster: RbdNode,
 ) -> None:
     volume_id = cluster.volume
@@ -129,7 +129,7 @@ def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
         rbd.RBD().remove(ioctx, volume_id)
 
 
-async def test_volume_that_was_restored_and_vanished_is_not_restored_a_second_time(
+async def test_vanished_restored_volume_is_not_restored_again(
     cluster: RbdNode,
 ) -> None:
     taken = await cluster.snapshot()
@@ -141,7 +141,7 @@ async def test_volume_that_was_restored_and_vanished_is_not_restored_a_second_ti
     await cluster.delete(cluster.volume)
 
 
-async def test_group_with_a_member_that_vanished_is_lost_to_its_retry_and_can_be_deleted(
+async def test_group_with_a_vanished_member_can_be_deleted(
     cluster: RbdNode,
 ) -> None:
     other = await cluster.create("other")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 NOT_READY = grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_node_without_a_key_serves_what_needs_none_and_refuses_a_stage_with_the_remedy(
+async def test_node_without_a_key_refuses_a_stage_with_the_remedy(
     node: RbdNode,
 ) -> None:
     volume = await node.create("one")
@@ -59,7 +59,7 @@ async def test_life_of_a_volume_with_a_restart_between_its_steps(node: RbdNode) 
     node.check_no_key_anywhere()
 
 
-async def test_wrong_key_is_refused_by_name_and_takes_no_place_of_a_right_one(
+async def test_wrong_key_takes_no_place_of_a_right_one(
     node: RbdNode,
 ) -> None:
     volume, other = await node.create("one"), await node.create("two")
@@ -89,7 +89,7 @@ async def test_user_that_does_not_reach_the_pool_is_not_kept(node: RbdNode) -> N
     await refused(node.stage(volume, {}), NOT_READY, "CephKeyMissing")
 
 
-async def test_unstage_is_not_blocked_by_a_key_that_the_cluster_refuses_by_now(
+async def test_unstage_needs_no_key_that_the_cluster_accepts(
     node: RbdNode,
 ) -> None:
     volume, secrets = await node.create("one"), node.secrets("guest")
@@ -104,7 +104,7 @@ async def test_unstage_is_not_blocked_by_a_key_that_the_cluster_refuses_by_now(
     assert node.notes() == []
 
 
-async def test_volumes_have_users_of_their_own_and_each_goes_with_its_last_volume(
+async def test_users_of_volumes_go_with_their_last_volume(
     node: RbdNode,
 ) -> None:
     volumes = [await node.create(each) for each in ("one", "two", "three")]

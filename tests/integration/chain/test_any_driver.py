@@ -114,9 +114,7 @@ async def test_host_publish_beside_a_deferred_one_never_reaches_the_driver(node:
 
 
 @pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
-async def test_deferred_publish_of_what_the_host_has_mounted_is_refused(
-    node: Node, volume_id: str
-) -> None:
+async def test_deferred_publish_beside_a_host_mount_fails(node: Node, volume_id: str) -> None:
     one, two = node.places.target("one"), node.places.target("two")
     await node.co.publish("vol-1", one, defer=False)
     await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
@@ -142,9 +140,7 @@ def raw_target(places: Places) -> str:
 
 
 @pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
-async def test_deferred_publish_of_what_is_published_raw_is_refused(
-    node: Node, volume_id: str
-) -> None:
+async def test_deferred_publish_beside_a_raw_one_fails(node: Node, volume_id: str) -> None:
     raw, target = raw_target(node.places), node.places.target("one")
     await node.co.node.NodePublishVolume(raw_request("vol-1", raw), timeout=60)
     await refused(node.co.publish(volume_id, target), Code.FAILED_PRECONDITION, raw)

@@ -55,7 +55,7 @@ async def made(connected: grpc.aio.Channel, count: int, stem: str) -> list[str]:
 
 
 @pytest.mark.spec("N-2", "N-4", "N-9", "N-10")
-async def test_co_learns_from_the_controller_and_again_when_the_node_is_full(
+async def test_co_learns_from_the_controller_and_when_full(
     driver: OwnDriver,
 ) -> None:
     """A second CO takes two slots behind the first one's back, which finds them when it is refused."""
@@ -98,7 +98,7 @@ async def test_co_learns_from_the_controller_and_again_when_the_node_is_full(
 
 
 @pytest.mark.spec("N-8")
-async def test_co_that_names_its_volumes_gets_the_limit_beside_the_others(
+async def test_co_that_names_its_volumes_gets_the_rest(
     driver: OwnDriver,
 ) -> None:
     async with cos(driver, Shape.IDS_IN_REQUEST, Shape.FLAG) as (co, other):
@@ -115,9 +115,7 @@ async def test_co_that_names_its_volumes_gets_the_limit_beside_the_others(
 
 @pytest.mark.spec("N-7")
 @pytest.mark.parametrize("shape", ALL_SHAPES)
-async def test_attach_that_finishes_while_the_co_learns_is_not_foreign(
-    driver: OwnDriver, shape: Shape
-) -> None:
+async def test_attach_while_the_co_learns_is_its_own(driver: OwnDriver, shape: Shape) -> None:
     """Attaches and questions at once: the limit is the same in each answer."""
     async with cos(driver, shape) as (co,):
         await co.register()

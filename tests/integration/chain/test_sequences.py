@@ -63,9 +63,7 @@ async def test_every_daemon_restarts_with_a_live_sandbox(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-async def test_the_handoff_directory_is_lost_under_a_live_sandbox(
-    chain: Chain, *, guarded: bool
-) -> None:
+async def test_handoff_directory_lost_under_a_sandbox(chain: Chain, *, guarded: bool) -> None:
     """Only the kernel still has the claim: the exclusive hold of the device lasts, and nothing is detached."""
     volume, target = await chain.published_volume()
     with chain.sandbox(target):
@@ -110,7 +108,7 @@ async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -
     assert mountinfo.at(target) is not None
 
 
-async def test_second_staging_path_is_added_and_removed_during_a_deferred_publish(
+async def test_second_staging_path_comes_and_goes_while_deferred(
     chain: Chain,
 ) -> None:
     volume, target = await chain.published_volume()
@@ -142,7 +140,7 @@ async def test_readers_share_and_a_writer_waits_for_the_last_of_them(chain: Chai
     await chain.publish(volume, three)
 
 
-async def test_a_full_run_directory_leaves_nothing_half_done_and_stops_no_unpublish(
+async def test_full_run_directory_stops_no_unpublish(
     chain: Chain,
 ) -> None:
     await chain.stop()

@@ -51,9 +51,7 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> P
     return root
 
 
-async def test_volume_lives_from_create_to_delete_in_containers_of_the_image(
-    pods: Pods, image: Path
-) -> None:
+async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) -> None:
     pods.image = image
     await pods.start_all()
     target = pods.target("pod-1")
@@ -68,9 +66,7 @@ async def test_volume_lives_from_create_to_delete_in_containers_of_the_image(
 
 
 @pytest.mark.vm
-async def test_guest_mounts_a_volume_that_containers_of_the_image_publish(
-    pods: Pods, image: Path
-) -> None:
+async def test_guest_mounts_what_containers_publish(pods: Pods, image: Path) -> None:
     """The runtime is a daemon of the host, as Kata is."""
     pods.image = image
     await pods.start_all()
@@ -117,9 +113,7 @@ async def guests(pods: Pods) -> AsyncIterator[Callable[..., Awaitable[str]]]:
         await process.wait()
 
 
-def test_image_has_this_version_and_the_tools_of_every_filesystem(
-    containerd: Containerd, image: Path
-) -> None:
+def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Path) -> None:
     shown = subprocess.run(
         ["chroot", image, "/opt/crust/bin/crust", "--version"],
         capture_output=True,
@@ -161,9 +155,7 @@ def controller(pods: Pods, image: Path) -> Container:
     return pods.containerd.run("ceph-controller", arguments, binds, image, user=NOBODY)
 
 
-async def test_controller_of_ceph_volumes_says_that_no_monitor_answers(
-    pods: Pods, image: Path
-) -> None:
+async def test_controller_without_monitors_says_so(pods: Pods, image: Path) -> None:
     started = await asyncio.to_thread(controller, pods, image)
     await asyncio.to_thread(started.wait_for, "driver serves")
     async with channel.connect(f"{pods.root}/csi/crust/csi.sock") as connected:

@@ -107,7 +107,7 @@ def _fill(path: Path, group: int, mode: int) -> None:
     path.chmod(0o3755)
 
 
-def test_copy_is_the_users_alone_and_crust_reads_it_also_after_a_restart_of_the_container(
+def test_copy_is_the_users_alone_and_survives_a_restart(
     pod: Pod,
 ) -> None:
     settings = (KUBERNETES / "overlays/ceph-controller/controller.toml").read_text()

@@ -48,9 +48,7 @@ def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
     assert os.path.exists(paths.record)
 
 
-def test_lock_and_claim_of_another_user_are_not_used(
-    store: Store, paths: layout.EntryPaths
-) -> None:
+def test_lock_of_another_user_is_not_used(store: Store, paths: layout.EntryPaths) -> None:
     Path(paths.claim).write_text("{}")
     os.chown(paths.claim, STRANGER, STRANGER)
     with pytest.raises(errors.Refused):

@@ -71,9 +71,7 @@ async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Stor
         assert await _next(_scans(full)) == [entry]
 
 
-async def test_publish_rewrite_claim_and_unpublish_cause_hints(
-    store: Store, looking: Watch
-) -> None:
+async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -> None:
     scans = _scans(looking)
     await _next(scans)
     published = store.publish(a_record())
@@ -157,9 +155,7 @@ def _stalled_reader(looking: Watch) -> Any:
     return observer._inotify_fd._lock
 
 
-async def test_root_deleted_and_created_again_is_watched_again(
-    store: Store, looking: Watch
-) -> None:
+async def test_root_that_was_made_again_is_watched(store: Store, looking: Watch) -> None:
     scans = _scans(looking)
     entry = store.publish(a_record())
     assert await _next(scans) == [entry]
@@ -173,9 +169,7 @@ async def test_root_deleted_and_created_again_is_watched_again(
         assert await _next(scans) == [entry]
 
 
-async def test_new_root_with_the_inode_of_the_deleted_one_is_watched(
-    store: Store, looking: Watch
-) -> None:
+async def test_new_root_with_an_old_inode_is_watched(store: Store, looking: Watch) -> None:
     await anext(aiter(looking))
     for _ in range(3):
         os.rmdir(store.root)

@@ -32,9 +32,7 @@ def _published(store: Store, target: str) -> Record:
     return store.publish(a_record(volumes.TargetPath.parse(target))).require()
 
 
-def test_a_link_to_the_kubelets_root_leads_to_the_volume_published_through_it(
-    store: Store, kubelet: Path, tmp_path: Path
-) -> None:
+def test_link_to_the_root_leads_to_the_volume(store: Store, kubelet: Path, tmp_path: Path) -> None:
     (tmp_path / "kubelet").symlink_to(kubelet)
     record = _published(store, f"{tmp_path}/kubelet/mount")
     assert resolve_source(store.root, f"{kubelet}/mount") == Resolved(record, "")
@@ -49,9 +47,7 @@ def test_a_bind_of_a_target_is_the_targets_volume(store: Store, kubelet: Path) -
     assert resolve_source(store.root, f"{kubelet}/bind/sub") == Resolved(record, "sub")
 
 
-def test_bind_of_one_of_two_guarded_targets_resolves_to_its_own(
-    store: Store, kubelet: Path
-) -> None:
+def test_bind_of_one_of_two_targets_is_its_own(store: Store, kubelet: Path) -> None:
     _published(store, f"{kubelet}/mount")
     mount_api.mount_guard(f"{kubelet}/other")
     other = _published(store, f"{kubelet}/other")
@@ -60,9 +56,7 @@ def test_bind_of_one_of_two_guarded_targets_resolves_to_its_own(
 
 
 @pytest.mark.parametrize("below", ["", "/sub"])
-def test_guarded_target_without_entry_is_refused_and_never_shared(
-    store: Store, kubelet: Path, below: str
-) -> None:
+def test_guarded_target_without_entry_is_no_share(store: Store, kubelet: Path, below: str) -> None:
     _published(store, f"{kubelet}/other")
     with raised("GuardWithoutEntry", match="awaits a deferred volume"):
         resolve_source(store.root, f"{kubelet}/mount{below}")

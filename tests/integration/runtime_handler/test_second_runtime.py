@@ -40,7 +40,7 @@ def test_second_runtime_imports_nothing_of_crust() -> None:
 
 
 @pytest.mark.parametrize("vector", _all("records.json"), ids=lambda each: each["name"])
-def test_second_runtime_accepts_and_refuses_the_records_of_the_vectors(
+def test_second_runtime_agrees_with_the_vectors(
     vector: dict[str, Any],
 ) -> None:
     if not vector["accepted"]:

@@ -87,7 +87,7 @@ def main_pid(machine: Machine, unit: str) -> str:
     return machine.output("systemctl", "show", "--property=MainPID", "--value", unit).strip()
 
 
-async def test_mount_of_the_unit_is_seen_by_the_machine_and_outlives_a_kill(
+async def test_mount_of_the_unit_outlives_a_kill(
     machine: Machine,
 ) -> None:
     async with volume(machine) as node:
@@ -132,7 +132,7 @@ def test_commands_that_look_leave_no_line_in_the_journal(machine: Machine) -> No
         assert f'"rpc": "{rpc}"' not in journal
 
 
-def test_backup_has_the_pools_id_and_start_returns_once_the_sockets_are_there(
+def test_backup_has_the_pools_id_and_start_waits_for_sockets(
     machine: Machine,
 ) -> None:
     follow(machine, "Backup")

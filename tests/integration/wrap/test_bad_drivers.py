@@ -25,9 +25,7 @@ METHODS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeU
 
 @pytest.mark.spec("D-42")
 @pytest.mark.parametrize("badly", ["directory", "no device"])
-async def test_driver_that_publishes_no_device_is_named_and_undone(
-    node: Wrapped, badly: str
-) -> None:
+async def test_driver_without_a_device_is_undone(node: Wrapped, badly: str) -> None:
     volume, target = await node.staged_volume()
     node.driver.misbehave(NodePublishVolume=badly)
     name = NAMES[node.driver.kind]
@@ -59,9 +57,7 @@ def spare(image_root: Path) -> Iterator[str]:
     loop.detach(device)
 
 
-async def test_other_device_for_a_volume_that_a_sandbox_has_is_refused(
-    cloud: Wrapped, spare: str
-) -> None:
+async def test_other_device_under_a_sandbox_is_refused(cloud: Wrapped, spare: str) -> None:
     """The bind at the leaf is lost, and the driver publishes another device in its place."""
     volume, target = await cloud.published_volume()
     leaf = cloud.paths(volume).leaf(target)
@@ -92,9 +88,7 @@ def _request(node: Wrapped, method: str, volume: Volume, target: str) -> Any:
         *(("minimal", each) for each in METHODS if "Publish" in each or "Unpublish" in each),
     ],
 )
-async def test_call_that_hangs_is_not_repeated_by_retries_and_stops_no_other_volume(
-    kind: str, method: str
-) -> None:
+async def test_call_that_hangs_is_not_repeated(kind: str, method: str) -> None:
     async with node_with(kind) as node:
         volume, target = await node.volume(), node.target("one")
         other, beside = await node.volume("pvc-2"), node.target("two")
@@ -185,7 +179,7 @@ async def test_status_of_the_driver_passes_unchanged_and_nothing_is_left(
     assert os.path.lexists(cloud.paths(volume).staging) == (method == "NodePublishVolume")
 
 
-async def test_final_status_of_a_repeated_stage_does_not_let_a_kubelet_forget_the_volume(
+async def test_final_status_of_a_repeated_stage_forgets_no_volume(
     cloud: Wrapped,
 ) -> None:
     """A restarted kubelet stages again; what the driver refuses then, it has all the same."""
@@ -195,9 +189,7 @@ async def test_final_status_of_a_repeated_stage_does_not_let_a_kubelet_forget_th
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
-async def test_status_of_an_end_passes_unchanged_and_its_retry_ends_it(
-    cloud: Wrapped, method: str
-) -> None:
+async def test_status_of_an_end_passes_unchanged(cloud: Wrapped, method: str) -> None:
     volume, target = await cloud.published_volume()
     if method == "NodeUnstageVolume":
         await cloud.unpublish(volume, target)
@@ -213,9 +205,7 @@ async def test_status_of_an_end_passes_unchanged_and_its_retry_ends_it(
 
 
 @pytest.mark.parametrize("code", [Code.ABORTED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE])
-async def test_stage_that_the_driver_may_still_be_doing_is_kept_for_the_unstage(
-    cloud: Wrapped, code: grpc.StatusCode
-) -> None:
+async def test_uncertain_stage_is_kept_for_unstage(cloud: Wrapped, code: grpc.StatusCode) -> None:
     """Drivers of clouds answer ABORTED while an earlier call runs; a pod that is deleted then is unstaged."""
     volume = await cloud.volume()
     cloud.driver.misbehave(NodeStageVolume=f"fail {code.name} an operation is in progress")
@@ -287,7 +277,7 @@ async def test_statistics_of_a_deferred_volume_never_come_from_the_driver(node: 
 
 
 @pytest.mark.spec("D-41")
-async def test_access_mode_that_the_driver_refuses_for_mounts_does_not_become_block(
+async def test_refused_access_mode_does_not_become_block(
     cloud: Wrapped,
 ) -> None:
     made = await cloud.volume()

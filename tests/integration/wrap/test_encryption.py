@@ -52,7 +52,7 @@ async def test_after_a_restart_the_publish_must_bring_it(cloud: Wrapped) -> None
     assert cloud.entry(target) is not None
 
 
-async def test_volume_that_nothing_defers_is_staged_as_block_and_not_mounted_here(
+async def test_undeferred_encrypted_volume_is_staged_as_block_only(
     cloud: Wrapped,
 ) -> None:
     context = {"crust.dev/encryption": "luks"}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 
 
-async def test_driver_grows_the_device_as_block_with_both_private_directories(
+async def test_driver_grows_the_device_as_block(
     cloud: Wrapped,
 ) -> None:
     volume, target = await cloud.published_volume()
@@ -30,7 +30,7 @@ async def test_driver_grows_the_device_as_block_with_both_private_directories(
     assert devices.size_bytes(record.device) == record.mount.capacity_bytes == 96 * MIB
 
 
-async def test_volume_that_is_staged_only_is_published_to_the_driver_while_it_grows(
+async def test_staged_volume_is_published_while_it_grows(
     cloud: Wrapped,
 ) -> None:
     """A kubelet expands between stage and publish."""
@@ -57,7 +57,7 @@ async def test_expansion_without_a_path_is_refused(cloud: Wrapped) -> None:
     assert cloud.driver.names() == calls
 
 
-async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
+async def test_failed_expansion_leaves_a_staged_volume_unpublished(
     cloud: Wrapped,
 ) -> None:
     volume, target = await cloud.staged_volume()
@@ -67,7 +67,7 @@ async def test_expansion_of_a_staged_volume_that_fails_leaves_it_unpublished(
 
 
 @pytest.mark.parametrize("kind", ["cloud", "minimal"])
-async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_it_has_none(
+async def test_expansion_of_an_ordinary_volume_is_the_drivers(
     kind: str,
 ) -> None:
     async with node_with(kind) as node:
@@ -92,7 +92,7 @@ async def test_expansion_of_an_ordinary_volume_is_the_drivers_or_nothing_where_i
         assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
 
 
-async def test_capabilities_are_the_drivers_own_but_while_something_is_deferred(
+async def test_capabilities_are_the_drivers_while_nothing_is_deferred(
     node: Wrapped,
 ) -> None:
     async def advertised() -> set[int]:

@@ -204,9 +204,7 @@ async def publish(base: Path, co: grpc.aio.Channel, name: str) -> None:
 
 
 @pytest.mark.parametrize("as_node", [True, False], ids=["node", "parts"])
-async def test_full_shim_fails_probe_and_readyz_by_name_until_the_calls_end(
-    base: Path, *, as_node: bool
-) -> None:
+async def test_full_shim_fails_its_probe_by_name(base: Path, *, as_node: bool) -> None:
     (base / "kubelet").mkdir()
     names = [f"vol-{number}" for number in range(_THREADS)]
     flags = ["--metrics-address=127.0.0.1:0"]

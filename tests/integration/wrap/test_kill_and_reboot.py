@@ -64,7 +64,7 @@ async def _rebooted(node: Wrapped) -> tuple[Volume, str]:
 
 
 @pytest.mark.spec("D-43")
-async def test_stage_after_a_reboot_is_forwarded_although_its_record_is_there(
+async def test_stage_after_a_reboot_is_forwarded_despite_its_record(
     node: Wrapped,
 ) -> None:
     volume, target = await _rebooted(node)

@@ -43,7 +43,7 @@ async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
 
 
 @pytest.mark.spec("D-41")
-async def test_driver_is_asked_for_a_raw_block_volume_and_sees_no_key_of_crust(
+async def test_driver_sees_a_raw_volume_and_no_key_of_crust(
     node: Wrapped,
 ) -> None:
     volume, target = await node.staged_volume(context={**DEFERRED, "vendor": "1"})
@@ -92,7 +92,7 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
     )
 
 
-async def test_deferred_publish_without_the_staging_path_is_refused_where_the_driver_stages(
+async def test_deferred_publish_without_staging_path_is_refused(
     cloud: Wrapped,
 ) -> None:
     """The driver would not refuse it: the shim has a path of its own for it."""
@@ -150,7 +150,7 @@ async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wr
     assert devices.is_blank(record.device)
 
 
-async def test_unpublish_reaches_no_driver_while_a_process_writes_to_the_device(
+async def test_unpublish_waits_for_a_writer_of_the_device(
     cloud: Wrapped,
 ) -> None:
     """A hypervisor whose runtime has died. The driver would detach the device from it."""

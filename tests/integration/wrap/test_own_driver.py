@@ -92,7 +92,7 @@ async def test_own_driver_without_its_deferral_is_wrapped(own: OwnNode) -> None:
 
 
 @pytest.mark.story(4)
-async def test_volume_that_was_wrapped_stays_so_until_its_end_under_a_driver_that_defers(
+async def test_wrapped_volume_stays_so_under_a_deferring_driver(
     own: OwnNode,
 ) -> None:
     """KEP-2857, story 4: later volumes are the newer driver's own."""
@@ -107,7 +107,7 @@ async def test_volume_that_was_wrapped_stays_so_until_its_end_under_a_driver_tha
 
 
 @pytest.mark.story(5)
-async def test_volume_that_a_newer_driver_deferred_is_unpublished_under_an_older_one(
+async def test_newer_drivers_volume_is_unpublished_under_an_older_one(
     own: OwnNode,
 ) -> None:
     """KEP-2857, story 5: the unpublish succeeds, and the record goes with it.
@@ -122,7 +122,7 @@ async def test_volume_that_a_newer_driver_deferred_is_unpublished_under_an_older
 
 
 @pytest.mark.story(2)
-async def test_volume_that_its_class_does_not_defer_is_mounted_on_the_host_by_a_driver_that_can_defer(
+async def test_undeferred_volume_is_mounted_by_a_deferring_driver(
     own: OwnNode,
 ) -> None:
     """KEP-2857, story 2: the runtime lacks something that the pod needs, so its StorageClass says never."""
@@ -148,7 +148,7 @@ async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: 
 
 @pytest.mark.story(6)
 @no_wrap
-async def test_publish_fails_under_an_older_driver_until_the_newer_one_is_back(
+async def test_publish_under_an_older_driver_fails_until_the_newer_returns(
     own: OwnNode,
 ) -> None:
     """KEP-2857, story 6: the driver is downgraded between stage and publish."""

@@ -78,7 +78,7 @@ async def test_after_a_restart_without_the_secrets_it_is_refused_until_the_pod_i
         await node.publish(volume, target, flag=flag)
 
 
-async def test_stage_without_secrets_is_repeated_from_the_publish_after_a_restart(
+async def test_stage_without_secrets_is_repeated_from_the_publish(
     undecided: Wrapped,
 ) -> None:
     undecided.driver.misbehave(secrets="not needed")
@@ -108,7 +108,7 @@ async def test_volume_that_the_host_has_is_not_unstaged_for_a_guest(cloud: Wrapp
     await refused(cloud.publish(volume, one), Code.FAILED_PRECONDITION, two)
 
 
-async def test_volume_that_is_staged_for_a_guest_is_not_given_as_raw_block_too(
+async def test_volume_staged_for_a_guest_is_not_given_as_raw(
     cloud: Wrapped,
 ) -> None:
     volume, target = await cloud.volume(), cloud.target("one")
@@ -121,7 +121,7 @@ async def test_volume_that_is_staged_for_a_guest_is_not_given_as_raw_block_too(
     await cloud.publish(volume, target)
 
 
-async def test_raw_block_volume_of_an_id_that_was_a_guests_before_the_reboot_is_staged(
+async def test_raw_volume_of_a_guests_old_id_is_staged(
     cloud: Wrapped,
 ) -> None:
     volume, target = await cloud.staged_volume()

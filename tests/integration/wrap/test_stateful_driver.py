@@ -18,7 +18,7 @@ Code = grpc.StatusCode
 INLINE = "csi.storage.k8s.io/ephemeral"
 
 
-async def test_file_in_place_of_a_staged_device_is_refused_until_the_co_stages_again(
+async def test_file_in_place_of_a_staged_device_is_refused(
     stateful: Wrapped,
 ) -> None:
     """The mount of the stage is gone, and the driver answers OK to the stage and to the publish."""
@@ -36,7 +36,7 @@ async def test_file_in_place_of_a_staged_device_is_refused_until_the_co_stages_a
     assert [stateful.record(target).device] == stateful.driver.attached()
 
 
-async def test_volume_that_was_created_as_mount_is_refused_in_the_drivers_words(
+async def test_volume_created_as_mount_is_refused_in_the_drivers_words(
     stateful: Wrapped,
 ) -> None:
     """Its class said so without a shim at the controller, or after it was created."""
@@ -77,7 +77,7 @@ async def test_device_grows_where_the_node_answers_no_size(stateful: Wrapped) ->
     assert devices.size_bytes(stateful.record(target).device) == 96 * MIB
 
 
-async def test_staged_volume_grows_after_a_restart_of_the_shim_once_it_is_staged_again(
+async def test_staged_volume_grows_after_a_restart_and_another_stage(
     stateful: Wrapped,
 ) -> None:
     volume, target = await stateful.staged_volume()
@@ -92,7 +92,7 @@ async def test_staged_volume_grows_after_a_restart_of_the_shim_once_it_is_staged
     assert devices.size_bytes(stateful.record(target).device) == 80 * MIB
 
 
-async def test_driver_that_dies_while_a_staged_volume_grows_leaves_what_an_unstage_clears(
+async def test_driver_that_dies_while_growing_is_cleaned_up(
     stateful: Wrapped,
 ) -> None:
     volume, _ = await stateful.staged_volume()

@@ -65,7 +65,7 @@ async def left(connected: grpc.aio.Channel) -> None:
             await connected.wait_for_state_change(state)
 
 
-async def test_stage_of_a_volume_that_hangs_harms_nobody_and_a_stop_waits_for_it(
+async def test_stage_that_hangs_harms_nobody_and_is_awaited(
     driver: KilledDriver,
 ) -> None:
     root, staging = driver.root, str(driver.root / "staging")

@@ -121,9 +121,7 @@ async def _capacity(root: Path, co: RetryingCo) -> int:
     return await co.capacity()
 
 
-async def test_driver_killed_under_load_leaks_nothing_and_loses_no_byte(
-    driver: KilledDriver, root: Path
-) -> None:
+async def test_driver_killed_under_load_loses_nothing(driver: KilledDriver, root: Path) -> None:
     async with channel.connect(driver.socket) as connected:
         co = RetryingCo(driver, connected)
         before = await _capacity(root, co)

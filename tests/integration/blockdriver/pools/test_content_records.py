@@ -27,9 +27,7 @@ def image_path(bench: Bench, volume_id: str) -> Path:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["never used", "used"])
-async def test_stage_without_a_content_record_is_refused_and_writes_nothing(
-    bench: Bench, *, used: bool
-) -> None:
+async def test_stage_without_a_content_record_is_refused(bench: Bench, *, used: bool) -> None:
     volume_id, target = (await bench.create()).volume_id, bench.target("pod")
     if used:
         await bench.stage(volume_id)

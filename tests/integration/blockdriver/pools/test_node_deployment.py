@@ -34,9 +34,7 @@ def sizes(bench: Bench, volume_id: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
-async def test_node_expand_grows_image_and_filesystem_of_a_mounted_volume(
-    bench: Bench, fs_type: str, size: int
-) -> None:
+async def test_node_expand_grows_a_mounted_volume(bench: Bench, fs_type: str, size: int) -> None:
     volume_id, target = await bench.published(capability=mount(fs_type), size=size)
     for _ in range(2):  # a retry finds it done
         assert await bench.expand(volume_id, target, 2 * size) == 2 * size

@@ -87,9 +87,7 @@ async def check(bench: Bench, taken: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_changed_blocks_of_a_raw_device_after_writes_discards_and_growth_are_exact(
-    cloning: Bench, seed: int
-) -> None:
+async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: int) -> None:
     source = await cloning.create("source", block(), size=16 * MIB)
     target = await up(cloning, source.volume_id, raw=True)
     scribbler, taken = RandomWriter(seed, target), []

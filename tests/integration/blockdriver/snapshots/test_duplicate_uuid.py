@@ -37,9 +37,7 @@ def uuid_of(bench: Bench, volume_id: str) -> str:
 
 
 @pytest.mark.parametrize(("fs_type", "size"), SIZES)
-async def test_copies_of_a_mounted_filesystem_mount_beside_it(
-    scene: Scene, fs_type: str, size: int
-) -> None:
+async def test_copies_mount_beside_their_filesystem(scene: Scene, fs_type: str, size: int) -> None:
     bench = scene.bench
     source = await bench.create("source", mount(fs_type), size=size)
     write(await up(bench, source.volume_id, fs_type), "file", b"kept")

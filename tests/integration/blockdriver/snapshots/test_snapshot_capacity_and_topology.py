@@ -150,7 +150,7 @@ async def test_unreadable_snapshot_record_is_reported_and_kept(tmp_path: Path) -
     assert pool_layout.snapshot_images(state) == kept
 
 
-async def test_snapshot_without_image_and_image_without_snapshot_are_reported_and_kept(
+async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path, profile="1.13")

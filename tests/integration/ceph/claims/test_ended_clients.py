@@ -77,9 +77,7 @@ def test_write_of_a_killed_client_that_was_on_its_way_never_lands(
 
 
 @pytest.mark.spec("H-53")
-def test_controller_cuts_off_exactly_the_client_that_ended_and_frees_its_image(
-    bench: Bench, ended: EndedClaims
-) -> None:
+def test_ended_client_alone_is_cut_off(bench: Bench, ended: EndedClaims) -> None:
     runtime, other = bench.node(), bench.node()
     with running(bench, runtime, "vm-1") as hypervisor:
         other.open()
@@ -117,7 +115,7 @@ def test_reader_that_was_killed_is_not_cut_off(bench: Bench) -> None:
 
 
 @pytest.mark.spec("H-53")
-def test_without_the_feature_exclusive_lock_nothing_shows_that_a_client_has_closed_the_image(
+def test_client_without_exclusive_lock_never_shows_its_end(
     bench: Bench,
 ) -> None:
     runtime = bench.node()
@@ -162,9 +160,7 @@ def able(bench: Bench) -> Client:
 
 
 @pytest.mark.spec("H-53")
-def test_node_that_may_blocklist_its_own_clients_frees_the_image_itself(
-    bench: Bench, able: Client
-) -> None:
+def test_node_that_may_blocklist_itself_frees_its_image(bench: Bench, able: Client) -> None:
     first, second = bench.node(), bench.node()
     image, holder = attached(first, A)
     image.write(b"x", 0)
@@ -178,9 +174,7 @@ def test_node_that_may_blocklist_its_own_clients_frees_the_image_itself(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0/0", "127.0.0.2:0/12345", "10.0.0.1:0/7"])
-def test_node_that_may_blocklist_its_own_clients_cuts_off_no_other(
-    able: Client, address: str
-) -> None:
+def test_node_that_may_blocklist_itself_cuts_off_no_other(able: Client, address: str) -> None:
     with pytest.raises(CephNotPermitted):
         able.connection.blocklist([address])
 

@@ -36,7 +36,7 @@ def test_claim_is_found_again_and_given_back(bench: Bench) -> None:
         claim.record("192.0.2.1:0/7")
 
 
-def test_neither_a_virtual_machine_of_this_host_nor_another_host_gets_the_image(
+def test_another_machine_or_host_does_not_get_the_image(
     bench: Bench,
 ) -> None:
     image = bench.node().image
@@ -89,7 +89,7 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     assert [each.id for each in holders(bench)] == ["krbd/another-boot/node-a"]
 
 
-def test_stranger_who_has_the_image_open_refuses_the_claim_which_is_given_back(
+def test_open_image_of_a_stranger_refuses_the_claim(
     bench: Bench,
 ) -> None:
     bench.node().open()

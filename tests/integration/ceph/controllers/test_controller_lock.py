@@ -155,7 +155,7 @@ async def test_controller_whose_connection_is_still_in_use_leaves_the_lock(
             _take(second)
 
 
-async def test_controller_that_stands_by_is_healthy_and_not_ready_and_serves_when_the_pool_is_free(
+async def test_standby_controller_is_healthy_and_serves_later(
     controllers: Controllers,
 ) -> None:
     first, second, health = controllers.start(), controllers.built(), Health()

@@ -30,9 +30,7 @@ def test_identify_after_reattach_is_another_device(attach: Attach) -> None:
     assert second.identity.disk_sequence > first.identity.disk_sequence
 
 
-def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_exclusive_open_blocks_all_but_readers(attach: Attach, tmp_path: Path) -> None:
     device = attach()
     hold = devices.open_exclusive(device.path)
     try:
@@ -53,9 +51,7 @@ def test_open_exclusive_blocks_mkfs_mount_and_a_second_hold_but_no_reader(
     assert devices.is_blank(device.path)
 
 
-def test_open_exclusive_of_a_mounted_device_names_the_mount(
-    attach: Attach, mountpoint: str
-) -> None:
+def test_exclusive_open_of_a_mounted_device_fails(attach: Attach, mountpoint: str) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     mount_api.mount_device(device.path, mountpoint, "ext4")

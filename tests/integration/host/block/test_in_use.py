@@ -119,9 +119,7 @@ def test_device_that_is_mounted_in_another_mount_namespace_is_refused(
         in_use.check(source(disk), readonly=readonly)
 
 
-def test_reader_is_admitted_beside_read_only_mounts_and_a_writer_is_not(
-    disk: str, tmp_path: Path, mountpoint: str
-) -> None:
+def test_reader_joins_read_only_mounts_alone(disk: str, tmp_path: Path, mountpoint: str) -> None:
     run("mount", "-o", "ro", disk, mountpoint)
     with mounted_elsewhere(disk, str(tmp_path), "ro"):
         in_use.check(source(disk), readonly=True)
@@ -130,18 +128,14 @@ def test_reader_is_admitted_beside_read_only_mounts_and_a_writer_is_not(
 
 
 @READONLY
-def test_device_that_is_busy_without_a_mount_is_refused_and_its_holder_named(
-    disk: str, *, readonly: bool
-) -> None:
+def test_device_busy_without_a_mount_names_its_holder(disk: str, *, readonly: bool) -> None:
     """Another virtual machine, md, swap: whatever it is, it is somebody."""
     code = "held = os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)"
     with a_process(code, disk) as pid, pytest.raises(holders.DeviceInUse, match=rf"\[{pid}\]"):
         in_use.check(source(disk), readonly=readonly)
 
 
-def test_device_whose_holder_cannot_be_found_is_refused(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_with_a_hidden_holder_is_refused(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder in a PID namespace that this process does not see."""
     held = devices.open_exclusive(disk)
     monkeypatch.setattr(holders, "of_devices", lambda _: ())
@@ -150,9 +144,7 @@ def test_device_whose_holder_cannot_be_found_is_refused(
     os.close(held)
 
 
-def test_holder_of_a_claim_that_the_caller_names_explains_a_busy_device(
-    disk: str, tmp_path: Path
-) -> None:
+def test_holder_of_a_named_claim_explains_a_busy_device(disk: str, tmp_path: Path) -> None:
     claim, other = tmp_path / "claim.lock", tmp_path / "other.lock"
     claim.touch()
     other.touch()
@@ -168,9 +160,7 @@ def test_holder_of_a_claim_that_the_caller_names_explains_a_busy_device(
     os.close(held)
 
 
-def test_tool_that_has_the_device_for_a_moment_is_waited_for(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [devices.open_exclusive(disk)]
     look = holders.of_devices
 
@@ -209,9 +199,7 @@ def test_process_that_writes_to_a_partition_refuses_its_disk(partition: tuple[st
         in_use.check_unwritten(source(disk))
 
 
-def test_node_of_the_device_in_another_directory_is_the_same_device(
-    disk: str, tmp_path: Path
-) -> None:
+def test_node_in_another_directory_is_the_same_device(disk: str, tmp_path: Path) -> None:
     """As in the /dev of a container, and removed since."""
     node = tmp_path / "vda"
     os.mknod(node, 0o600 | 0o060000, os.stat(disk).st_rdev)
@@ -237,9 +225,7 @@ def test_holder_of_a_named_claim_may_write(disk: str, tmp_path: Path) -> None:
     os.close(locked)
 
 
-def test_server_of_a_network_block_device_is_no_writer(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_block_server_is_no_writer(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """rbd-nbd and qemu-nbd have the device open for as long as it is there; sysfs names them."""
     read = sysfs.read
     monkeypatch.setattr(
@@ -263,9 +249,7 @@ def record_of(device: str, *, readonly: bool) -> Record:
     return Record.of(mount, key, volumes.TargetPath("/t"), volumes.HandlerName("kata"))
 
 
-def test_claim_of_a_reader_is_refused_while_the_host_writes_a_partition(
-    partition: tuple[str, str], mountpoint: str
-) -> None:
+def test_claim_beside_a_host_writer_is_refused(partition: tuple[str, str], mountpoint: str) -> None:
     disk, part = partition
     run("mount", part, mountpoint)
     with raised("DeviceMountedOnHost"):

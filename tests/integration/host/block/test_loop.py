@@ -83,9 +83,7 @@ def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
-def test_attach_once_refuses_a_device_with_an_offset_or_size_limit(
-    sparse_file: MakeFile, part: str
-) -> None:
+def test_attach_once_refuses_an_offset_or_limit(sparse_file: MakeFile, part: str) -> None:
     """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
     backing = sparse_file()
     run("losetup", "--find", part, backing)
@@ -148,9 +146,7 @@ def attach_at(number: int, backing: str) -> loop_devices.LoopDevice:
     return attached
 
 
-def test_detach_of_a_reused_number_leaves_the_new_device(
-    unused_number: int, sparse_file: MakeFile
-) -> None:
+def test_detach_leaves_a_reused_number(unused_number: int, sparse_file: MakeFile) -> None:
     old = attach_at(unused_number, sparse_file(name="old.img"))
     loop.detach(old)
     new = attach_at(unused_number, sparse_file(name="new.img"))
@@ -190,9 +186,7 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
     loop.detach(new)
 
 
-def test_detach_of_a_mounted_device_is_refused_and_leaves_no_autoclear(
-    attach: Attach, mountpoint: str
-) -> None:
+def test_detach_of_a_mounted_device_is_refused(attach: Attach, mountpoint: str) -> None:
     """The kernel's own detach reports success and lets the device vanish at the unmount."""
     device = attach()
     run("mkfs.ext4", "-q", device.path)

@@ -63,9 +63,7 @@ def test_find_opens_only_devices_whose_file_has_the_name(
     assert opened == []
 
 
-def test_attach_once_opens_only_devices_whose_file_has_the_name(
-    attach: Attach, opened: list[str]
-) -> None:
+def test_attach_once_opens_only_devices_of_its_name(attach: Attach, opened: list[str]) -> None:
     device = attach(name="only-of-this-test.img")
     attach(name="other.img")
     opened.clear()
@@ -102,16 +100,14 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
             loop.detach(each)
 
 
-def test_find_of_a_name_with_the_kernels_ending_for_removed_files_finds_the_device(
+def test_find_of_a_name_that_ends_as_removed_ones_succeeds(
     attach: Attach,
 ) -> None:
     device = attach(name="volume.img (deleted)")
     assert loop_devices.find(device.backing) == (device,)
 
 
-def test_list_named_opens_only_devices_of_wanted_files_removed_ones_included(
-    attach: Attach, opened: list[str]
-) -> None:
+def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str]) -> None:
     device, _ = attach(name="mine.img"), attach(name="other.img")
     os.unlink(device.backing)
     opened.clear()

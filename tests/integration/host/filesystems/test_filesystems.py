@@ -16,9 +16,7 @@ from tests.integration.host.conftest import MIB, Attach
 pytestmark = pytest.mark.root
 
 
-async def test_grow_mounted_xfs_reaches_the_end_of_its_device(
-    attach: Attach, mountpoint: str
-) -> None:
+async def test_mounted_xfs_grows_to_its_device(attach: Attach, mountpoint: str) -> None:
     device = attach(300 * MIB)
     await mkfs.make(device.path, "xfs")
     os.truncate(device.backing, 600 * MIB)
@@ -51,9 +49,7 @@ async def test_grow_mounted_without_mount_is_refused(mountpoint: str) -> None:
         await growth.grow_mounted(mountpoint, "ext4")
 
 
-async def test_measure_after_a_write_counts_its_bytes_and_inode(
-    attach: Attach, mountpoint: str
-) -> None:
+async def test_measure_counts_bytes_and_inodes(attach: Attach, mountpoint: str) -> None:
     device = attach()
     await mkfs.make(device.path, "ext4")
     mount_api.mount_device(device.path, mountpoint, "ext4")
@@ -67,9 +63,7 @@ async def test_measure_after_a_write_counts_its_bytes_and_inode(
         assert 0 < line.available <= line.total - line.used
 
 
-async def test_freeze_twice_is_refused_and_thaw_twice_succeeds(
-    attach: Attach, mountpoint: str
-) -> None:
+async def test_second_freeze_is_refused_and_no_thaw(attach: Attach, mountpoint: str) -> None:
     device = attach()
     await mkfs.make(device.path, "ext4")
     mount_api.mount_device(device.path, mountpoint, "ext4")

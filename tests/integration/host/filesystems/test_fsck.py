@@ -32,7 +32,7 @@ async def test_check_of_damaged_ext4_raises_filesystem_needs_repair(attach: Atta
     assert "Root inode is not a directory" in caught.value.why
 
 
-async def test_check_of_ext4_with_unknown_feature_raises_filesystem_check_failed(
+async def test_check_of_an_unknown_ext4_feature_fails(
     attach: Attach,
 ) -> None:
     device = attach()

@@ -69,7 +69,7 @@ async def test_make_on_existing_filesystem_is_refused(
     assert signatures.probe(device.path) == before
 
 
-async def test_make_on_existing_filesystem_of_a_device_not_known_to_be_empty_is_refused(
+async def test_make_over_a_filesystem_not_known_to_be_empty_fails(
     attach: Attach,
 ) -> None:
     device = attach()

@@ -144,7 +144,7 @@ def deep_tree(top: Path, depth: int) -> Iterator[list[int]]:
             os.close(fd)
 
 
-def test_apply_walks_a_tree_deeper_than_the_limit_of_open_files_and_the_python_stack(
+def test_apply_walks_a_tree_deeper_than_files_and_stack(
     tmp_path: Path,
 ) -> None:
     with deep_tree(tmp_path, 1500) as chain:

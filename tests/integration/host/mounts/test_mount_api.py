@@ -276,9 +276,7 @@ def test_is_guard_of_an_ordinary_tmpfs_is_false(mountpoint: str) -> None:
     assert not mount_api.is_guard(mount)
 
 
-def test_bind_readonly_of_a_writable_directory_refuses_writes(
-    mountpoint: str, tmp_path: Path
-) -> None:
+def test_readonly_bind_refuses_writes(mountpoint: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     mount_api.bind(str(source), mountpoint, readonly=True)
