@@ -18,8 +18,8 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.rpc import channel
 from crust.rpc.call import Call
+from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
 from crust.rpc.port import Port, SocketPort
-from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.wire.v1 import handlers_pb2, types_pb2
 
 _log = logging.getLogger(__name__)

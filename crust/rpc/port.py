@@ -191,7 +191,9 @@ class SocketPort(Port):
 
     async def forward(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
-        timeout_s = _shortened(call.time_remaining())
+        timeout_s = call.time_remaining()
+        if timeout_s is not None:
+            timeout_s -= min(_RESERVE_S, timeout_s / 10)
         began_s, heard = time.monotonic(), Heard()
         try:
             answer = await self.call(
@@ -276,10 +278,6 @@ class _SocketAnswers(Answers[bytes]):
 
 _RESERVE_S = 1.0
 """Of the caller's time, a tenth of it at most: so that the caller hears the reason before its own deadline."""
-
-
-def _shortened(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else timeout_s - min(_RESERVE_S, timeout_s / 10)
 
 
 def _ran_out(status: PeerStatus, elapsed_s: float, timeout_s: float) -> bool:

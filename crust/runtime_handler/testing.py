@@ -29,8 +29,8 @@ from crust.host.mounts import mount_api
 from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc.call import Call
+from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
 from crust.rpc.port import SocketPort, stub
-from crust.rpc.registration import HandlerNameTaken, InvalidRegistration
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2

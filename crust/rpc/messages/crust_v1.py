@@ -12,7 +12,6 @@ from crust.wire.v1 import types_pb2
 
 LONGEST_FREEZE_S = 60
 
-
 USAGES_MAX = 8
 """Of one volume. There are two units, bytes and inodes."""
 
@@ -25,6 +24,28 @@ class ImplausibleStats(errors.RuntimeFailed):
             "the runtime's volume statistics are impossible",
             why=why,
             hint="read the handler's log; the guest may be broken or hostile",
+        )
+
+
+class InvalidRegistration(errors.InvalidRequest):
+    """A handler's RegisterRequest is malformed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "the runtime handler cannot be registered",
+            why=why,
+            hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
+        )
+
+
+class HandlerNameTaken(errors.Conflict):
+    """Another registered handler has the name."""
+
+    def __init__(self, name: str, endpoint: str) -> None:
+        super().__init__(
+            f"runtime handler {name!r} is registered already",
+            why=f"the registered one serves on {endpoint}",
+            hint="stop it first, or register under another name",
         )
 
 

@@ -150,26 +150,29 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
         raise InvalidDeferredMount("fs_type is empty")
     if pb.capacity_bytes <= 0:
         raise InvalidDeferredMount("capacity_bytes is not set")
+    limits_ = volumes.IoLimits(
+        pb.io_limits.read_iops,
+        pb.io_limits.write_iops,
+        pb.io_limits.read_bytes_per_second,
+        pb.io_limits.write_bytes_per_second,
+    )
     try:
-        return _deferred_mount(pb)
+        limits_.check()
+        return volumes.DeferredMount(
+            source=_source(pb),
+            fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
+            mount_options=tuple(pb.mount_options),
+            group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
+            readonly=pb.readonly,
+            capacity_bytes=pb.capacity_bytes,
+            content_generation=pb.content_generation,
+            io_limits=limits_,
+            format=_format(pb.format) if pb.HasField("format") else None,
+            encryption=_encryption(pb) if pb.encryption else None,
+            secrets=dict(pb.secrets),
+        )
     except errors.InvalidRequest as err:
         raise InvalidDeferredMount(str(err)) from err
-
-
-def _deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
-    return volumes.DeferredMount(
-        source=_source(pb),
-        fs_type=limits.optional(pb.fs_type, "deferred_mount.fs_type"),
-        mount_options=tuple(pb.mount_options),
-        group=_group("", pb.supplemental_group, pb.supplemental_group_change_policy),
-        readonly=pb.readonly,
-        capacity_bytes=pb.capacity_bytes,
-        content_generation=pb.content_generation,
-        io_limits=_io_limits(pb.io_limits),
-        format=_format(pb.format) if pb.HasField("format") else None,
-        encryption=_encryption(pb),
-        secrets=dict(pb.secrets),
-    )
 
 
 def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
@@ -179,9 +182,7 @@ def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
     return value
 
 
-def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption | None:
-    if not pb.encryption:
-        return None
+def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption:
     if pb.encryption != volumes.Encryption.LUKS.value:
         raise InvalidDeferredMount(f"its encryption {pb.encryption[:32]!r} is not known")
     if not pb.secrets.get(deferral_keys.PASSPHRASE):
@@ -189,22 +190,17 @@ def _encryption(pb: csi_pb2.DeferredMount) -> volumes.Encryption | None:
     return volumes.Encryption.LUKS
 
 
-def _io_limits(pb: csi_pb2.DeferredMount.IoLimits) -> volumes.IoLimits:
-    limits_ = volumes.IoLimits(
-        pb.read_iops, pb.write_iops, pb.read_bytes_per_second, pb.write_bytes_per_second
-    )
-    limits_.check()
-    return limits_
-
-
 def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:
-    match pb.WhichOneof("source"):
-        case "block_device":
-            return _block_source(pb.block_device)
-        case "network_image":
-            return _network_image(pb)
-        case _:
-            raise InvalidDeferredMount("its source is of an unknown kind")
+    if pb.HasField("network_image"):
+        return _network_image(pb)
+    if not pb.HasField("block_device"):
+        raise InvalidDeferredMount("its source is of an unknown kind")
+    identity = pb.block_device.identity
+    if identity.disk_sequence == 0:
+        raise InvalidDeferredMount("the device's identity is not set")
+    path = volumes.TargetPath.parse(pb.block_device.path, role="deferred_mount.block_device.path")
+    number = volumes.DeviceIdentity(identity.major, identity.minor, identity.disk_sequence)
+    return volumes.BlockSource(path.text, number)
 
 
 def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
@@ -222,16 +218,6 @@ def _network_image(pb: csi_pb2.DeferredMount) -> volumes.NetworkImage:
         tuple(image.monitors),
         image.user,
     )
-
-
-def _block_source(device: csi_pb2.DeferredMount.BlockDevice) -> volumes.BlockSource:
-    if not device.HasField("identity") or device.identity.disk_sequence == 0:
-        raise InvalidDeferredMount("the device's identity is not set")
-    identity = volumes.DeviceIdentity(
-        device.identity.major, device.identity.minor, device.identity.disk_sequence
-    )
-    path = volumes.TargetPath.parse(device.path, role="deferred_mount.block_device.path")
-    return volumes.BlockSource(path.text, identity)
 
 
 def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMount:

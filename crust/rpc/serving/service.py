@@ -106,25 +106,20 @@ class Service:
     async def answer(self, call: Call, data: bytes, *, is_inner: bool = False) -> bytes:
         """The answer to a request. Raises `PeerStatus`, and `CancelledError` when the caller has gone away."""
         record = self._record(call.method, is_inner)
-        around = self._begin(call, data, is_inner=is_inner)
+        around, started_s = self._begin(call, data, is_inner=is_inner), time.monotonic()
+        has_span = traces.tracer is not None and not record.is_quiet
         try:
-            if traces.tracer is None or record.is_quiet:
-                return await self._recorded(call, data, record)
-            with tracing.served(call, self.name):
-                return await self._recorded(call, data, record)
+            with tracing.served(call, self.name) if has_span else contextlib.nullcontext():
+                try:
+                    answer = await self._run(call, data)
+                except (Exception, asyncio.CancelledError) as error:
+                    self._refuse(call, data, record, started_s, error)
+                record.record(data, started_s)
+                return answer
         finally:
             # A caller that serves no call itself, e.g. work in the background, has no fields after it either: its
             # next call would be logged, and named to a handler, as this one.
             logs.context.set(around)
-
-    async def _recorded(self, call: Call, data: bytes, record: CallRecord) -> bytes:
-        started_s = time.monotonic()
-        try:
-            answer = await self._run(call, data)
-        except (Exception, asyncio.CancelledError) as error:
-            self._refuse(call, data, record, started_s, error)
-        record.record(data, started_s)
-        return answer
 
     async def stream(
         self, call: Call, data: bytes, *, is_inner: bool = False
