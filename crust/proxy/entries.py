@@ -12,7 +12,7 @@ from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
-from crust.handoff.store import Store
+from crust.handoff.store import EntryDiffers, Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.guard import Devices, set_of
@@ -71,8 +71,8 @@ class Entries:
             readonly=held.readonly,
         )
 
-    def write(self, record: Record) -> Record:
-        """Publish the entry to the runtime; returns the record that exists afterwards.
+    def write(self, record: Record) -> Entry:
+        """Publish the entry to the runtime; returns the entry that exists afterwards.
 
         Publishing the same content again changes nothing. If only the device differs (attached again, grown), the
         record is replaced; while a sandbox has the volume, only the size may differ. The limits stay: only
@@ -81,17 +81,16 @@ class Entries:
         """
         entry = self.store.read(record.target)
         if entry is None:
-            return self.store.create(record).require()
+            return self.store.create(record)
         there = entry.require()
-        same_request = there.same_request(record)
-        if same_request:
-            limits = there.mount.io_limits
-            record = replace(record, mount=replace(record.mount, io_limits=limits))
-        if entry.live and same_request and _same_source(there, record):
-            if there.same_content(record):
-                return there
-            return self.store.rewrite(there, record.mount).require()
-        return self.store.publish(record, replace=same_request).require()
+        if not there.same_request(record):
+            raise EntryDiffers(there)
+        record = replace(record, mount=replace(record.mount, io_limits=there.mount.io_limits))
+        if there.same_content(record):
+            return entry
+        if entry.live and _same_source(there, record):
+            return self.store.rewrite(there, record.mount)
+        return self.store.publish(record, replace=True)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Write new limits into a published volume's record. Raises `claims.NotPublished`."""

@@ -139,14 +139,8 @@ class Publish:
             await self._begin(run, handler)
         mount = _mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
-        published, devices = await workers.run(self._place, run, record, mount.secrets)
-        entry = Entry(
-            published.digest,
-            self._entries.store.layout.entry(published.digest).directory,
-            published,
-        )
-        if run.began.entry is not None:
-            entry = replace(run.began.entry, record=published)
+        entry, devices = await workers.run(self._place, run, record, mount.secrets)
+        published = entry.require()
         self._table.put(
             replace(
                 run.row,
@@ -273,7 +267,7 @@ class Publish:
 
     def _place(
         self, run: _Run, record: Record, secrets: Mapping[str, str]
-    ) -> tuple[Record, DeviceSet]:
+    ) -> tuple[Entry, DeviceSet]:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks.
 
         The secrets are in the table before the entry is there: a handler may claim at once.
