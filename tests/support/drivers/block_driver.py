@@ -17,6 +17,8 @@ from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import MIB as MIB
 from tests.support.co import Answer, Co
+from tests.support.drivers import memory_backend
+from tests.support.drivers.memory_backend import MemoryBackend
 
 Mode = volumes.AccessMode
 
@@ -91,6 +93,8 @@ class Bench:
     throttle: throttling.Throttle | None = None
     overcommit: float = 1.0
     role: Role = Role()  # noqa: RUF009 - frozen
+    backend: MemoryBackend | None = None
+    """In place of images in files."""
     driver: Driver = field(init=False)
     _staged: dict[tuple[str, str], None] = field(default_factory=dict, init=False)
     _published: dict[str, str] = field(default_factory=dict, init=False)
@@ -105,9 +109,11 @@ class Bench:
     def restart(self) -> None:
         """Restart: lose everything that is only in memory."""
         self.let_go()
+        state, backend = str(self.root / "state"), self.backend
         self.driver = app.build(
-            create_pool=True,
-            state_dir=str(self.root / "state"),
+            create_pool=backend is None,
+            engine=None if backend is None else memory_backend.engine(state, backend),
+            state_dir=state,
             run_dir=str(self.root / "run"),
             node_id="node-1",
             csi_profile=self.profile,
