@@ -222,9 +222,7 @@ async def test_discard_reaches_an_image(node: ImageNode, storage: Storage) -> No
     assert await asyncio.to_thread(_used, storage) < used
 
 
-async def test_synced_write_to_an_image_is_one_unscheduled_request(
-    node: ImageNode,
-) -> None:
+async def test_synced_write_to_an_image_is_one_unscheduled_request(node: ImageNode) -> None:
     """QEMU flushes after each write, so the guest's kernel does not ask for it."""
     target = await node.publish()
     queue = "/sys/class/block/$(basename $(df /data | tail -1 | cut -d' ' -f1))/queue"

@@ -118,9 +118,7 @@ async def test_kept_claim_outlives_the_runtime_and_its_keepers_and_ends_with_the
 
 
 @pytest.mark.spec("H-46")
-async def test_vm_whose_claim_somebody_had_meanwhile_is_killed(
-    node: WholeNode,
-) -> None:
+async def test_vm_whose_claim_somebody_had_meanwhile_is_killed(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     await node.output("one", target, "true")

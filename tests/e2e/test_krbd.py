@@ -69,9 +69,7 @@ async def test_raw_volume_is_a_device_of_the_host_and_its_claim_names_the_kernel
     await volume.leave()
 
 
-async def test_users_key_is_in_no_file_log_or_command_line(
-    bench: Bench,
-) -> None:
+async def test_users_key_is_in_no_file_log_or_command_line(bench: Bench) -> None:
     volume = await bench.volume()
     await volume.stage()
     await volume.publish()
@@ -123,9 +121,7 @@ async def test_driver_killed_before_a_step_is_completed(bench: Bench, step: str)
     await volume.leave()
 
 
-async def test_node_that_was_cut_off_never_uses_its_mapping_again(
-    bench: Bench,
-) -> None:
+async def test_node_that_was_cut_off_never_uses_its_mapping_again(bench: Bench) -> None:
     volume = await bench.volume()
     await volume.stage()
     await volume.publish()
@@ -219,9 +215,7 @@ async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     await volume.leave()
 
 
-async def test_driver_without_a_key_unmaps_with_the_next_key(
-    bench: Bench,
-) -> None:
+async def test_driver_without_a_key_unmaps_with_the_next_key(bench: Bench) -> None:
     """One of the volumes is used again at once, with a claim of its own; the other only by that call's key."""
     volume, used, other = [await bench.volume() for _ in range(3)]
     for each in (volume, used):
@@ -274,9 +268,7 @@ async def test_pod_with_a_network_of_its_own_maps_in_the_hosts_or_not_at_all(ben
     await volume.leave()
 
 
-async def test_mapping_without_a_driver_keeps_its_claim_until_cut_off(
-    bench: Bench,
-) -> None:
+async def test_mapping_without_a_driver_keeps_its_claim_until_cut_off(bench: Bench) -> None:
     """The claim has no lease that somebody must renew, and the driver that is started again has no key."""
     volume, other = [await bench.volume() for _ in range(2)]
     await volume.stage()
@@ -319,9 +311,7 @@ def _check_nobody_else_gets(volume: Volume) -> None:
             fencing.fence(there, "node-a")
 
 
-async def test_readers_mapping_is_kept_by_its_claim_until_fenced(
-    bench: Bench,
-) -> None:
+async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -> None:
     first = await _written(bench)
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
     await volume.stage()
@@ -345,9 +335,7 @@ async def test_readers_mapping_is_kept_by_its_claim_until_fenced(
     await first.leave()
 
 
-async def test_readers_image_that_was_removed_is_unstaged_and_deleted(
-    bench: Bench,
-) -> None:
+async def test_readers_image_that_was_removed_is_unstaged_and_deleted(bench: Bench) -> None:
     first = await _written(bench)
     volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
     await volume.stage()

@@ -104,9 +104,7 @@ async def test_driver_killed_while_it_mapped_for_a_mount_goes_on(bench: Bench, t
     await volume.leave()
 
 
-async def test_sandbox_with_the_image_keeps_it_and_its_stage(
-    bench: Bench,
-) -> None:
+async def test_sandbox_with_the_image_keeps_it_and_its_stage(bench: Bench) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
     with bench.claimed(volume.id) as there:

@@ -38,9 +38,7 @@ async def run_until_first_output(fresh_node: WholeNode, target: Path) -> asyncio
     return running
 
 
-async def test_stopped_runtime_ends_running_sandbox_and_its_claim(
-    fresh_node: WholeNode,
-) -> None:
+async def test_stopped_runtime_ends_running_sandbox_and_its_claim(fresh_node: WholeNode) -> None:
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)
     running = await run_until_first_output(fresh_node, target)
@@ -53,9 +51,7 @@ async def test_stopped_runtime_ends_running_sandbox_and_its_claim(
     await fresh_node.kubelet.wait_ready(HANDLER)
 
 
-async def test_hung_guest_blocks_no_start_of_the_runtime(
-    fresh_node: WholeNode,
-) -> None:
+async def test_hung_guest_blocks_no_start_of_the_runtime(fresh_node: WholeNode) -> None:
     volume = await fresh_node.volume()
     target = await fresh_node.publish(volume)
     await fresh_node.output("stuck", target, "echo kept > /data/f; sync")

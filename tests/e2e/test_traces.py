@@ -32,9 +32,7 @@ def named(spans: list[Received], service: str, name: str) -> list[Received]:
     return [each for each in spans if (each.service, each.name) == (service, name)]
 
 
-async def test_publish_and_mount_are_one_trace(
-    traced: tuple[WholeNode, Receiver],
-) -> None:
+async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver]) -> None:
     node, receiver = traced
     volume = await node.volume()
     target = await node.publish(volume)
@@ -69,9 +67,7 @@ async def test_publish_and_mount_are_one_trace(
     assert not any(each.has_failed for each in trace)
 
 
-async def test_refused_publish_is_a_failed_span(
-    traced: tuple[WholeNode, Receiver],
-) -> None:
+async def test_refused_publish_is_a_failed_span(traced: tuple[WholeNode, Receiver]) -> None:
     node, receiver = traced
     volume = await node.volume()
     await node.publish(volume)
@@ -92,9 +88,7 @@ async def test_no_volume_context_is_in_a_span(traced: tuple[WholeNode, Receiver]
     assert not any(b"crust.dev/defer" in each for each in receiver.raw)
 
 
-async def test_request_id_is_in_claim_and_on_console(
-    traced: tuple[WholeNode, Receiver],
-) -> None:
+async def test_request_id_is_in_claim_and_on_console(traced: tuple[WholeNode, Receiver]) -> None:
     node, _ = traced
     target = await node.publish(await node.volume())
     await node.output("one", target, "true")

@@ -62,9 +62,7 @@ async def test_new_volume_is_formatted_by_its_first_guest(node: WholeNode, fs_ty
     assert await node.output("two", again, "cat /data/file") == "kept"
 
 
-async def test_expand_grows_device_by_driver_and_filesystem_by_guest(
-    node: WholeNode,
-) -> None:
+async def test_expand_grows_device_by_driver_and_filesystem_by_guest(node: WholeNode) -> None:
     volume = await node.volume(size_bytes=64 * MIB)
     target = await node.publish(volume, defer=False)
     await node.output("one", target, "true")
@@ -74,9 +72,7 @@ async def test_expand_grows_device_by_driver_and_filesystem_by_guest(
     assert after[BYTES].total - before[BYTES].total > 100 * MIB
 
 
-async def test_passphrase_of_an_encrypted_volume_is_in_no_file(
-    node: WholeNode,
-) -> None:
+async def test_passphrase_of_an_encrypted_volume_is_in_no_file(node: WholeNode) -> None:
     parameters, secrets = dict(node.kubelet.parameters), dict(node.kubelet.secrets)
     node.kubelet.parameters = {**parameters, "crust.dev/encryption": "luks"}
     node.kubelet.secrets = {**secrets, "passphrase": PASSPHRASE}

@@ -37,9 +37,7 @@ async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench)
     await bench.publish(volume_id, target)
 
 
-async def test_stage_needs_no_controller_publish_unless_another_node_has_it(
-    bench: Bench,
-) -> None:
+async def test_stage_needs_no_controller_publish_unless_another_node_has_it(bench: Bench) -> None:
     """With attachRequired: false the CO publishes to no node; a moved pool may still name its old one."""
     volume_id = volumes.VolumeId((await bench.create()).volume_id)
     volume_records = bench.driver.stores.volume_records

@@ -89,9 +89,7 @@ async def test_encrypted_volume_has_the_passphrase_of_its_stage_or_its_publish(
     assert not any(SECRET["passphrase"].encode() in path.read_bytes() for path in files)
 
 
-async def test_encrypted_volume_without_a_passphrase_is_not_published(
-    bench: Bench,
-) -> None:
+async def test_encrypted_volume_without_a_passphrase_is_not_published(bench: Bench) -> None:
     volume, target = await bench.create(parameters=LUKS), bench.target("pod-a")
     await bench.stage(volume.volume_id, secrets=SECRET)
     bench.restart()

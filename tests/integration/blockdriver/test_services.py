@@ -52,9 +52,7 @@ def build(root: Path) -> Driver:
     )
 
 
-async def test_deferral_capabilities_need_the_opt_in(
-    served: grpc.aio.Channel,
-) -> None:
+async def test_deferral_capabilities_need_the_opt_in(served: grpc.aio.Channel) -> None:
     node = csi_pb2_grpc.NodeStub(served)
     plain = await node.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest())
     known = {each.rpc.type for each in plain.capabilities}
@@ -71,9 +69,7 @@ async def test_deferral_capabilities_need_the_opt_in(
 
 
 @pytest.mark.spec("N-2")
-async def test_node_info_capabilities_need_the_opt_in(
-    served: grpc.aio.Channel,
-) -> None:
+async def test_node_info_capabilities_need_the_opt_in(served: grpc.aio.Channel) -> None:
     node, controller = csi_pb2_grpc.NodeStub(served), csi_pb2_grpc.ControllerStub(served)
     calls: tuple[tuple[Any, Message, set[int]], ...] = (
         (node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest(), {20529, 20530}),
@@ -87,9 +83,7 @@ async def test_node_info_capabilities_need_the_opt_in(
 
 
 @pytest.mark.spec("N-3", "N-4")
-async def test_node_info_with_the_flag_is_the_id_alone(
-    served: grpc.aio.Channel,
-) -> None:
+async def test_node_info_with_the_flag_is_the_id_alone(served: grpc.aio.Channel) -> None:
     node = csi_pb2_grpc.NodeStub(served)
     request = csi_pb2.NodeGetInfoRequest(controller_get_node_info=True)
     opted = await node.NodeGetInfo(request, metadata=extensions.NODE_INFO_METADATA)
@@ -209,9 +203,7 @@ async def test_background_task_that_fails_is_logged(
     assert "a mistake of ours" in str(record.exc_info[1])
 
 
-async def test_absent_things_are_not_found_before_anything_else(
-    served: grpc.aio.Channel,
-) -> None:
+async def test_absent_things_are_not_found_before_anything_else(served: grpc.aio.Channel) -> None:
     """As csi-sanity and external-snapshotter ask; a known volume is at no relative path."""
     controller, node = csi_pb2_grpc.ControllerStub(served), csi_pb2_grpc.NodeStub(served)
     groups = csi_pb2_grpc.GroupControllerStub(served)

@@ -74,9 +74,7 @@ def node(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
         made.delete_pool()
 
 
-def test_volume_of_a_deleted_pool_is_detached_by_any_process(
-    node: Node,
-) -> None:
+def test_volume_of_a_deleted_pool_is_detached_by_any_process(node: Node) -> None:
     for is_new in (False, True):
         here = node.process()
         here.attach(VOLUME)
@@ -108,9 +106,7 @@ def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(node: Node, pr
     assert here.attached_here() == owed(str(node.base)) == ()
 
 
-def test_recreated_pool_is_used_by_a_process_that_knew_it(
-    node: Node,
-) -> None:
+def test_recreated_pool_is_used_by_a_process_that_knew_it(node: Node) -> None:
     here = node.process()
     here.attach(VOLUME)
     node.delete_pool()

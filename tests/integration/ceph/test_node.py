@@ -43,9 +43,7 @@ async def test_host_is_refused_alike_and_nothing_is_left(cluster: RbdNode) -> No
     assert cluster.images() == []
 
 
-async def test_node_answers_the_size_of_the_grown_image(
-    cluster: RbdNode,
-) -> None:
+async def test_node_answers_the_size_of_the_grown_image(cluster: RbdNode) -> None:
     await cluster.stage()
     await cluster.publish()
     await cluster.grow()
@@ -53,9 +51,7 @@ async def test_node_answers_the_size_of_the_grown_image(
     await cluster.leave()
 
 
-async def test_stage_is_refused_while_another_node_has_the_image(
-    cluster: RbdNode,
-) -> None:
+async def test_stage_is_refused_while_another_node_has_the_image(cluster: RbdNode) -> None:
     image = cluster.volume
     with as_admin(cluster.ceph, cluster.namespace, image) as claimed:
         there = claims.Host("elsewhere", "another-machine")

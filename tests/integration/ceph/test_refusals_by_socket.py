@@ -133,9 +133,7 @@ async def test_node_with_wrong_settings_refuses_the_stage_and_ends_what_there_is
                 await there.leave()
 
 
-async def test_deleted_image_stops_its_own_volume_alone(
-    cluster: RbdNode,
-) -> None:
+async def test_deleted_image_stops_its_own_volume_alone(cluster: RbdNode) -> None:
     volume_id = cluster.volume
     other = await cluster.create("other")
     await cluster.stage()
@@ -196,9 +194,7 @@ def _wait_for_flag(ceph: CephCluster, *, is_full: bool) -> None:
             return
 
 
-async def test_pool_over_its_quota_takes_nothing_new(
-    small: RbdNode,
-) -> None:
+async def test_pool_over_its_quota_takes_nothing_new(small: RbdNode) -> None:
     volume_id, full = small.volume, Code.RESOURCE_EXHAUSTED
     while True:  # until then it goes by statistics from before the quota
         if not await small.controller.capacity():

@@ -70,9 +70,7 @@ async def test_key_of_one_volume_opens_that_image_for_a_guest_and_no_other(node:
                     call(name)
 
 
-async def test_key_of_a_clone_cannot_write_to_its_source(
-    node: RbdNode,
-) -> None:
+async def test_key_of_a_clone_cannot_write_to_its_source(node: RbdNode) -> None:
     source = await node.create("one")
     with node.ceph.ioctx(POOL, node.namespace) as ioctx, rbd.Image(ioctx, source) as image:
         image.write(b"shared", 0)

@@ -199,9 +199,7 @@ async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
         yield running
 
 
-async def test_one_runtime_finds_local_and_shared_volumes(
-    both: TwoDrivers,
-) -> None:
+async def test_one_runtime_finds_local_and_shared_volumes(both: TwoDrivers) -> None:
     async with channel.connect(both.places.sockets.inspect) as connected:
         inspect = inspect_pb2_grpc.InspectStub(connected)
         served = await inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=30)
@@ -269,9 +267,7 @@ async def test_silent_cluster_leaves_local_volumes(both: TwoDrivers, ceph: CephC
     await both.leave(SHARED, volume, target)
 
 
-async def test_tenants_reach_no_volume_of_another(
-    tenants: TwoDrivers,
-) -> None:
+async def test_tenants_reach_no_volume_of_another(tenants: TwoDrivers) -> None:
     """Nothing is set up for a volume: the class of each tenant's driver names the tenant's Secret."""
     published = {}
     for driver in (SHARED, TENANT):

@@ -42,9 +42,7 @@ def records(cluster: RbdNode, kind: RecordKind) -> list[str]:
         return [each for each, _ in omap.read(ioctx, object_name(kind), "d.")]
 
 
-async def test_volume_without_its_image_is_lost_and_not_remade(
-    cluster: RbdNode,
-) -> None:
+async def test_volume_without_its_image_is_lost_and_not_remade(cluster: RbdNode) -> None:
     volume_id = cluster.volume
     remove_image(cluster, volume_id)
     for _ in range(2):
@@ -93,9 +91,7 @@ async def test_foreign_image_in_a_volumes_place_is_used_by_no_call(cluster: RbdN
         check_untouched(cluster, volume_id, image_id)
 
 
-async def test_vanished_snapshot_is_lost_to_retry_and_restore(
-    cluster: RbdNode,
-) -> None:
+async def test_vanished_snapshot_is_lost_to_retry_and_restore(cluster: RbdNode) -> None:
     volume_id = cluster.volume
     taken = await cluster.snapshot()
     copy = await cluster.create("copy", snapshot=taken)
@@ -129,9 +125,7 @@ def remove_with_snapshots(cluster: RbdNode, volume_id: str) -> None:
         rbd.RBD().remove(ioctx, volume_id)
 
 
-async def test_vanished_restored_volume_is_not_restored_again(
-    cluster: RbdNode,
-) -> None:
+async def test_vanished_restored_volume_is_not_restored_again(cluster: RbdNode) -> None:
     taken = await cluster.snapshot()
     copy = await cluster.create("copy", snapshot=taken)
     remove_image(cluster, copy)
@@ -141,9 +135,7 @@ async def test_vanished_restored_volume_is_not_restored_again(
     await cluster.delete(cluster.volume)
 
 
-async def test_group_with_a_vanished_member_can_be_deleted(
-    cluster: RbdNode,
-) -> None:
+async def test_group_with_a_vanished_member_can_be_deleted(cluster: RbdNode) -> None:
     other = await cluster.create("other")
     groups: csi_pb2_grpc.GroupControllerAsyncStub = csi_pb2_grpc.GroupControllerStub(
         cluster.controller.channel

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 NOT_READY = grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_node_without_a_key_refuses_a_stage_with_the_remedy(
-    node: RbdNode,
-) -> None:
+async def test_node_without_a_key_refuses_a_stage_with_the_remedy(node: RbdNode) -> None:
     volume = await node.create("one")
     info = await node.co.node.NodeGetInfo(csi_pb2.NodeGetInfoRequest())
     assert info.node_id == "node-of-the-tests"
@@ -59,9 +57,7 @@ async def test_life_of_a_volume_with_a_restart_between_its_steps(node: RbdNode) 
     node.check_no_key_anywhere()
 
 
-async def test_wrong_key_takes_no_place_of_a_right_one(
-    node: RbdNode,
-) -> None:
+async def test_wrong_key_takes_no_place_of_a_right_one(node: RbdNode) -> None:
     volume, other = await node.create("one"), await node.create("two")
     secrets = node.secrets("guest")
     wrong = {**node.secrets("stranger"), "userID": secrets["userID"]}
@@ -89,9 +85,7 @@ async def test_user_that_does_not_reach_the_pool_is_not_kept(node: RbdNode) -> N
     await refused(node.stage(volume, {}), NOT_READY, "CephKeyMissing")
 
 
-async def test_unstage_needs_no_key_that_the_cluster_accepts(
-    node: RbdNode,
-) -> None:
+async def test_unstage_needs_no_key_that_the_cluster_accepts(node: RbdNode) -> None:
     volume, secrets = await node.create("one"), node.secrets("guest")
     await node.stage(volume, secrets)
     await node.restart()
@@ -104,9 +98,7 @@ async def test_unstage_needs_no_key_that_the_cluster_accepts(
     assert node.notes() == []
 
 
-async def test_users_of_volumes_go_with_their_last_volume(
-    node: RbdNode,
-) -> None:
+async def test_users_of_volumes_go_with_their_last_volume(node: RbdNode) -> None:
     volumes = [await node.create(each) for each in ("one", "two", "three")]
     users = [node.secrets("a"), node.secrets("b")]
     pairs = list(zip(volumes, (users[0], users[1], users[0]), strict=True))

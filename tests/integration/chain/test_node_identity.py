@@ -55,9 +55,7 @@ async def made(connected: grpc.aio.Channel, count: int, stem: str) -> list[str]:
 
 
 @pytest.mark.spec("N-2", "N-4", "N-9", "N-10")
-async def test_co_learns_from_the_controller_and_when_full(
-    driver: OwnDriver,
-) -> None:
+async def test_co_learns_from_the_controller_and_when_full(driver: OwnDriver) -> None:
     """A second CO takes two slots behind the first one's back, which finds them when it is refused."""
     async with cos(driver, Shape.FLAG, Shape.IDS_IN_RESPONSE, Shape.IDS_IN_REQUEST) as found:
         co, by_id, other = found
@@ -98,9 +96,7 @@ async def test_co_learns_from_the_controller_and_when_full(
 
 
 @pytest.mark.spec("N-8")
-async def test_co_that_names_its_volumes_gets_the_rest(
-    driver: OwnDriver,
-) -> None:
+async def test_co_that_names_its_volumes_gets_the_rest(driver: OwnDriver) -> None:
     async with cos(driver, Shape.IDS_IN_REQUEST, Shape.FLAG) as (co, other):
         for each in (co, other):
             await each.register()

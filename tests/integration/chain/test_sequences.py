@@ -108,9 +108,7 @@ async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -
     assert mountinfo.at(target) is not None
 
 
-async def test_second_staging_path_comes_and_goes_while_deferred(
-    chain: Chain,
-) -> None:
+async def test_second_staging_path_comes_and_goes_while_deferred(chain: Chain) -> None:
     volume, target = await chain.published_volume()
     await chain.stage(volume, "second")
     await refused(chain.unstage(volume, "second"), Code.FAILED_PRECONDITION, target)
@@ -140,9 +138,7 @@ async def test_readers_share_and_a_writer_waits_for_the_last_of_them(chain: Chai
     await chain.publish(volume, three)
 
 
-async def test_full_run_directory_stops_no_unpublish(
-    chain: Chain,
-) -> None:
+async def test_full_run_directory_stops_no_unpublish(chain: Chain) -> None:
     await chain.stop()
     await asyncio.to_thread(
         subprocess.run,

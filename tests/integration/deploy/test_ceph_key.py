@@ -107,9 +107,7 @@ def _fill(path: Path, group: int, mode: int) -> None:
     path.chmod(0o3755)
 
 
-def test_copy_is_the_users_alone_and_survives_a_restart(
-    pod: Pod,
-) -> None:
+def test_copy_is_the_users_alone_and_survives_a_restart(pod: Pod) -> None:
     settings = (KUBERNETES / "overlays/ceph-controller/controller.toml").read_text()
     assert 'key_file = "/etc/crust-ceph/key"' in settings
     copy = Path(pod.at("/etc/crust-ceph/key"))

@@ -87,9 +87,7 @@ def test_fault_of_runtime_is_reported_with_its_clause(
 
 
 @pytest.mark.timeout(120)
-def test_runtime_that_dies_at_its_restart_is_started_again(
-    tmp_path: Path,
-) -> None:
+def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> None:
     """It does not remove its socket, and R-106 kills it."""
     text = program(PAGE)
     starts = "    asyncio.run(main(*sys.argv[1:4]))\n"

@@ -40,9 +40,7 @@ def test_second_runtime_imports_nothing_of_crust() -> None:
 
 
 @pytest.mark.parametrize("vector", _all("records.json"), ids=lambda each: each["name"])
-def test_second_runtime_agrees_with_the_vectors(
-    vector: dict[str, Any],
-) -> None:
+def test_second_runtime_agrees_with_the_vectors(vector: dict[str, Any]) -> None:
     if not vector["accepted"]:
         with pytest.raises(second_runtime.Refused):
             second_runtime.parse(vector["text"].encode(), vector["entry"])

@@ -87,9 +87,7 @@ def main_pid(machine: Machine, unit: str) -> str:
     return machine.output("systemctl", "show", "--property=MainPID", "--value", unit).strip()
 
 
-async def test_mount_of_the_unit_outlives_a_kill(
-    machine: Machine,
-) -> None:
+async def test_mount_of_the_unit_outlives_a_kill(machine: Machine) -> None:
     async with volume(machine) as node:
         assert mounted(machine)
         killed = main_pid(machine, "crust-node")
@@ -132,9 +130,7 @@ def test_commands_that_look_leave_no_line_in_the_journal(machine: Machine) -> No
         assert f'"rpc": "{rpc}"' not in journal
 
 
-def test_backup_has_the_pools_id_and_start_waits_for_sockets(
-    machine: Machine,
-) -> None:
+def test_backup_has_the_pools_id_and_start_waits_for_sockets(machine: Machine) -> None:
     follow(machine, "Backup")
     assert (
         "./block/pool.json"

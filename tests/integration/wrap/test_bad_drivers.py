@@ -179,9 +179,7 @@ async def test_status_of_the_driver_passes_unchanged_and_nothing_is_left(
     assert os.path.lexists(cloud.paths(volume).staging) == (method == "NodePublishVolume")
 
 
-async def test_final_status_of_a_repeated_stage_forgets_no_volume(
-    cloud: Wrapped,
-) -> None:
+async def test_final_status_of_a_repeated_stage_forgets_no_volume(cloud: Wrapped) -> None:
     """A restarted kubelet stages again; what the driver refuses then, it has all the same."""
     volume, _ = await cloud.staged_volume()
     cloud.driver.misbehave(NodeStageVolume="fail INTERNAL no route to the storage")
@@ -277,9 +275,7 @@ async def test_statistics_of_a_deferred_volume_never_come_from_the_driver(node: 
 
 
 @pytest.mark.spec("D-41")
-async def test_refused_access_mode_does_not_become_block(
-    cloud: Wrapped,
-) -> None:
+async def test_refused_access_mode_does_not_become_block(cloud: Wrapped) -> None:
     made = await cloud.volume()
     many = capability(mode=MODE.MULTI_NODE_MULTI_WRITER)
     volume = Volume(made.volume_id, made.context, made.publish_context, many)

@@ -52,9 +52,7 @@ async def test_after_a_restart_the_publish_must_bring_it(cloud: Wrapped) -> None
     assert cloud.entry(target) is not None
 
 
-async def test_undeferred_encrypted_volume_is_staged_as_block_only(
-    cloud: Wrapped,
-) -> None:
+async def test_undeferred_encrypted_volume_is_staged_as_block_only(cloud: Wrapped) -> None:
     context = {"crust.dev/encryption": "luks"}
     volume, target = await cloud.volume(context=context, mkfs=False), cloud.target("one")
     await cloud.stage(volume, OF_STAGE)

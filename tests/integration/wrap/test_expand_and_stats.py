@@ -16,9 +16,7 @@ pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 
 
-async def test_driver_grows_the_device_as_block(
-    cloud: Wrapped,
-) -> None:
+async def test_driver_grows_the_device_as_block(cloud: Wrapped) -> None:
     volume, target = await cloud.published_volume()
     assert await cloud.expand(volume, target, 96 * MIB) == 96 * MIB
     (asked,) = cloud.driver.calls("NodeExpandVolume")
@@ -30,9 +28,7 @@ async def test_driver_grows_the_device_as_block(
     assert devices.size_bytes(record.device) == record.mount.capacity_bytes == 96 * MIB
 
 
-async def test_staged_volume_is_published_while_it_grows(
-    cloud: Wrapped,
-) -> None:
+async def test_staged_volume_is_published_while_it_grows(cloud: Wrapped) -> None:
     """A kubelet expands between stage and publish."""
     volume, target = await cloud.staged_volume()
     assert await cloud.expand(volume, cloud.staging(volume), 96 * MIB) == 96 * MIB
@@ -57,9 +53,7 @@ async def test_expansion_without_a_path_is_refused(cloud: Wrapped) -> None:
     assert cloud.driver.names() == calls
 
 
-async def test_failed_expansion_leaves_a_staged_volume_unpublished(
-    cloud: Wrapped,
-) -> None:
+async def test_failed_expansion_leaves_a_staged_volume_unpublished(cloud: Wrapped) -> None:
     volume, target = await cloud.staged_volume()
     cloud.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
     await refused(cloud.expand(volume, cloud.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
@@ -67,9 +61,7 @@ async def test_failed_expansion_leaves_a_staged_volume_unpublished(
 
 
 @pytest.mark.parametrize("kind", ["cloud", "minimal"])
-async def test_expansion_of_an_ordinary_volume_is_the_drivers(
-    kind: str,
-) -> None:
+async def test_expansion_of_an_ordinary_volume_is_the_drivers(kind: str) -> None:
     async with node_with(kind) as node:
         volume, target = await node.volume(context={}), node.target("one")
         deferred, other = await node.volume("deferred"), node.target("other")
@@ -92,9 +84,7 @@ async def test_expansion_of_an_ordinary_volume_is_the_drivers(
         assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
 
 
-async def test_capabilities_are_the_drivers_while_nothing_is_deferred(
-    node: Wrapped,
-) -> None:
+async def test_capabilities_are_the_drivers_while_nothing_is_deferred(node: Wrapped) -> None:
     async def advertised() -> set[int]:
         answer = await node.node.NodeGetCapabilities(
             csi_pb2.NodeGetCapabilitiesRequest(), timeout=TIMEOUT_S

@@ -64,9 +64,7 @@ async def _rebooted(node: Wrapped) -> tuple[Volume, str]:
 
 
 @pytest.mark.spec("D-43")
-async def test_stage_after_a_reboot_is_forwarded_despite_its_record(
-    node: Wrapped,
-) -> None:
+async def test_stage_after_a_reboot_is_forwarded_despite_its_record(node: Wrapped) -> None:
     volume, target = await _rebooted(node)
     assert os.path.lexists(node.paths(volume).staging) == node.stages
     volume = await node.attach(volume)

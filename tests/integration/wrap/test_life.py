@@ -43,9 +43,7 @@ async def test_deferred_volume_from_stage_to_unstage(node: Wrapped) -> None:
 
 
 @pytest.mark.spec("D-41")
-async def test_driver_sees_a_raw_volume_and_no_key_of_crust(
-    node: Wrapped,
-) -> None:
+async def test_driver_sees_a_raw_volume_and_no_key_of_crust(node: Wrapped) -> None:
     volume, target = await node.staged_volume(context={**DEFERRED, "vendor": "1"})
     await node.publish(volume, target, readonly=True)
     paths = node.paths(volume)
@@ -92,9 +90,7 @@ async def test_ordinary_volume_passes_byte_for_byte_beside_a_deferred_one(node: 
     )
 
 
-async def test_deferred_publish_without_staging_path_is_refused(
-    cloud: Wrapped,
-) -> None:
+async def test_deferred_publish_without_staging_path_is_refused(cloud: Wrapped) -> None:
     """The driver would not refuse it: the shim has a path of its own for it."""
     volume, target = await cloud.staged_volume()
     asked = cloud.publish_request(volume, target)
@@ -150,9 +146,7 @@ async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wr
     assert devices.is_blank(record.device)
 
 
-async def test_unpublish_waits_for_a_writer_of_the_device(
-    cloud: Wrapped,
-) -> None:
+async def test_unpublish_waits_for_a_writer_of_the_device(cloud: Wrapped) -> None:
     """A hypervisor whose runtime has died. The driver would detach the device from it."""
     volume, target = await cloud.published_volume()
     with open(cloud.record(target).device, "r+b", buffering=0):

@@ -92,9 +92,7 @@ async def test_own_driver_without_its_deferral_is_wrapped(own: OwnNode) -> None:
 
 
 @pytest.mark.story(4)
-async def test_wrapped_volume_stays_so_under_a_deferring_driver(
-    own: OwnNode,
-) -> None:
+async def test_wrapped_volume_stays_so_under_a_deferring_driver(own: OwnNode) -> None:
     """KEP-2857, story 4: later volumes are the newer driver's own."""
     volume_id, target = await own.staged_volume(DEFERRED, raw=True)
     await own.publish_as(volume_id, target, DEFERRED)
@@ -107,9 +105,7 @@ async def test_wrapped_volume_stays_so_under_a_deferring_driver(
 
 
 @pytest.mark.story(5)
-async def test_newer_drivers_volume_is_unpublished_under_an_older_one(
-    own: OwnNode,
-) -> None:
+async def test_newer_drivers_volume_is_unpublished_under_an_older_one(own: OwnNode) -> None:
     """KEP-2857, story 5: the unpublish succeeds, and the record goes with it.
 
     Statistics are the guest's, whatever the driver's version: here an error, because no guest has the volume.
@@ -122,9 +118,7 @@ async def test_newer_drivers_volume_is_unpublished_under_an_older_one(
 
 
 @pytest.mark.story(2)
-async def test_undeferred_volume_is_mounted_by_a_deferring_driver(
-    own: OwnNode,
-) -> None:
+async def test_undeferred_volume_is_mounted_by_a_deferring_driver(own: OwnNode) -> None:
     """KEP-2857, story 2: the runtime lacks something that the pod needs, so its StorageClass says never."""
     await own.run_version(defers=True)
     volume_id, target = await own.staged_volume(NEVER)
@@ -148,9 +142,7 @@ async def test_volume_of_a_driver_that_cannot_defer_is_mounted_on_the_host(own: 
 
 @pytest.mark.story(6)
 @no_wrap
-async def test_publish_under_an_older_driver_fails_until_the_newer_returns(
-    own: OwnNode,
-) -> None:
+async def test_publish_under_an_older_driver_fails_until_the_newer_returns(own: OwnNode) -> None:
     """KEP-2857, story 6: the driver is downgraded between stage and publish."""
     await own.run_version(defers=True)
     volume_id, target = await own.staged_volume(DEFERRED)

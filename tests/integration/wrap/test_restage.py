@@ -78,9 +78,7 @@ async def test_after_a_restart_without_the_secrets_it_is_refused_until_the_pod_i
         await node.publish(volume, target, flag=flag)
 
 
-async def test_stage_without_secrets_is_repeated_from_the_publish(
-    undecided: Wrapped,
-) -> None:
+async def test_stage_without_secrets_is_repeated_from_the_publish(undecided: Wrapped) -> None:
     undecided.driver.misbehave(secrets="not needed")
     volume, target = await undecided.volume(context={"vendor": "1"}), undecided.target("one")
     await undecided.stage(volume, secrets={})
@@ -108,9 +106,7 @@ async def test_volume_that_the_host_has_is_not_unstaged_for_a_guest(cloud: Wrapp
     await refused(cloud.publish(volume, one), Code.FAILED_PRECONDITION, two)
 
 
-async def test_volume_staged_for_a_guest_is_not_given_as_raw(
-    cloud: Wrapped,
-) -> None:
+async def test_volume_staged_for_a_guest_is_not_given_as_raw(cloud: Wrapped) -> None:
     volume, target = await cloud.volume(), cloud.target("one")
     raw = replace(volume, capability=capability(block=True))
     await cloud.stage(volume)
@@ -121,9 +117,7 @@ async def test_volume_staged_for_a_guest_is_not_given_as_raw(
     await cloud.publish(volume, target)
 
 
-async def test_raw_volume_of_a_guests_old_id_is_staged(
-    cloud: Wrapped,
-) -> None:
+async def test_raw_volume_of_a_guests_old_id_is_staged(cloud: Wrapped) -> None:
     volume, target = await cloud.staged_volume()
     await cloud.reboot()
     raw = await cloud.attach(replace(volume, capability=capability(block=True)))

@@ -18,9 +18,7 @@ Code = grpc.StatusCode
 INLINE = "csi.storage.k8s.io/ephemeral"
 
 
-async def test_file_in_place_of_a_staged_device_is_refused(
-    stateful: Wrapped,
-) -> None:
+async def test_file_in_place_of_a_staged_device_is_refused(stateful: Wrapped) -> None:
     """The mount of the stage is gone, and the driver answers OK to the stage and to the publish."""
     volume, target = await stateful.staged_volume()
     staged = f"{stateful.paths(volume).staging}/{volume.volume_id}"
@@ -36,9 +34,7 @@ async def test_file_in_place_of_a_staged_device_is_refused(
     assert [stateful.record(target).device] == stateful.driver.attached()
 
 
-async def test_volume_created_as_mount_is_refused_in_the_drivers_words(
-    stateful: Wrapped,
-) -> None:
+async def test_volume_created_as_mount_is_refused_in_the_drivers_words(stateful: Wrapped) -> None:
     """Its class said so without a shim at the controller, or after it was created."""
     made = await stateful.volume(context={}, mkfs=False)
     volume = replace(made, context=DEFERRED)
@@ -77,9 +73,7 @@ async def test_device_grows_where_the_node_answers_no_size(stateful: Wrapped) ->
     assert devices.size_bytes(stateful.record(target).device) == 96 * MIB
 
 
-async def test_staged_volume_grows_after_a_restart_and_another_stage(
-    stateful: Wrapped,
-) -> None:
+async def test_staged_volume_grows_after_a_restart_and_another_stage(stateful: Wrapped) -> None:
     volume, target = await stateful.staged_volume()
     await stateful.restart_shim()
     expand = stateful.expand(volume, stateful.staging(volume), 80 * MIB)
@@ -92,9 +86,7 @@ async def test_staged_volume_grows_after_a_restart_and_another_stage(
     assert devices.size_bytes(stateful.record(target).device) == 80 * MIB
 
 
-async def test_driver_that_dies_while_growing_is_cleaned_up(
-    stateful: Wrapped,
-) -> None:
+async def test_driver_that_dies_while_growing_is_cleaned_up(stateful: Wrapped) -> None:
     volume, _ = await stateful.staged_volume()
     stateful.driver.misbehave(NodeExpandVolume="die after")
     await refused(stateful.expand(volume, stateful.staging(volume), 96 * MIB), Code.UNAVAILABLE)

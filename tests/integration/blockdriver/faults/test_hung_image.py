@@ -65,9 +65,7 @@ async def left(connected: grpc.aio.Channel) -> None:
             await connected.wait_for_state_change(state)
 
 
-async def test_stage_that_hangs_harms_nobody_and_is_awaited(
-    driver: KilledDriver,
-) -> None:
+async def test_stage_that_hangs_harms_nobody_and_is_awaited(driver: KilledDriver) -> None:
     root, staging = driver.root, str(driver.root / "staging")
     async with channel.connect(driver.socket) as connected:
         co = Co(connected, LONG_S, waits=True)

@@ -205,9 +205,7 @@ async def test_a_pool_with_a_mount_over_a_folder_is_not_opened_until_it_is_gone(
         await node.until(ready=True)
 
 
-async def test_absent_pool_is_closed_so_that_its_disk_can_be_repaired(
-    disks: Path,
-) -> None:
+async def test_absent_pool_is_closed_so_that_its_disk_can_be_repaired(disks: Path) -> None:
     node = Node(disks)
     node.mount("ours")
 

@@ -179,9 +179,7 @@ def test_writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced(be
 
 
 @pytest.mark.spec("H-53")
-def test_blocklist_lasts_as_long_as_a_process_may_live(
-    bench: Bench,
-) -> None:
+def test_blocklist_lasts_as_long_as_a_process_may_live(bench: Bench) -> None:
     first, second, controller = bench.node(), bench.node(), bench.controller()
     image, _ = attached(first, A)
     image.write(b"x", 0)
@@ -250,9 +248,7 @@ def test_only_the_recorded_clients_are_cut_off_if_all_are_recorded(bench: Bench)
 
 
 @pytest.mark.spec("H-53")
-def test_unknown_client_is_cut_off_but_not_the_controller(
-    bench: Bench,
-) -> None:
+def test_unknown_client_is_cut_off_but_not_the_controller(bench: Bench) -> None:
     """The fencing client has the image open, and so has a controller that flattens it."""
     first, other, controller = bench.node(), bench.controller(), bench.controller()
     take(first, A)

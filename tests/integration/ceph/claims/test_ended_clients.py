@@ -115,9 +115,7 @@ def test_reader_that_was_killed_is_not_cut_off(bench: Bench) -> None:
 
 
 @pytest.mark.spec("H-53")
-def test_client_without_exclusive_lock_never_shows_its_end(
-    bench: Bench,
-) -> None:
+def test_client_without_exclusive_lock_never_shows_its_end(bench: Bench) -> None:
     runtime = bench.node()
     with bench.ceph.ioctx(POOL, bench.namespace) as ioctx:
         rbd.RBD().remove(ioctx, IMAGE)

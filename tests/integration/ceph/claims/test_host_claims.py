@@ -36,9 +36,7 @@ def test_claim_is_found_again_and_given_back(bench: Bench) -> None:
         claim.record("192.0.2.1:0/7")
 
 
-def test_another_machine_or_host_does_not_get_the_image(
-    bench: Bench,
-) -> None:
+def test_another_machine_or_host_does_not_get_the_image(bench: Bench) -> None:
     image = bench.node().image
     HostClaim(image, HERE).take(Mode.WRITER, "")
     for host in (HERE, THERE):
@@ -89,9 +87,7 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     assert [each.id for each in holders(bench)] == ["krbd/another-boot/node-a"]
 
 
-def test_open_image_of_a_stranger_refuses_the_claim(
-    bench: Bench,
-) -> None:
+def test_open_image_of_a_stranger_refuses_the_claim(bench: Bench) -> None:
     bench.node().open()
     with raised("ImageWatched"):
         HostClaim(bench.node().image, HERE).take(Mode.WRITER, "")

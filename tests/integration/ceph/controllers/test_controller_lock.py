@@ -155,9 +155,7 @@ async def test_controller_whose_connection_is_still_in_use_leaves_the_lock(
             _take(second)
 
 
-async def test_standby_controller_is_healthy_and_serves_later(
-    controllers: Controllers,
-) -> None:
+async def test_standby_controller_is_healthy_and_serves_later(controllers: Controllers) -> None:
     first, second, health = controllers.start(), controllers.built(), Health()
     ended: list[errors.CrustError] = []
     watch = PoolWatch(second, health, ended.append)

@@ -100,9 +100,7 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
             loop.detach(each)
 
 
-def test_find_of_a_name_that_ends_as_removed_ones_succeeds(
-    attach: Attach,
-) -> None:
+def test_find_of_a_name_that_ends_as_removed_ones_succeeds(attach: Attach) -> None:
     device = attach(name="volume.img (deleted)")
     assert loop_devices.find(device.backing) == (device,)
 

@@ -32,9 +32,7 @@ async def test_check_of_damaged_ext4_raises_filesystem_needs_repair(attach: Atta
     assert "Root inode is not a directory" in caught.value.why
 
 
-async def test_check_of_an_unknown_ext4_feature_fails(
-    attach: Attach,
-) -> None:
+async def test_check_of_an_unknown_ext4_feature_fails(attach: Attach) -> None:
     device = attach()
     await mkfs.make(device.path, "ext4")
     run("debugfs", "-w", "-R", "ssv state 0", device.path)

@@ -69,9 +69,7 @@ async def test_make_on_existing_filesystem_is_refused(
     assert signatures.probe(device.path) == before
 
 
-async def test_make_over_a_filesystem_not_known_to_be_empty_fails(
-    attach: Attach,
-) -> None:
+async def test_make_over_a_filesystem_not_known_to_be_empty_fails(attach: Attach) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     before = signatures.probe(device.path)

@@ -144,9 +144,7 @@ def deep_tree(top: Path, depth: int) -> Iterator[list[int]]:
             os.close(fd)
 
 
-def test_apply_walks_a_tree_deeper_than_files_and_stack(
-    tmp_path: Path,
-) -> None:
+def test_apply_walks_a_tree_deeper_than_files_and_stack(tmp_path: Path) -> None:
     with deep_tree(tmp_path, 1500) as chain:
         side = os.open("side", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=chain[700])
         argv = [sys.executable, "-c", WITH_FEW_DESCRIPTORS, str(tmp_path), str(GID)]

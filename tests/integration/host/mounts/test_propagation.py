@@ -96,9 +96,7 @@ def test_a_driver_mounts_are_seen_by_a_peer_and_by_a_slave(kubelet: Path, propag
     assert _checked(below, propagation=propagation, check=_SEEN) == "propagates\n"
 
 
-def test_shim_that_would_miss_mounts_is_refused(
-    kubelet: Path,
-) -> None:
+def test_shim_that_would_miss_mounts_is_refused(kubelet: Path) -> None:
     told = _checked(kubelet / "plugins", propagation="private", check=_SEEN)
     assert told.startswith("MountsNotSeen")
     for word in ("HostToContainer", "check_propagation = false", "wrap = false", str(kubelet)):
