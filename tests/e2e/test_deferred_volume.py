@@ -188,9 +188,7 @@ async def test_container_is_refused_when_handoff_entry_is_missing(node: WholeNod
         (target / "f").write_text("lost")
 
 
-async def test_a_mount_source_that_is_not_deferred_is_refused(
-    node: WholeNode, tmp_path: Path
-) -> None:
+async def test_undeferred_mount_source_is_refused(node: WholeNode, tmp_path: Path) -> None:
     with pytest.raises(RuntimeRefused, match="not a deferred volume"):
         await node.run("one", tmp_path, "true")
 

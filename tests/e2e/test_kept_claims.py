@@ -91,9 +91,7 @@ async def ended(process: int) -> None:
 
 
 @pytest.mark.spec("H-43")
-async def test_kept_claim_outlives_the_runtime_and_its_keepers_and_ends_with_the_vm(
-    node: WholeNode,
-) -> None:
+async def test_kept_claim_outlives_runtime_and_keepers_until_the_vm_ends(node: WholeNode) -> None:
     volume = await node.volume()
     target = await node.publish(volume)
     boot = await node.output("one", target, f"{BOOT}; echo kept > /data/f")

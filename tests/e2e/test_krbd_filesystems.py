@@ -33,9 +33,7 @@ async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("ext4", SIZE), *LARGER])
-async def test_filesystem_is_mounted_on_the_host_mapped_at_the_publish_and_grows(
-    bench: Bench, fs_type: str, size: int
-) -> None:
+async def test_filesystem_on_the_host_is_mapped(bench: Bench, fs_type: str, size: int) -> None:
     volume = await bench.volume(fs_type=fs_type, size=size)
     await volume.stage()
     assert await volume.mapped() == []
@@ -57,9 +55,7 @@ async def test_filesystem_is_mounted_on_the_host_mapped_at_the_publish_and_grows
     await volume.leave()
 
 
-async def test_volume_moves_between_the_host_and_guests_and_neither_formats_what_the_other_made(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_volume_moves_between_host_and_guests(bench: Bench, tmp_path: Path) -> None:
     volume = await bench.volume(fs_type="ext4")
     await volume.stage()
     answer = await volume.publish(deferred=True)

@@ -48,9 +48,7 @@ async def test_a_python_script_runs(vm: machine.Machine, mounted: MountDisk) -> 
     assert (done.stdout, done.stderr) == (b'["lost+found"]\n', b"")
 
 
-async def test_stdin_larger_than_any_buffer_arrives_complete(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_stdin_larger_than_any_buffer_arrives(vm: machine.Machine, plug: MountDisk) -> None:
     content = os.urandom(2 * MIB)
     done = await vm.guest.run(_spec("in", "sha256sum"), stdin=content)
     assert done.stdout.split()[0].decode() == hashlib.sha256(content).hexdigest()
@@ -70,9 +68,7 @@ async def test_unread_output_does_not_block_the_agent(vm: machine.Machine, plug:
     await flood.release()
 
 
-async def test_two_streams_at_full_speed_stay_within_one_window(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_two_streams_stay_within_one_window(vm: machine.Machine, plug: MountDisk) -> None:
     """Output beyond the window is a protocol violation; both streams share one window."""
     script = "head -c 3000000 /dev/zero & head -c 3000000 /dev/zero >&2 & wait"
     done = await vm.guest.run(_spec("both", "sh", "-c", script), limit_bytes=8 * MIB)
@@ -106,9 +102,7 @@ async def test_containers_run_at_the_same_time(vm: machine.Machine, mounted: Mou
     assert [done.stdout for done in await asyncio.gather(*both)] == [b"met\n", b"met\n"]
 
 
-async def test_killing_a_container_kills_all_its_processes(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_killed_container_leaves_no_process(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
     script = "sleep 1000 & setsid sleep 1001 & echo up; wait"
     bind = (values.Bind(volume, "/data"),)
@@ -121,9 +115,7 @@ async def test_killing_a_container_kills_all_its_processes(
     assert await vm.guest.unmount(volume) is True
 
 
-async def test_a_command_that_cannot_run_is_an_error_and_leaves_nothing(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_command_that_cannot_run_leaves_nothing(vm: machine.Machine, plug: MountDisk) -> None:
     with pytest.raises(faults.GuestNotFound, match="nosuch"):
         await vm.guest.run(_spec("absent", "nosuch"))
     with pytest.raises(faults.GuestNotFound):
@@ -140,9 +132,7 @@ async def test_a_name_in_use_is_a_conflict(vm: machine.Machine, plug: MountDisk)
         await other
 
 
-async def test_a_container_sees_only_the_volumes_it_was_given(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_container_sees_only_its_own_volumes(vm: machine.Machine, mounted: MountDisk) -> None:
     mine, other = await mounted(), await mounted()
     table = await shell(vm, "cat /proc/mounts; ls /run /dev", values.Bind(mine, "/data"))
     assert " /data " in table
@@ -153,9 +143,7 @@ async def test_a_container_sees_only_the_volumes_it_was_given(
     assert done.exit.code == 1
 
 
-async def test_container_does_not_pin_volumes_it_was_not_given(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_container_pins_only_its_own_volumes(vm: machine.Machine, mounted: MountDisk) -> None:
     """A new mount namespace copies every mount; each copy would keep its volume in use."""
     mine, other = await mounted(), await mounted()
     user = await vm.guest.start(_spec("user", "sleep", "1000", binds=(values.Bind(mine, "/data"),)))
@@ -163,9 +151,7 @@ async def test_container_does_not_pin_volumes_it_was_not_given(
     await user.kill()
 
 
-async def test_a_read_only_bind_of_a_writable_volume_refuses_writes(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_read_only_bind_refuses_writes(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
     binds = values.Bind(volume, "/rw"), values.Bind(volume, "/ro", read_only=True)
     done = await attempt(vm, "echo x > /rw/x; cat /ro/x; echo y > /ro/y", *binds)
@@ -191,9 +177,7 @@ async def test_a_sub_path_is_made_and_bound(vm: machine.Machine, mounted: MountD
     assert await shell(vm, "cat /etc-file/x", one) == "x\n"
 
 
-async def test_a_sub_path_may_follow_links_inside_its_volume(
-    vm: machine.Machine, mounted: MountDisk
-) -> None:
+async def test_sub_path_may_follow_inner_links(vm: machine.Machine, mounted: MountDisk) -> None:
     volume = await mounted()
     whole = values.Bind(volume, "/data")
     await shell(vm, "mkdir -p /data/a/b; echo in > /data/a/b/x; ln -s a/b /data/inside", whole)
@@ -229,9 +213,7 @@ async def test_destination_through_a_symlink_of_a_volume_is_refused(
         await attempt(vm, "true", *binds)
 
 
-async def test_a_volume_that_is_not_mounted_cannot_be_bound(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_unmounted_volume_cannot_be_bound(vm: machine.Machine, plug: MountDisk) -> None:
     volume = await plug("ext4")
     with pytest.raises(faults.GuestNotFound, match="not mounted"):
         await attempt(vm, "true", values.Bind(volume, "/data"))

@@ -54,9 +54,7 @@ async def test_always_policy_applies_group_and_kubelet_modes_to_the_whole_tree(
     assert visited == len(owned) + 1  # lost+found
 
 
-async def test_fs_group_changes_nothing_outside_the_volume(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_fs_group_stays_in_the_volume(vm: machine.Machine, plug: MountDisk) -> None:
     """The links of the tree point at /etc and /run of the guest, as its agent sees them."""
     volume = await _prepared(vm, plug)
     look = "stat -c '%g %a %n' /etc /etc/passwd /run /usr/bin/python3.11"
@@ -81,9 +79,7 @@ async def test_on_root_mismatch_checks_only_the_root(vm: machine.Machine, plug: 
     assert owned["program"] == (_GROUP, "771")  # the test's own chgrp cleared the set-user-id bit
 
 
-async def test_group_member_may_write_and_others_may_not(
-    vm: machine.Machine, plug: MountDisk
-) -> None:
+async def test_group_member_alone_may_write(vm: machine.Machine, plug: MountDisk) -> None:
     volume = await plug("ext4")
     await vm.guest.mount(values.VolumeMount(volume, "ext4"))
     await vm.guest.own(volume, values.FsGroup(_GROUP))

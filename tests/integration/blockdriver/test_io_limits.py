@@ -200,9 +200,7 @@ def test_killed_modify_has_all_limits_or_none(limited: Bench, kernel: FakeThrott
     asyncio.run(limited.unstage(made.volume_id))
 
 
-async def test_modify_of_a_deferred_volume_changes_only_the_guest(
-    limited: Bench, kernel: FakeThrottle
-) -> None:
+async def test_modify_for_a_guest_leaves_the_host(limited: Bench, kernel: FakeThrottle) -> None:
     limited.runtime_guests = end = FakeGuests()
     limited.restart()
     made, target = await limited.staged(mutable=SENT), limited.target("pod-a")

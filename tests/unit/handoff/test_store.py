@@ -166,9 +166,7 @@ def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -
         store.publish(a_record())
 
 
-def test_unpublish_is_durable_before_it_is_answered(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpublish_is_durable_at_its_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that a power cut brings back would be published again to a runtime, without its device."""
     store.publish(a_record())
     done: list[str] = []
@@ -233,9 +231,7 @@ def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
     assert found.reserved is None
 
 
-def test_entry_that_changed_a_moment_ago_is_read_at_the_next_look_too(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two changes within one tick of the kernel's clock (10 ms at 100 Hz) leave one time of the directory."""
     targets = [volumes.TargetPath.parse(f"/var/lib/kubelet/pods/{n}/mount") for n in range(9)]
     entries = [store.publish(a_record(target)) for target in targets]
@@ -322,9 +318,7 @@ def _socket(path: str) -> None:
         pytest.param(_socket, id="socket"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_never_absent_and_never_replaced(
-    store: Store, make: Callable[[str], object]
-) -> None:
+def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], object]) -> None:
     path = _replaced(store, make)
     entry = store.read(TARGET)
     assert entry is not None

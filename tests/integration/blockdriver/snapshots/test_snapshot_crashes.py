@@ -154,9 +154,7 @@ def mounted(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_driver_killed_during_a_snapshot_leaves_nothing_frozen(
-    copying: Bench, act: str, *, mounted: bool
-) -> None:
+def test_killed_snapshot_leaves_nothing_frozen(copying: Bench, act: str, *, mounted: bool) -> None:
     scene, points = Scene(copying, mounted=mounted), 0
     asyncio.run(scene.set())
     within = scene.points(ACTS[act])
@@ -175,9 +173,7 @@ def test_driver_killed_during_a_snapshot_leaves_nothing_frozen(
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_full_disk_during_a_snapshot_is_reported_and_leaves_nothing_frozen(
-    cloning: Bench, act: str, *, mounted: bool
-) -> None:
+def test_full_disk_leaves_nothing_frozen(cloning: Bench, act: str, *, mounted: bool) -> None:
     scene, points = Scene(cloning, mounted=mounted), 0
     asyncio.run(scene.set())
     within = scene.points(ACTS[act])

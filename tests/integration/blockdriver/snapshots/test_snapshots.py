@@ -33,9 +33,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 @pytest.mark.parametrize(
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
-async def test_restored_volume_has_the_point_in_time_files_and_mounts_beside_its_source(
-    pool: Bench, fs_type: str, size: int
-) -> None:
+async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size: int) -> None:
     source = await pool.create("source", mount(fs_type), size=size)
     target = await up(pool, source.volume_id, fs_type)
     data = os.urandom(8 * MIB)
@@ -69,9 +67,7 @@ async def test_restored_volume_has_the_point_in_time_files_and_mounts_beside_its
 @pytest.mark.parametrize(
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
-async def test_clone_of_a_mounted_volume_can_be_larger_and_is_independent(
-    pool: Bench, fs_type: str, size: int
-) -> None:
+async def test_clone_in_use_is_independent(pool: Bench, fs_type: str, size: int) -> None:
     source = await pool.create("source", mount(fs_type), size=size)
     target = await up(pool, source.volume_id, fs_type)
     data = os.urandom(4 * MIB)

@@ -71,16 +71,12 @@ def _check_freed(bench: Bench, address: str) -> None:
     attached(bench.node(), Host("node-b", "b"))
 
 
-def test_unstage_without_an_entry_frees_what_an_earlier_boot_had_mapped(
-    bench: Bench, access: Made, crashed: str
-) -> None:
+def test_unstage_frees_what_a_boot_before_mapped(bench: Bench, access: Made, crashed: str) -> None:
     access("node-a").detach(VOLUME)
     _check_freed(bench, crashed)
 
 
-def test_first_key_after_a_boot_frees_what_an_earlier_boot_had_mapped(
-    bench: Bench, access: Made, crashed: str
-) -> None:
+def test_key_frees_what_a_boot_before_mapped(bench: Bench, access: Made, crashed: str) -> None:
     """Of every image: the pod may have moved, so that nobody unstages it here."""
     access("node-a").use(volumes.VolumeId("another"), {})
     _check_freed(bench, crashed)
