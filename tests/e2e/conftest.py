@@ -21,7 +21,6 @@ CACHE = Path(__file__).parents[2] / ".cache" / "guest"
 
 @pytest.fixture(scope="session")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    """A cluster, and its pool."""
     capabilities.need("vm")
     with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c") as cluster:
         yield cluster

@@ -32,7 +32,6 @@ def answer(
     acceleration: spec.Acceleration,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    """The guest's answer."""
     initramfs = tmp_path_factory.mktemp("io-max") / "initramfs"
     # The kernel unpacks one archive after the other: what is added lies over the image.
     initramfs.write_bytes(guest_image.initramfs.read_bytes() + _probe())

@@ -47,7 +47,6 @@ asyncio.run(main())
 
 @pytest.fixture
 def wanted(guest_image: image.GuestImage, acceleration: spec.Acceleration) -> spec.MachineSpec:
-    """A small VM."""
     return spec.MachineSpec("lifecycle", guest_image, acceleration, volume_slots=2)
 
 

@@ -37,7 +37,6 @@ def controller(ceph: CephCluster, namespace: str) -> CephUser:
 
 @pytest.fixture
 def connection(controller: CephUser) -> Iterator[Connection]:
-    """The controller's connection."""
     made = Connection(controller, QUICK)
     yield made
     made.close()

@@ -31,7 +31,6 @@ class Row:
     on_host: str
 
     def capability(self) -> csi_pb2.VolumeCapability:
-        """As a kubelet sends it."""
         return capability(block=self.kind == "raw", mode=self.mode)
 
 

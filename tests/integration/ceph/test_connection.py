@@ -176,7 +176,6 @@ class Watched:
 
 @pytest.fixture
 def watched(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """The library of `connection`."""
     made = connection._binding.connection(connection.who.user, connection.who.options(QUICK))
     found = Watched(made)
     monkeypatch.setattr(binding.Binding, "connection", lambda *_: found)

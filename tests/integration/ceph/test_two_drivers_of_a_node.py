@@ -88,7 +88,6 @@ class TwoDrivers:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def call(self, driver: str) -> Co:
-        """A kubelet's connection."""
         connected = channel.connect(f"{self.places.root}/{driver}.sock")
         return Co(await self.stack.enter_async_context(connected))
 
@@ -107,7 +106,6 @@ class TwoDrivers:
         )
 
     async def publish(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
-        """NodePublishVolume, deferred."""
         await (await self.call(driver)).publish(
             volume.volume_id,
             target,
@@ -117,7 +115,6 @@ class TwoDrivers:
         )
 
     async def leave(self, driver: str, volume: csi_pb2.Volume, target: str) -> None:
-        """Unpublish, unstage, delete."""
         co = await self.call(driver)
         await co.unpublish(volume.volume_id, target)
         await co.unstage(volume.volume_id, self.staging(volume))
@@ -138,7 +135,6 @@ class TwoDrivers:
         return f"{self.places.kubelet}/{volume.volume_id}"
 
     def record(self, target: str) -> Any:
-        """What the runtime finds."""
         entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
         assert entry is not None
         return entry.require()
@@ -187,7 +183,6 @@ async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
 
 @pytest.fixture
 async def both(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
-    """Local volumes and Ceph."""
     async with _node(ceph, OWN_DRIVER, SHARED) as running:
         yield running
 

@@ -25,7 +25,6 @@ class Chain(ServedNode):
     """Of the driver, where each part is a process."""
 
     def tables(self) -> dict[str, Any]:
-        """Shim and driver."""
         root = self.places.root
         driver = {
             "socket": self.places.driver,
@@ -60,7 +59,6 @@ class Chain(ServedNode):
         return volume_id
 
     def staging(self, name: str = "global") -> str:
-        """A staging path that exists."""
         path = f"{self.places.kubelet}/{name}"
         os.makedirs(path, exist_ok=True)
         return path
@@ -73,12 +71,10 @@ class Chain(ServedNode):
         mode: int = MODE.SINGLE_NODE_MULTI_WRITER,
         **fields: Any,
     ) -> None:
-        """NodeStageVolume."""
         call = self.co.stage(volume_id, self.staging(name), capability(mode=mode), **fields)
         await self.note_stage(volume_id, self.staging(name), call)
 
     async def unstage(self, volume_id: str, name: str = "global") -> None:
-        """NodeUnstageVolume."""
         await self.end_stage(volume_id, self.staging(name))
 
     async def publish(
@@ -102,7 +98,6 @@ class Chain(ServedNode):
         await self.note_publish(volume_id, target, call)
 
     async def unpublish(self, volume_id: str, target: str, **fields: Any) -> None:
-        """NodeUnpublishVolume."""
         await self.end_publish(volume_id, target, **fields)
 
     async def published_volume(self) -> tuple[str, str]:

@@ -133,7 +133,6 @@ def raw_request(
 
 
 def raw_target(places: Places) -> str:
-    """As a kubelet names it."""
     directory = f"{places.kubelet}/plugins/kubernetes.io/csi/volumeDevices/publish/pv-1"
     Path(directory).mkdir(parents=True)
     return f"{directory}/uid-1"

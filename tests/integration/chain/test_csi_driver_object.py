@@ -74,7 +74,6 @@ class Cluster:
         return list(found.status.published_node_ids)
 
     async def publish(self, volume_id: str, pod: str) -> str:
-        """The kubelet; returns the target."""
         target = self._chain.places.target(pod)
         context = {"crust.dev/defer": "runtime-class"}
         if self._driver.pod_info_on_mount:

@@ -59,7 +59,6 @@ class Pods:
     def start(
         self, program: str, *flags: str, name: str = "", kubelet: str = BIDIRECTIONAL
     ) -> Container:
-        """Start a daemon's container."""
         binds = [Bind(self.run), Bind(self.root / "pool"), Bind(self.kubelet, kubelet)]
         started = self.containerd.run(
             name or program, [*self._arguments(program), *flags], binds, self.image
@@ -139,14 +138,12 @@ class Kubelet:
         )
 
     async def delete(self, volume_id: str) -> None:
-        """Unstage and delete."""
         await self.co.unstage(volume_id, self.staging(volume_id))
         await self.co.delete(volume_id)
 
 
 @asynccontextmanager
 async def kubelet_of(pods: Pods) -> AsyncIterator[Kubelet]:
-    """A kubelet with one connection."""
     async with channel.connect(pods.csi) as connected:
         yield Kubelet(pods, connected)
 

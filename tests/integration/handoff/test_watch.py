@@ -102,7 +102,6 @@ class CountingWatch(Watch):
         self.hints = 0
 
     def notify(self) -> None:
-        """Count, and hint."""
         self.hints += 1
         super().notify()
 

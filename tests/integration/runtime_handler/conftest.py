@@ -27,7 +27,6 @@ SIZE_BYTES = 64 * 1024 * 1024
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """An empty handoff directory."""
     made = Store(f"{tmp_path}/run/volumes")
     made.open()
     return made

@@ -41,7 +41,6 @@ def process(run_dir: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def vm(store: Store, process: subprocess.Popen[bytes], run_dir: str) -> kept_vm.KeptVm:
-    """The VM of sandbox-1."""
     return kept_vm.KeptVm(store.root, HANDLER, ONE, process.pid, Path(run_dir) / "keeper.sock")
 
 

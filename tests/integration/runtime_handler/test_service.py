@@ -43,12 +43,10 @@ class FakeRuntime:
     freezing: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """One line and a condition."""
         self._check(target)
         return volumes.VolumeStats((USAGE,), volumes.VolumeCondition(True, "remounted read-only"))  # noqa: FBT003
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        """Count, wait, grow."""
         self._check(target)
         self.expansions += 1
         self.growing.set()
@@ -57,12 +55,10 @@ class FakeRuntime:
         return capacity.required_bytes
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """Always healthy."""
         self._check(target)
         return volumes.VolumeCondition(abnormal=False, message="")
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Count, wait, freeze."""
         self._check(target)
         self.freezes += 1
         self.freezing.set()
@@ -71,13 +67,11 @@ class FakeRuntime:
         self.frozen = True
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Thaw."""
         self._check(target)
         was_frozen, self.frozen = self.frozen, False
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Not offered."""
         raise service.FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
     def _check(self, target: volumes.TargetPath) -> None:
@@ -245,5 +239,4 @@ class _Closing:
         self.channel = channel.connect(path)
 
     async def aclose(self) -> None:
-        """Close the channel."""
         await self.channel.close()

@@ -42,7 +42,6 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture
 async def shim(machine: Machine) -> AsyncIterator[grpc.aio.Channel]:
-    """What the proxy calls."""
     async with channel.connect(f"{machine.root}{SHIM}") as connected:
         yield connected
 

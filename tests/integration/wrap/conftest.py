@@ -60,11 +60,9 @@ class Wrapped(ServedNode):
 
     @property
     def wrapping(self) -> Wrapping:
-        """How the shim wraps."""
         return Wrapping(self.places.kubelet, self.default, self.known_as)
 
     def tables(self) -> dict[str, Any]:
-        """The shim's."""
         shim = {
             "socket": self.places.shim,
             "driver_socket": self.driver.socket,
@@ -95,7 +93,6 @@ class Wrapped(ServedNode):
         await asyncio.to_thread(self.driver.start)
 
     async def attach(self, volume: Volume) -> Volume:
-        """ControllerPublishVolume, as after a reboot."""
         if self.driver.kind not in ATTACHING:
             return volume
         request = csi_pb2.ControllerPublishVolumeRequest(
@@ -168,7 +165,6 @@ class Wrapped(ServedNode):
     def stage_request(
         self, volume: Volume, secrets: dict[str, str] | None = None
     ) -> csi_pb2.NodeStageVolumeRequest:
-        """NodeStageVolume."""
         return stage_request(
             volume.volume_id,
             self.staging(volume),
@@ -179,21 +175,18 @@ class Wrapped(ServedNode):
         )
 
     async def stage(self, volume: Volume, secrets: dict[str, str] | None = None) -> None:
-        """NodeStageVolume, if the driver stages."""
         if self.stages:
             request = self.stage_request(volume, secrets)
             call = self.node.NodeStageVolume(request, timeout=TIMEOUT_S)
             await self.note_stage(volume.volume_id, request.staging_target_path, call)
 
     async def unstage(self, volume: Volume) -> None:
-        """NodeUnstageVolume, if the driver stages."""
         if self.stages:
             await self.end_stage(volume.volume_id, self.staging(volume))
 
     def publish_request(
         self, volume: Volume, target: str, *, flag: bool = False, **fields: Any
     ) -> csi_pb2.NodePublishVolumeRequest:
-        """NodePublishVolume."""
         context = {**volume.context, "csi.storage.k8s.io/pod.name": "pod"}
         return publish_request(
             volume.volume_id,
@@ -215,17 +208,14 @@ class Wrapped(ServedNode):
         timeout_s: float = TIMEOUT_S,
         **fields: Any,
     ) -> None:
-        """NodePublishVolume."""
         request = self.publish_request(volume, target, flag=flag, **fields)
         call = self.node.NodePublishVolume(request, timeout=timeout_s)
         await self.note_publish(volume.volume_id, target, call)
 
     async def unpublish(self, volume: Volume, target: str) -> None:
-        """NodeUnpublishVolume."""
         await self.end_publish(volume.volume_id, target)
 
     async def expand(self, volume: Volume, target: str, size: int) -> int:
-        """ControllerExpandVolume and NodeExpandVolume."""
         of = volume.capability
         await self.co.grow(volume.volume_id, size, volume_capability=of)
         staging = self.staging(volume)
@@ -235,7 +225,6 @@ class Wrapped(ServedNode):
         return answer.capacity_bytes
 
     async def delete_volume(self, volume_id: str) -> None:
-        """Detach and delete it."""
         if self.driver.kind in ATTACHING:
             await self.co.detach(volume_id, "")
         await super().delete_volume(volume_id)
@@ -288,7 +277,6 @@ async def node_with(
     default: deferral_keys.Defer = deferral_keys.Defer.NEVER,
     is_one_process: bool = False,
 ) -> AsyncIterator[Wrapped]:
-    """A node that serves."""
     with new_places() as places, vendor_driver.running(kind, places.root) as driver:
         node = Wrapped(places, driver, default, is_one_process=is_one_process)
         async with started(node):
@@ -307,14 +295,12 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Wrapped]:
 
 @pytest.fixture
 async def cloud() -> AsyncIterator[Wrapped]:
-    """With the strict driver."""
     async with node_with("cloud") as running_node:
         yield running_node
 
 
 @pytest.fixture
 def image_root() -> Iterator[Path]:
-    """A directory for images."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield Path(root)
 

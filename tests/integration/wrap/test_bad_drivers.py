@@ -48,7 +48,6 @@ async def test_driver_that_publishes_nothing_is_undone(cloud: Wrapped) -> None:
 
 @pytest.fixture
 def spare(image_root: Path) -> Iterator[str]:
-    """A device of somebody else."""
     image = image_root / "spare.img"
     with image.open("wb") as file:
         file.truncate(64 * MIB)

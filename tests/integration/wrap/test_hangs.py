@@ -158,7 +158,6 @@ class HangingDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
 
 @contextmanager
 def serving(path: str) -> Iterator[HangingDriver]:
-    """The driver, on its socket."""
     driver = HangingDriver()  # type: ignore[abstract]
     server = grpc.server(futures.ThreadPoolExecutor(8))
     csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)

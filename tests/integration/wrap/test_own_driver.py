@@ -60,11 +60,9 @@ class OwnNode(Chain):
         return volume_id, self.places.target("one")
 
     async def publish_as(self, volume_id: str, target: str, context: dict[str, str]) -> None:
-        """NodePublishVolume, without the CO's flag."""
         await self.publish(volume_id, target, defer=False, context=context)
 
     def private(self) -> list[str]:
-        """The private directories."""
         above = f"{self.places.kubelet}/plugins/kubernetes.io/csi/volumeDevices/staging"
         return os.listdir(above) if os.path.isdir(above) else []
 

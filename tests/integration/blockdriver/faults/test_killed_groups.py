@@ -122,7 +122,6 @@ class Copies:
         return bool(self.locks)
 
     def close(self) -> None:
-        """Close all that are left."""
         while self.locks:
             self.close_one()
 

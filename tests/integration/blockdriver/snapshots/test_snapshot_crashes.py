@@ -78,7 +78,6 @@ class Scene:
                 await down(self.bench, volume.volume_id)
 
     async def clear(self) -> None:
-        """Take the volumes down."""
         for volume_id in self.volumes:
             await down(self.bench, volume_id)
 
@@ -102,7 +101,6 @@ class Scene:
         return range(marks[0], marks[-1] + 1)
 
     def points(self, act: Callable[["Scene"], Coroutine[Any, Any, None]]) -> range:
-        """Where to cut `act` short."""
         return self.window(act) if self.mounted else range(1000)
 
     async def take(self) -> None:
@@ -114,7 +112,6 @@ class Scene:
         await drop(self.bench, taken.snapshot_id)
 
     async def take_group(self) -> None:
-        """A group, removed again."""
         taken = await group(self.bench, *self.volumes)
         request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
             group_snapshot_id=taken.group_snapshot_id,
@@ -123,7 +120,6 @@ class Scene:
         await self.bench.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
 
     async def clone(self) -> None:
-        """A clone, removed again."""
         clone = await made_of(self.bench, "clone", volume_id=self.volumes[1])
         await self.look_into(clone.volume_id)
         await self.bench.delete(clone.volume_id)

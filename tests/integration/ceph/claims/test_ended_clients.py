@@ -151,7 +151,6 @@ def test_image_with_a_client_that_ended_is_deleted_after_that_is_cut_off(
 
 @pytest.fixture
 def able(bench: Bench) -> Client:
-    """A node with that right."""
     name = f"able-{bench.namespace}"
     osd = f"profile rbd pool={POOL} namespace={bench.namespace}"
     return bench.client(name, bench.ceph.user(name, {"mon": OWN_ADDRESSES, "osd": osd}))

@@ -11,7 +11,6 @@ from tests.support.ceph.rbd_controllers import Controllers
 
 @pytest.fixture
 def controllers(ceph: CephCluster, tmp_path: Path) -> Iterator[Controllers]:
-    """Controllers of a new pool."""
     made = Controllers(ceph, tmp_path)
     yield made
     made.end()

@@ -179,7 +179,6 @@ class _Context:
     """Of a caller that knows no extension."""
 
     def invocation_metadata(self) -> tuple[()]:
-        """Nothing."""
         return ()
 
 

@@ -118,7 +118,6 @@ MIB = 1 << 20
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[str]:
-    """A disk of two partitions."""
     image = tmp_path / "disk.img"
     with image.open("wb") as file:
         file.truncate(16 * MIB)
