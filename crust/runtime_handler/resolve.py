@@ -63,8 +63,10 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
     plain = os.path.normpath(source)
     with oserrors.translating(f"cannot look at {source}"):
         real = os.path.realpath(source)
-    found = _by_name(entries, plain) or _by_name(entries, real) or _by_guard(entries, source, real)
-    return found or NotDeferred(source)
+    found = _by_name(entries, plain)
+    if found is None and real != plain:
+        found = _by_name(entries, real)
+    return found or _by_guard(entries, source, real) or NotDeferred(source)
 
 
 def _by_name(entries: store.Store, path: str) -> Resolved | None:
@@ -86,7 +88,7 @@ def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
 
 
 def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
-    guard = _mount_of(real)
+    guard = mountinfo.holding(real)
     if guard is None or not mount_api.is_guard(guard):
         return None
     for entry in entries.scan():
@@ -99,16 +101,6 @@ def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
         why=f"{guard.target} awaits a deferred volume, and the handoff directory has no readable entry for it",
         hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
     )
-
-
-def _mount_of(path: str) -> mountinfo.Mount | None:
-    """The mount that holds `path`, which has no links: the deepest, and the topmost of several on one directory."""
-    found = None
-    for mount in mountinfo.read_all():
-        covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
-        if covers and (found is None or len(mount.target) >= len(found.target)):
-            found = mount
-    return found
 
 
 def _is_on(target: str, guard: mountinfo.Mount) -> bool:

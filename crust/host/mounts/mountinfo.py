@@ -87,6 +87,30 @@ def at(target: str) -> Mount | None:
     return None if mount_id is None else _of_id(mount_id)
 
 
+def holding(path: str) -> Mount | None:
+    """The mount that `path`, which has no links, lies on, or will lie on once it is made.
+
+    One question to the kernel, whatever the number of mounts. A filesystem that answers with errors is found in the
+    list.
+    """
+    try:
+        unique_id = syscalls.unique_mount_holding(path)
+        asked = None if unique_id is None else _asked(unique_id)
+        return asked or _of_id(syscalls.mount_holding(path))
+    except OSError:
+        return _listed_above(path)
+
+
+def _listed_above(path: str) -> Mount | None:
+    """The deepest mount above a path, and the topmost of several on one directory."""
+    found = None
+    for mount in read_all():
+        covers = path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
+        if covers and (found is None or len(mount.target) >= len(found.target)):
+            found = mount
+    return found
+
+
 def _failed_mount_at(target: str) -> Mount | None:
     """The mount at a target whose filesystem returns only errors, as xfs does after an I/O error on its device.
 

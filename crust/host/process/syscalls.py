@@ -227,6 +227,17 @@ def unique_mount_rooted_at(path: str) -> int | None:
     return _unique_id(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE))
 
 
+def mount_holding(path: str) -> int:
+    """The id of the mount that `path` lies on; otherwise as `mount_rooted_at`."""
+    return int(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID).mount_id)
+
+
+def unique_mount_holding(path: str) -> int | None:
+    """Like `mount_holding`, with an id that no other mount gets until the next boot; None before Linux 6.8."""
+    found = _statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE)
+    return int(found.mount_id) if found.mask & _STATX_MNT_ID_UNIQUE else None
+
+
 def _unique_id(found: _Statx) -> int | None:
     if found.mask & _STATX_MNT_ID_UNIQUE and found.attributes & _STATX_ATTR_MOUNT_ROOT:
         return int(found.mount_id)

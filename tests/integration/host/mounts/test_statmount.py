@@ -104,3 +104,21 @@ def test_at_reads_the_list_where_the_kernel_does_not_tell(
         patched.setattr(syscalls, "statmount", unknown)
         assert mountinfo.at(mountpoint) == listed
     mount_api.unmount(mountpoint)
+
+
+@pytest.mark.root
+def test_the_mount_that_holds_a_path_is_the_deepest_and_the_topmost_of_the_list(
+    tmp_path: Path,
+) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    mount_api.mount_guard(str(inner))
+    mount_api.mount_guard(str(inner))
+    try:
+        for path in (inner, inner / "not" / "there", tmp_path, tmp_path / "absent", "/", "/proc/1"):
+            held, listed = mountinfo.holding(str(path)), mountinfo._listed_above(str(path))
+            assert held is not None
+            assert listed is not None
+            assert (held.mount_id, held.target) == (listed.mount_id, listed.target)
+    finally:
+        mount_api.unmount(str(inner))
