@@ -14,7 +14,7 @@ from crust.runtime_handler.registration import Feature, RegisterRequest, registe
 from crust.runtime_handler.service import HandlerBase, serving
 
 NAME = volumes.HandlerName("box")
-FEATURES = frozenset({Feature.STATS, Feature.READ_ONLY})
+FEATURES = frozenset({Feature.STATS, Feature.READ_ONLY, Feature.GROW})
 BOOT = 'mount --make-rprivate / && mount -t "$2" -o "$3" "$1" "$4" && echo up && exec sleep inf'
 
 

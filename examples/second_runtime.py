@@ -2,7 +2,7 @@
 
 second_runtime.py REGISTRY_SOCKET OWN_SOCKET DIRECTORY; then lines on stdin: start SANDBOX MOUNT_SOURCE, stop SANDBOX
 
-It has Python's standard library and gRPC, and offers READ_ONLY alone; messages are put together by hand. A mount
+It has Python's standard library and gRPC, and offers READ_ONLY and GROW; messages are put together by hand. A mount
 namespace stands in for the virtual machine, as in box_runtime.py. The numbers are those of the clauses.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 
 NAME, FILESYSTEMS = "second", {"ext4"}
-READ_ONLY, BLOCK = 6, 1  # HandlerFeature, VolumeType.Type
+READ_ONLY, GROW, BLOCK = 6, 14, 1  # HandlerFeature, VolumeType.Type
 LIMIT_BYTES, SCHEMA = 64 * 1024, 1
 KNOWN = {"image", "format", "encryption"}
 """What `crust.required` may name: this program knows what it refuses."""
@@ -280,9 +280,8 @@ def main(registry: str, own: str, directory: str) -> None:
     )  # no feature of it has a call: UNIMPLEMENTED
     served.add_insecure_port(f"unix:{own}")
     served.start()
-    request = b"".join(
-        (field(1, NAME), field(2, "1"), field(3, own), field(4, BLOCK), field(6, READ_ONLY))
-    )
+    request = b"".join((field(1, NAME), field(2, "1"), field(3, own), field(4, BLOCK)))
+    request += b"".join(field(6, each) for each in (READ_ONLY, GROW))
     request += b"".join(field(5, each) for each in FILESYSTEMS)
     with grpc.insecure_channel(f"unix:{registry}") as channel:
         register: grpc.UnaryStreamMultiCallable[bytes, bytes]

@@ -380,6 +380,7 @@ class HandlerFeature(enum.Enum):
     FORMAT = 11
     LUKS = 12
     NETWORK_IMAGE = 13
+    GROW = 14
 
 
 class AccessMode(enum.Enum):

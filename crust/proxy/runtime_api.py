@@ -6,7 +6,8 @@ claiming the volume, is an error: it does not mean that nobody has the volume. T
 from a guest, so they are checked. What a call remembers is in the record alone.
 
 - Expand: the size goes into the record even if no caller waits any more. A kubelet does not retry after
-  FAILED_PRECONDITION until the pod is restarted, so only `OfflineExpansionOnly` has that code (crust/rpc/outcome.py).
+  FAILED_PRECONDITION until the pod is restarted, so only two errors have that code (crust/rpc/outcome.py):
+  `OfflineExpansionOnly`, and `FilesystemNotGrown` for a handler without GROW: nobody would grow the filesystem later.
 - Freeze: the guest keeps the time limit, because the caller, this process and the handler may all die.
 - Limits: the handler gets them first, then the record is written; if either fails, both have the old ones. A sandbox
   that claims the volume while the record is written may have read the old one, so it gets the limits afterwards. The
@@ -20,6 +21,7 @@ import logging
 
 from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
+from crust.host.filesystems import superblocks
 from crust.host.process import workers
 from crust.proxy import handler_admission, handler_calls
 from crust.proxy.entries import Entries
@@ -33,6 +35,9 @@ from crust.wire.v1 import runtime_pb2
 
 REASON = "ReportedByRuntime"
 """The reason of a health status that a guest reports, for programs."""
+
+_TABLES_BYTES = 8 << 20
+"""What a filesystem may leave of its device: a last group that would hold little but its own tables."""
 
 _log = logging.getLogger(__name__)
 
@@ -231,8 +236,12 @@ class RuntimeApi:
                 why=f"the device has {size_bytes} bytes",
                 hint="expand the device first (ControllerExpandVolume, NodeExpandVolume of the driver)",
             )
-        handler = await self._in_sandbox(record)
-        if handler is not None:
+        handler = await self._handlers.owner(record.handler)
+        if Feature.GROW not in handler.features:
+            await self._entries.change_capacity(target, size_bytes)
+            await workers.run(_check_filled, record, size_bytes)
+            return size_bytes
+        if await self._entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
         await self._entries.change_capacity(target, size_bytes)
         return size_bytes
@@ -301,3 +310,20 @@ class RuntimeApi:
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
         self._events.emit(Event(kind, record.target.text, record.handler, message))
+
+
+def _check_filled(record: Record, size_bytes: int) -> None:
+    """Raise `FilesystemNotGrown` if the filesystem on the device is smaller than it. Blocks.
+
+    Its size is read from the superblock: the guest's kernel changes it only when it grows the filesystem.
+    """
+    found = superblocks.read(record.device, record.mount.fs_type)
+    if size_bytes - found.size_bytes < _TABLES_BYTES:
+        return
+    raise errors.NotReady.named(
+        "FilesystemNotGrown",
+        f"the filesystem of the volume at {record.target.text} was not grown",
+        why=f"it has {found.size_bytes} bytes and its device {size_bytes}, and runtime handler "
+        f"{record.handler!r} does not offer GROW: it never grows a filesystem",
+        hint="delete the pod, and let a pod without that runtime use the volume once: then the driver grows it",
+    )

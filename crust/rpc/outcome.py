@@ -37,8 +37,8 @@ NOT_FINAL: frozenset[Branch] = frozenset(
 )
 """The branches after which a kubelet assumes that something may exist."""
 
-REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly"})
-"""Names of the errors of an expansion that a restart of the pod removes."""
+REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly", "FilesystemNotGrown"})
+"""Names of the errors of an expansion that no retry removes while the pod runs."""
 
 
 def _not_final_after(

@@ -48,6 +48,10 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     """Opens a LUKS container in the sandbox."""
     HANDLER_FEATURE_NETWORK_IMAGE: _HandlerFeature.ValueType  # 13
     """Its hypervisor opens an image of a Ceph cluster (RBD) itself, without a device of the host."""
+    HANDLER_FEATURE_GROW: _HandlerFeature.ValueType  # 14
+    """Grows a filesystem that is smaller than its device when it mounts it. Without it nobody grows the filesystem, and an
+    expansion says so.
+    """
 
 class HandlerFeature(_HandlerFeature, metaclass=_HandlerFeatureEnumTypeWrapper): ...
 
@@ -71,6 +75,10 @@ HANDLER_FEATURE_LUKS: HandlerFeature.ValueType  # 12
 """Opens a LUKS container in the sandbox."""
 HANDLER_FEATURE_NETWORK_IMAGE: HandlerFeature.ValueType  # 13
 """Its hypervisor opens an image of a Ceph cluster (RBD) itself, without a device of the host."""
+HANDLER_FEATURE_GROW: HandlerFeature.ValueType  # 14
+"""Grows a filesystem that is smaller than its device when it mounts it. Without it nobody grows the filesystem, and an
+expansion says so.
+"""
 Global___HandlerFeature: _TypeAlias = HandlerFeature  # noqa: Y015
 
 @_typing.final

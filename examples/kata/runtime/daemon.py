@@ -34,6 +34,7 @@ FEATURES = frozenset(
         Feature.GROUP,
         Feature.GROUP_CHANGE_POLICY,
         Feature.ONLINE_EXPAND,
+        Feature.GROW,
         Feature.STATS,
         Feature.READ_ONLY,
         Feature.HEALTH,

@@ -76,9 +76,9 @@ def test_second_installation_replaces_units_and_keeps_settings(tmp_path: Path) -
     said = run(tmp_path)
     assert "ExecStart=" in unit.read_text()
     assert settings.read_text() == "log_level = 'debug'"
-    assert f"/{install.UNITS}: 5 files; written: crust-node.service" in said
+    assert f"/{install.UNITS}: 6 files; written: crust-node.service" in said
     assert (
-        "/etc/crust: 4 files; kept, they are yours: driver.toml, node.toml, proxy.toml, shim.toml"
+        "/etc/crust: 5 files; kept, they are yours: driver.toml, kata.toml, node.toml, proxy.toml, shim.toml"
         in said
     )
     assert len(said) <= 10

@@ -17,6 +17,8 @@ TASKS_THAT_ARE_AWAITED = {
     "cli/programs/daemons.py",
     "csi_shim/deferral.py",  # the undo of a call, shielded
     "host/process/commands.py",
+    "kata/gate.py",  # one claim, shielded
+    "kata/nri.py",  # one call of the engine each; the session gathers them
     "core/operations.py",
     "proxy/events.py",
     "rpc/driver_facts.py",  # one question

@@ -72,6 +72,7 @@ TESTS = {
     53: (CEPH, "writes_of_a_fenced_client_fail_and_the_next_node_has_what_was_synced"),
     54: (MOVES, "key_of_the_images_user_is_in_no_file_command_line_environment_or_log"),
     55: (MOVES, "wrong_key_is_refused_before_the_hypervisor_gets_it"),
+    56: (f"{INTEGRATION}/runtime_handler/test_keeper_files.py", "it_goes_with_what_ends_first"),
     35: (MOVES, "image_that_its_controller_has_grown_grows_in_the_guest_and_never_shrinks"),
     48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
 }  # fmt: skip

@@ -1,11 +1,15 @@
 """Statistics and expansion of deferred volumes: CO, proxy, shim, proxy, handler, and back."""
 
 import asyncio
+import contextlib
+import subprocess
+from pathlib import Path
 
 import grpc
 import pytest
 
 from crust.core import errors, volumes
+from crust.host.filesystems import superblocks
 from crust.proxy import handler_calls
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
@@ -14,6 +18,7 @@ from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB
 from tests.support.faults.refusals import refused, refused_in_time
 from tests.support.nodes.node import Node, until
+from tests.support.runtimes import fake_handler
 from tests.support.runtimes.fake_handler import USAGE, FakeHandler
 
 Code = grpc.StatusCode
@@ -185,7 +190,7 @@ async def test_expand_under_a_sandbox_that_boots_is_not_final(node: Node, target
 
 @pytest.mark.spec("D-37")
 async def test_expand_that_needs_a_restart_of_the_pod_says_so(node: Node, target: str) -> None:
-    async with node.deferred(target, features=frozenset({Feature.STATS})):
+    async with node.deferred(target, features=frozenset({Feature.STATS, Feature.GROW})):
         node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
         with node.sandbox(target):
             await refused(
@@ -246,3 +251,33 @@ async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node, target: str
     answer = await kata.co.stats("vol-1", target)
     assert answer.usage[0].total == 7
     assert (await kata.co.expand("vol-1", target, 5 * MIB)).capacity_bytes == 64 * MIB
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.spec("D-26")
+async def test_expand_for_a_handler_that_never_grows_is_ok_only_if_the_filesystem_fills_the_device(
+    node: Node, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    _run("truncate", "--size=64M", str(disk))
+    _run("mkfs.ext4", "-q", str(disk))
+    _run("truncate", "--size=128M", str(disk))
+    read = superblocks.read
+    monkeypatch.setattr(superblocks, "read", lambda _, fs_type: read(str(disk), fs_type))
+    async with node.handler(features=fake_handler.ALL_FEATURES - {Feature.GROW}):
+        await node.co.publish("vol-1", target)
+        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        for sandbox in (contextlib.nullcontext(), node.sandbox(target)):
+            with sandbox:
+                await refused(
+                    node.co.expand("vol-1", target, 128 * MIB),
+                    Code.FAILED_PRECONDITION,
+                    "[FilesystemNotGrown]",
+                    "does not offer GROW",
+                )
+        _run("resize2fs", "-f", str(disk))
+        grown = await node.co.expand("vol-1", target, 128 * MIB)
+    assert grown.capacity_bytes == 128 * MIB
