@@ -3,8 +3,9 @@
 import hashlib
 import os
 import subprocess
+from typing import Any
 
-from crust.core import errors
+from crust.core import errors, volumes
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
@@ -48,6 +49,16 @@ async def up(bench: Bench, volume_id: str, fs_type: str = "ext4", *, raw: bool =
     await bench.stage(volume_id, capability)
     await bench.publish(volume_id, target, capability)
     return target
+
+
+async def in_use(
+    bench: Bench, name: str, capability: volumes.VolumeCapability | None = None, **of: Any
+) -> tuple[str, str]:
+    """The id of a new volume, which is staged and published, and its target."""
+    volume_id = (await bench.create(name, capability, **of)).volume_id
+    await bench.stage(volume_id, capability)
+    await bench.publish(volume_id, bench.target(volume_id), capability)
+    return volume_id, bench.target(volume_id)
 
 
 async def down(bench: Bench, volume_id: str) -> None:

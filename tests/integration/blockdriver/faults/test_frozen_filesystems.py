@@ -15,7 +15,7 @@ from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
-    down,
+    in_use,
     is_frozen,
     snapshot,
     unmount_lazily,
@@ -39,13 +39,11 @@ def _left_frozen(copying: Bench, target: str) -> tuple[str, Path]:
 
 
 async def test_start_thaws_a_filesystem_left_frozen(copying: Bench) -> None:
-    source = await copying.create("source")
-    target = await up(copying, source.volume_id)
+    _source, target = await in_use(copying, "source")
     _, entry = _left_frozen(copying, target)
     await asyncio.to_thread(copying.restart)
     assert not is_frozen(target)
     assert not entry.exists()
-    await down(copying, source.volume_id)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,7 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     copying: Bench, fs_type: str, size: int
 ) -> None:
     """It was unmounted lazily: it still has the device, and no path leads to it."""
-    source = await copying.create("source", mount(fs_type), size=size)
-    target = await up(copying, source.volume_id, fs_type)
+    source, target = await in_use(copying, "source", mount(fs_type), size=size)
     device, entry = _left_frozen(copying, target)
     unmount_lazily(target)
     with pytest.raises(devices.DeviceInUse):
@@ -64,9 +61,8 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     await asyncio.to_thread(copying.restart)
     assert not entry.exists()
     os.close(devices.open_exclusive(device))
-    assert await up(copying, source.volume_id, fs_type) == target
+    assert await up(copying, source, fs_type) == target
     write(target, "after", b"x")
-    await down(copying, source.volume_id)
 
 
 async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
@@ -86,8 +82,7 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
 async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = await copying.create("source")
-    target = await up(copying, source.volume_id)
+    source, target = await in_use(copying, "source")
     backend = copying.driver.stores.provisioning
     take = backend.take_snapshot
 
@@ -99,11 +94,10 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
     monkeypatch.setattr(backend, "take_snapshot", slowly)
     with raised("FrozenTooLong"):
-        await snapshot(copying, source.volume_id)
+        await snapshot(copying, source)
     assert not is_frozen(target)
     assert list(copying.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not pool_layout.snapshot_images(copying.root / "state")
-    await down(copying, source.volume_id)
 
 
 async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:

@@ -22,9 +22,9 @@ from tests.support.records.copies import (
     differing_blocks,
     down,
     drop,
+    in_use,
     read_image,
     snapshot,
-    up,
     write,
 )
 
@@ -88,21 +88,19 @@ async def check(bench: Bench, taken: list[str]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: int) -> None:
-    source = await cloning.create("source", block(), size=16 * MIB)
-    target = await up(cloning, source.volume_id, raw=True)
+    source, target = await in_use(cloning, "source", block(), size=16 * MIB)
     scribbler, taken = RandomWriter(seed, target), []
     try:
         for number in range(6):
             scribbler.act()
-            taken.append((await snapshot(cloning, source.volume_id, f"s{number}")).snapshot_id)
+            taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
             if number % 2:
-                await cloning.grow(source.volume_id, (16 + 4 * number) * MIB + 512 * number)
+                await cloning.grow(source, (16 + 4 * number) * MIB + 512 * number)
             if number == 3:  # blocks of a deleted snapshot are reused
                 await drop(cloning, taken.pop(1))
     finally:
         scribbler.close()
     await check(cloning, taken)
-    await down(cloning, source.volume_id)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +110,12 @@ async def test_changed_blocks_of_a_filesystem_after_creates_and_deletes_are_exac
     cloning: Bench, fs_type: str, size: int
 ) -> None:
     chance = random.Random(fs_type)
-    source = await cloning.create("source", mount(fs_type), size=size)
-    target = await up(cloning, source.volume_id, fs_type)
+    source, target = await in_use(cloning, "source", mount(fs_type), size=size)
     taken: list[str] = []
     for number in range(3):
         churn(chance, Path(target))
-        taken.append((await snapshot(cloning, source.volume_id, f"s{number}")).snapshot_id)
+        taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
     await check(cloning, taken)
-    await down(cloning, source.volume_id)
 
 
 def churn(chance: random.Random, directory: Path) -> None:
@@ -146,9 +142,8 @@ def cut(fd: int, offset: int, length: int) -> None:
 async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complete(
     cloning: Bench,
 ) -> None:
-    source = await cloning.create("source", block(), size=16 * MIB)
-    target = await up(cloning, source.volume_id, raw=True)
-    base = await snapshot(cloning, source.volume_id, "base")
+    source, target = await in_use(cloning, "source", block(), size=16 * MIB)
+    base = await snapshot(cloning, source, "base")
     wanted = set(range(0, 16 * MIB, 8 * KIB))
     fd = os.open(target, os.O_RDWR)
     for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
@@ -156,22 +151,20 @@ async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complet
         if offset >= 16 * MIB - 64 * KIB:
             os.fsync(fd)
     os.close(fd)
-    new = await snapshot(cloning, source.volume_id, "new")
+    new = await snapshot(cloning, source, "new")
     assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
     assert covered(await blocks(cloning, new.snapshot_id)) == wanted
     await drop(cloning, new.snapshot_id)
-    await down(cloning, source.volume_id)
 
 
 async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(
     copying: Bench,
 ) -> None:
-    source = await copying.create("source")
-    target = await up(copying, source.volume_id)
+    source, target = await in_use(copying, "source")
     write(target, "file", os.urandom(MIB))
-    base = await snapshot(copying, source.volume_id, "base")
-    new = await snapshot(copying, source.volume_id, "new")
-    await down(copying, source.volume_id)
+    base = await snapshot(copying, source, "base")
+    new = await snapshot(copying, source, "new")
+    await down(copying, source)
     image = read_image(copying, new.snapshot_id)
     allocated = covered(await blocks(copying, new.snapshot_id))
     assert allocated >= differing_blocks(bytes(len(image)), image)

@@ -14,7 +14,7 @@ from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import made_of, snapshot, up, write
+from tests.support.records.copies import in_use, made_of, snapshot, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -93,20 +93,19 @@ async def test_btrfs_copy_without_kernel_temporary_fsid_is_refused_beside_its_so
 ) -> None:
     monkeypatch.setattr(usage, "_TEMPORARY_FSIDS", "/sys/no/such/feature")
     bench = scene.bench
-    source = await bench.create("source", mount("btrfs"), size=256 * MIB)
-    source_target = await up(bench, source.volume_id, "btrfs")
+    source, source_target = await in_use(bench, "source", mount("btrfs"), size=256 * MIB)
     write(source_target, "file", b"kept")
     again = f"{source_target}-again"
-    await bench.publish(source.volume_id, again, mount("btrfs"))
-    clone = await made_of(bench, "clone", volume_id=source.volume_id, fs_type="btrfs")
+    await bench.publish(source, again, mount("btrfs"))
+    clone = await made_of(bench, "clone", volume_id=source, fs_type="btrfs")
     target = bench.target(clone.volume_id)
     await bench.stage(clone.volume_id, mount("btrfs"))
     with raised("DuplicateFilesystemUuid", match=r"/dev/loop\d+ is mounted"):
         await bench.publish(clone.volume_id, target, mount("btrfs"))
     assert mountinfo.at(target) is None
     assert not os.path.exists(target)
-    await bench.unpublish(source.volume_id, again)
-    await scene.down(source.volume_id)
+    await bench.unpublish(source, again)
+    await scene.down(source)
     await bench.publish(clone.volume_id, target, mount("btrfs"))
     assert Path(target, "file").read_bytes() == b"kept"
     await scene.down(clone.volume_id)

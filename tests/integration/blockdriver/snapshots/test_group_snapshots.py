@@ -56,8 +56,6 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
         target = await up(pool, restored.volume_id)
         assert digest(target, "file") == hashlib.sha256(content).hexdigest()
         await down(pool, restored.volume_id)
-    for volume in made:
-        await down(pool, volume.volume_id)
 
 
 async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) -> None:
@@ -93,8 +91,6 @@ async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
     monkeypatch.setattr(backend, "take_snapshot", looking)
     await group(cloning, one.volume_id, two.volume_id)
     assert seen == [(two.volume_id, True), (one.volume_id, True)]
-    for volume in (one, two):
-        await down(cloning, volume.volume_id)
 
 
 async def test_group_of_raw_devices_is_copied_again_after_a_write(
@@ -118,8 +114,6 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
     found = [read_image(cloning, by_source[each])[MIB : MIB + 7] for each in ids]
     assert found == [b"earlier", b"later\0\0"]
-    for volume_id in ids:
-        await down(cloning, volume_id)
 
 
 async def test_group_of_raw_devices_always_written_to_is_refused(
@@ -140,8 +134,6 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
     assert not pool_layout.snapshot_images(cloning.root / "state")
     await group(cloning, *ids)
-    for volume_id in ids:
-        await down(cloning, volume_id)
 
 
 async def test_group_with_a_raw_device_in_use_is_refused_without_reflinks(copying: Bench) -> None:

@@ -13,7 +13,7 @@ from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import down, group, snapshot, up, write
+from tests.support.records.copies import down, group, in_use, snapshot, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -31,12 +31,11 @@ async def available(bench: Bench) -> int:
 
 async def filled(bench: Bench, *, leave: int) -> tuple[str, str]:
     """A volume with 64 MiB of data, mounted, in a pool with all but `leave` bytes provisioned."""
-    source = await bench.create("source", size=128 * MIB)
-    target = await up(bench, source.volume_id)
+    source, target = await in_use(bench, "source", size=128 * MIB)
     write(target, "file", b"x" * 64 * MIB)
-    await down(bench, source.volume_id)
+    await down(bench, source)
     await bench.create("other", size=await available(bench) - leave)
-    return source.volume_id, await up(bench, source.volume_id)
+    return source, await up(bench, source)
 
 
 async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:

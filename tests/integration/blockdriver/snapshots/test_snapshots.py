@@ -18,6 +18,7 @@ from tests.support.records.copies import (
     digest,
     down,
     drop,
+    in_use,
     is_frozen,
     made_of,
     pool_type,
@@ -34,11 +35,10 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
 async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size: int) -> None:
-    source = await pool.create("source", mount(fs_type), size=size)
-    target = await up(pool, source.volume_id, fs_type)
+    source, target = await in_use(pool, "source", mount(fs_type), size=size)
     data = os.urandom(8 * MIB)
     write(target, "kept", data)
-    taken = await snapshot(pool, source.volume_id)
+    taken = await snapshot(pool, source)
     assert not is_frozen(target)
     write(target, "kept", b"changed")
     write(target, "later", b"later")
@@ -53,8 +53,8 @@ async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size:
     with open(os.path.join(target, "kept"), "rb") as file:
         assert file.read() == b"changed"
     await down(pool, restored.volume_id)
-    await down(pool, source.volume_id)
-    await pool.delete(source.volume_id)
+    await down(pool, source)
+    await pool.delete(source)
 
     again = await made_of(pool, "again", snapshot_id=taken.snapshot_id, fs_type=fs_type)
     third = await up(pool, again.volume_id, fs_type)
@@ -68,12 +68,11 @@ async def test_restored_volume_is_of_its_moment(pool: Bench, fs_type: str, size:
     ("fs_type", "size"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 )
 async def test_clone_in_use_is_independent(pool: Bench, fs_type: str, size: int) -> None:
-    source = await pool.create("source", mount(fs_type), size=size)
-    target = await up(pool, source.volume_id, fs_type)
+    source, target = await in_use(pool, "source", mount(fs_type), size=size)
     data = os.urandom(4 * MIB)
     write(target, "kept", data)
-    clone = await made_of(pool, "clone", volume_id=source.volume_id, size=2 * size, fs_type=fs_type)
-    assert clone.content_source.volume.volume_id == source.volume_id
+    clone = await made_of(pool, "clone", volume_id=source, size=2 * size, fs_type=fs_type)
+    assert clone.content_source.volume.volume_id == source
     other = await up(pool, clone.volume_id, fs_type)
     assert digest(other, "kept") == hashlib.sha256(data).hexdigest()
     stats = await pool.stats(clone.volume_id, other)
@@ -86,37 +85,33 @@ async def test_clone_in_use_is_independent(pool: Bench, fs_type: str, size: int)
     second = await made_of(pool, "second", volume_id=clone.volume_id, fs_type=fs_type)
     third = await up(pool, second.volume_id, fs_type)
     assert digest(third, "kept") == hashlib.sha256(data).hexdigest()
-    for volume_id in (second.volume_id, clone.volume_id, source.volume_id):
+    for volume_id in (second.volume_id, clone.volume_id, source):
         await down(pool, volume_id)
         await pool.delete(volume_id)
 
 
 async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: Bench) -> None:
-    source = await cloning.create("source", block())
-    target = await up(cloning, source.volume_id, raw=True)
+    source, target = await in_use(cloning, "source", block())
     fd = os.open(target, os.O_WRONLY)
     os.pwrite(fd, b"only in the page cache", 5 * MIB)
-    taken = await snapshot(cloning, source.volume_id)
+    taken = await snapshot(cloning, source)
     os.close(fd)
     restored = await made_of(cloning, "restored", snapshot_id=taken.snapshot_id, raw=True)
     other = await up(cloning, restored.volume_id, raw=True)
     with open(other, "rb") as file:
         file.seek(5 * MIB)
         assert file.read(22) == b"only in the page cache"
-    await down(cloning, restored.volume_id)
-    await down(cloning, source.volume_id)
 
 
 async def test_snapshot_of_a_raw_volume_in_use_is_refused_without_reflinks(copying: Bench) -> None:
-    source = await copying.create("source", block())
-    await up(copying, source.volume_id, raw=True)
+    source, _ = await in_use(copying, "source", block())
     with raised("RawDeviceInUse"):
-        await snapshot(copying, source.volume_id)
+        await snapshot(copying, source)
     with raised("RawDeviceInUse"):
-        await made_of(copying, "clone", volume_id=source.volume_id, raw=True)
-    assert records(copying) == {source.volume_id}, "a refused clone keeps its reservation"
-    await down(copying, source.volume_id)
-    await snapshot(copying, source.volume_id)
+        await made_of(copying, "clone", volume_id=source, raw=True)
+    assert records(copying) == {source}, "a refused clone keeps its reservation"
+    await down(copying, source)
+    await snapshot(copying, source)
 
 
 async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: Bench) -> None:
@@ -133,9 +128,8 @@ async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: 
 
 
 async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
-    source = await copying.create("source", size=1024 * MIB)
-    await up(copying, source.volume_id)
-    taken = await snapshot(copying, source.volume_id)
+    source, _ = await in_use(copying, "source", size=1024 * MIB)
+    taken = await snapshot(copying, source)
     copy = pool_layout.snapshot_image(copying.root / "state", taken.snapshot_id)
     assert copy.stat().st_size == 1024 * MIB
     assert copy.stat().st_blocks * 512 < 128 * MIB
@@ -144,14 +138,12 @@ async def test_copy_on_ext4_keeps_the_holes(copying: Bench) -> None:
 
 async def test_attach_on_btrfs_is_buffered_so_that_clones_have_few_extents(pool: Bench) -> None:
     """With direct I/O every request left an extent there, and a clone of 2 GiB took four times that of 100 MiB."""
-    volume = await pool.create("one", block())
-    await up(pool, volume.volume_id, raw=True)
+    _volume_id, _ = await in_use(pool, "one", block())
     attachment = pool.driver.stores.access.attached(pool.ids.volume_id("one"))
     assert attachment is not None
     name = os.path.basename(attachment.host_device.path)
     on_btrfs = pool_type(pool) == "btrfs"
     assert Path(f"/sys/block/{name}/loop/dio").read_text().strip() == ("0" if on_btrfs else "1")
-    await down(pool, volume.volume_id)
 
 
 async def test_restored_volume_is_known_after_its_snapshot_was_deleted(cloning: Bench) -> None:
@@ -170,15 +162,12 @@ async def test_restored_volume_is_known_after_its_snapshot_was_deleted(cloning: 
 
 
 async def test_create_from_a_source_with_another_filesystem_is_refused(cloning: Bench) -> None:
-    source = await cloning.create("source", size=320 * MIB)
-    await up(cloning, source.volume_id)
-    taken = await snapshot(cloning, source.volume_id)
+    source, _ = await in_use(cloning, "source", size=320 * MIB)
+    taken = await snapshot(cloning, source)
     with raised("SourceFilesystemDiffers"):
         await made_of(cloning, "a", snapshot_id=taken.snapshot_id, fs_type="xfs")
     made = await made_of(cloning, "b", snapshot_id=taken.snapshot_id, fs_type="")
     await up(cloning, made.volume_id, "")
-    await down(cloning, made.volume_id)
-    await down(cloning, source.volume_id)
 
 
 async def test_snapshot_during_another_operation_of_the_volume_is_aborted(cloning: Bench) -> None:

@@ -27,6 +27,7 @@ from tests.support.records.copies import (
     down,
     drop,
     group,
+    in_use,
     is_frozen,
     made_of,
     snapshot,
@@ -133,17 +134,16 @@ async def test_clone_retry_after_source_deletion_leaves_nothing(
 
 
 async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> None:
-    source = await pool.create("source")
-    target = await up(pool, source.volume_id)
+    source, target = await in_use(pool, "source")
     with open(os.path.join(target, "file"), "wb") as file:
         file.write(b"x")
         unmount_lazily(target)
         with raised("BusyAfterLazyUnmount"):
-            await snapshot(pool, source.volume_id)
+            await snapshot(pool, source)
         with raised("BusyAfterLazyUnmount"):
-            await made_of(pool, "clone", volume_id=source.volume_id)
-    await snapshot(pool, source.volume_id)
-    await down(pool, source.volume_id)
+            await made_of(pool, "clone", volume_id=source)
+    await snapshot(pool, source)
+    await down(pool, source)
 
 
 async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> None:
@@ -166,21 +166,19 @@ async def test_copy_of_a_volume_published_read_only_succeeds(pool: Bench) -> Non
 async def test_recovery_thaws_a_filesystem_covered_by_another_mount(
     pool: Bench,
 ) -> None:
-    source = await pool.create("source")
-    target = await up(pool, source.volume_id)
-    entry = left_frozen(pool, source.volume_id, target)
+    source, target = await in_use(pool, "source")
+    entry = left_frozen(pool, source, target)
     cover(target)
     await asyncio.to_thread(pool.restart)
     mount_api.unmount(target)
     assert not is_frozen(target)
     assert not entry.exists()
-    await down(pool, source.volume_id)
+    await down(pool, source)
 
 
 async def test_recovery_thaws_even_if_the_driver_cannot_start(pool: Bench) -> None:
-    source = await pool.create("source")
-    target = await up(pool, source.volume_id)
-    left_frozen(pool, source.volume_id, target)
+    source, target = await in_use(pool, "source")
+    left_frozen(pool, source, target)
     (pool.root / "run" / "freezes" / "unreadable").mkdir()
     identity = pool.root / "state" / "pool.json"
     kept = identity.read_bytes()
@@ -190,24 +188,23 @@ async def test_recovery_thaws_even_if_the_driver_cannot_start(pool: Bench) -> No
     assert not is_frozen(target)
     identity.write_bytes(kept)
     await asyncio.to_thread(pool.restart)
-    await down(pool, source.volume_id)
+    await down(pool, source)
 
 
 async def test_copy_of_a_file_that_cannot_be_cloned_is_refused(
     on_btrfs: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others there are cloned at one moment, and all rules count on it. Old kernels refuse one without checksums."""
-    source = await on_btrfs.create("source", block())
-    await up(on_btrfs, source.volume_id, raw=True)
+    source, _ = await in_use(on_btrfs, "source", block())
     assert on_btrfs.driver.stores.provisioning.copies_at_once()
     monkeypatch.setattr(file_copy, "_FICLONE", 0)  # which no file knows
     with raised("FileNotCloneable"):
-        await snapshot(on_btrfs, source.volume_id)
+        await snapshot(on_btrfs, source)
     with raised("FileNotCloneable"):
-        await made_of(on_btrfs, "clone", volume_id=source.volume_id, raw=True)
+        await made_of(on_btrfs, "clone", volume_id=source, raw=True)
     pool = on_btrfs.root / "state"
-    assert pool_layout.files(pool) == pool_layout.files_of(pool, [source.volume_id])
-    await down(on_btrfs, source.volume_id)
+    assert pool_layout.files(pool) == pool_layout.files_of(pool, [source])
+    await down(on_btrfs, source)
 
 
 async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
