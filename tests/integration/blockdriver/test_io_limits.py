@@ -8,7 +8,6 @@ import pytest
 
 from crust.blockdriver import serve
 from crust.blockdriver.engines.protocol import Access, Attachment
-from crust.blockdriver.node import guests
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
@@ -200,31 +199,6 @@ def test_killed_modify_has_all_limits_or_none(limited: Bench, kernel: FakeThrott
     asyncio.run(limited.unstage(made.volume_id))
 
 
-async def test_modify_for_a_guest_leaves_the_host(limited: Bench, kernel: FakeThrottle) -> None:
-    limited.runtime_guests = end = FakeGuests()
-    limited.restart()
-    made, target = await limited.staged(mutable=SENT), limited.target("pod-a")
-    published = (await limited.publish(made, target, deferred=True)).deferred_mount
-    assert csi.deferred_mount(published).io_limits == LIMITS
-    guest = end.add(target)
-    await limited.modify(made, readIOPS="50")
-    after = volumes.IoLimits(read_iops=50, write_bytes_per_second=20 * MIB)
-    assert guest.applied == after
-    assert in_force(limited, kernel, made) == NONE
-    again = (await limited.publish(made, target, deferred=True)).deferred_mount
-    assert csi.deferred_mount(again).io_limits == after
-
-
-async def test_modify_of_a_deferred_volume_without_runtime_is_refused(
-    limited: Bench,
-) -> None:
-    made, target = await limited.published(mutable=SENT, deferred=True)
-    with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
-        await limited.modify(made, readIOPS="50")
-    again = (await limited.publish(made, target, deferred=True)).deferred_mount
-    assert csi.deferred_mount(again).io_limits == LIMITS
-
-
 async def test_limits_follow_a_volume_to_the_host(limited: Bench, kernel: FakeThrottle) -> None:
     limited.runtime_guests = FakeGuests()
     limited.restart()
@@ -283,23 +257,6 @@ async def test_validate_confirms_the_present_limits(limited: Bench) -> None:
     refused = await validate(request, caller())
     assert not refused.HasField("confirmed")
     assert "mutable_parameters" in refused.message
-
-
-async def test_modify_of_an_unreachable_guest_is_finished_by_the_retry(limited: Bench) -> None:
-    limited.runtime_guests = end = FakeGuests()
-    limited.restart()
-    made, target = await limited.published(mutable=SENT, deferred=True)
-    with raised("PublishInProgress"):
-        await limited.modify(made, readIOPS="50")
-    guest = end.add(target)
-    guest.error = errors.PeerUnavailable("absent")
-    with pytest.raises(errors.PeerUnavailable):
-        await limited.modify(made, readIOPS="50")
-    limited.restart()
-    guest.error = None
-    await limited.modify(made, readIOPS="50")
-    assert guest.applied is not None
-    assert guest.applied.read_iops == 50
 
 
 async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> None:
