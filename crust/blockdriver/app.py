@@ -13,7 +13,7 @@ from crust.blockdriver.controller.modify_volume import (
     InterruptedChanges,
     VolumeModifier,
 )
-from crust.blockdriver.controller.orphans import VolumeGarbageCollector
+from crust.blockdriver.controller.settlement import VolumeSettlement
 from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
@@ -161,8 +161,8 @@ def build(  # noqa: PLR0913 - one per setting
         group_controller=GroupController(calls),
         snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
         node=Node(identity, node_rules, running, reads),
-        volume_orphans=VolumeGarbageCollector(
-            identity.driver, stores.volume_records, controller_rules.provisioner, running
+        settlement=VolumeSettlement(
+            identity.driver, stores.volume_records, stores.provisioning, running
         ),
         snapshot_orphans=SnapshotGarbageCollector(
             identity.driver,

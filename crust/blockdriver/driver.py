@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.orphans import GRACE_S, VolumeGarbageCollector
+from crust.blockdriver.controller.settlement import VolumeSettlement
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
 from crust.blockdriver.node.filesystems.filesystem_preparation import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
@@ -74,7 +74,7 @@ class Driver:
     group_controller: GroupController
     snapshot_metadata: SnapshotMetadata
     node: Node
-    volume_orphans: VolumeGarbageCollector
+    settlement: VolumeSettlement
     snapshot_orphans: SnapshotGarbageCollector
     attachment_orphans: AttachmentGarbageCollector
     operations: operations.KeyedOperations
@@ -86,18 +86,13 @@ class Driver:
         if self.role.has_controller:
             await self.controller_rules.interrupted_changes.finish()
 
-    async def collect_garbage(self, *, grace_s: float = GRACE_S) -> tuple[volumes.VolumeId, ...]:
-        """Remove orphaned volumes, snapshots and attachments; returns the volumes that were deleted.
-
-        `grace_s` is of incomplete volumes.
-        """
-        deleted: tuple[volumes.VolumeId, ...] = ()
+    async def collect_garbage(self) -> None:
+        """Remove what is left of volumes, snapshots and attachments."""
         if self.role.has_controller:
-            deleted = await self.volume_orphans.collect(grace_s=grace_s)
+            await self.settlement.collect()
             await self.snapshot_orphans.collect()
         if self.role.has_node:
             await self.attachment_orphans.collect()
-        return deleted
 
     def count_snapshots(self) -> list[metrics.Sample]:
         """For the metrics, which a thread reads."""
@@ -136,9 +131,8 @@ class Driver:
             # no key to read the pool with, and nothing here that its records decide
             self.stores.node_state.open(boot.boot_id())
             return
-        self.stores.volume_records.open()
-        self.stores.content_records.prepare()
         self.stores.provisioning.open()  # for RBD it begins work in the background
+        self.stores.volume_records.open()
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(each for each in images if is_id(each))
         if self.role.has_node:

@@ -59,10 +59,12 @@ def put(
     name: str,
     values: Mapping[str, bytes],
     *,
+    dropped: tuple[str, ...] = (),
     expected: Mapping[str, str] | None = None,
     new: bool = False,
 ) -> None:
-    """Set keys, if those in `expected` have that value now, "" for absent; else ECANCELED. ENOENT without object.
+    """Set keys, and remove those in `dropped`, if those in `expected` have that value now, "" for absent; else
+    ECANCELED. Without `expected` the object is made if it is not there.
 
     With `new` the object is made, and must not be there: EEXIST.
     """
@@ -72,6 +74,8 @@ def put(
             op.new(binding.load().rados.LIBRADOS_CREATE_EXCLUSIVE)
         _compare(op, expected)
         ioctx.set_omap(op, tuple(values), tuple(values.values()))
+        if dropped:
+            ioctx.remove_omap_keys(op, dropped)
 
     _operate(ioctx, name, change)
 

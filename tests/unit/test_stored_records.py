@@ -105,8 +105,8 @@ def _save_published(stores: Stores) -> None:
 
 
 _REWRITTEN: dict[str, Callable[[Stores], None]] = {
-    "pool/records/*": _save_volume,
-    "pool/content/*": _save_content,
+    "pool/volumes/*/volume.json": _save_volume,
+    "pool/volumes/*/content.json": _save_content,
     "pool/snapshots/*": _save_snapshot,
     "pool/groups/*": _save_group,
     "run/*/staged/*": _save_staged,
@@ -185,8 +185,11 @@ def test_files_that_are_never_rewritten_may_have_fields_of_a_later_version(tmp_p
 
 
 _NEWER: dict[str, tuple[str, Callable[[Stores], object]]] = {
-    "pool/records/*": ("RecordUnreadable", lambda stores: stores.volumes.load(VOLUME)),
-    "pool/content/*": ("RecordUnreadable", lambda stores: stores.contents.load(VOLUME)),
+    "pool/volumes/*/volume.json": ("RecordUnreadable", lambda stores: stores.volumes.load(VOLUME)),
+    "pool/volumes/*/content.json": (
+        "RecordUnreadable",
+        lambda stores: stores.contents.load(VOLUME),
+    ),
     "pool/snapshots/*": ("RecordUnreadable", lambda stores: stores.snapshots.find(SNAPSHOT)),
     "pool/groups/*": ("RecordUnreadable", lambda stores: stores.groups.find(GROUP)),
     "handoff/*/mountInfo.json": ("NewerHandoffSchema", lambda stores: _entry(stores).require()),

@@ -1,9 +1,9 @@
 """CreateVolume, DeleteVolume.
 
-Create writes the volume record in phase "creating", then makes the image, then writes the content record, then phase
-"ready". The id is derived from the name, so a retry after a crash at any line continues the work; and an incomplete
-volume can be deleted. Delete writes phase "deleting", then removes the image, the content record and the volume
-record. An image without a record is never overwritten.
+A volume exists when its record exists. The engine makes the image aside and commits it with both records in one step,
+and removes all in one step. So a crash leaves a volume or none: a repeated create finds the whole volume and compares
+it, or begins from nothing, and then other arguments are fine, because nobody was answered. Until the commit the size
+is reserved in memory alone.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,8 @@ from dataclasses import dataclass, field
 from crust.blockdriver.controller import capacity, class_parameters, topology
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.protocol import (
-    ForeignImage,
-    Provisioning,
-    StillAttached,
-    StorageLimits,
-)
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Making, Provisioning, StillAttached, StorageLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import (
@@ -96,8 +92,8 @@ class Provisioner:
         was created already and whose image is gone: it is never recreated under the name that stands for its data.
         """
         record = await workers.run(self._create, request)
-        if record.phase == "creating":
-            record = await self._finish_create(record)
+        if record.stored is None:
+            record = await self._copy(record)
         return describe(record)
 
     def _create(self, request: Create) -> VolumeRecord:
@@ -106,52 +102,32 @@ class Provisioner:
         for capability in request.capabilities:
             if why := self.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
-        present = self._present(self.pool.ids.volume_id(request.name))
+        present = self.volume_records.find(self.pool.ids.volume_id(request.name))
         wanted = self._plan(request, read, self._content_source(request, present))
         accessible = topology.is_met(request.accessibility, self.segment)
-        if present is None and not accessible:
-            raise topology.TopologyNotAccessible(self.segment)
-        if present is None:
-            present = self._begin(request, wanted)
-        if not accessible:
-            raise VolumeExistsDifferently(request.name, "accessibility_requirements")
-        _check_same(present, wanted, request.wanted)
-        if present.phase == "ready":
+        if present is not None:
+            if not accessible:
+                raise VolumeExistsDifferently(request.name, "accessibility_requirements")
+            _check_same(present, wanted, request.wanted)
             self.provisioning.check_image(volumes.VolumeId(present.volume_id))
             return present
-        return present if present.content_source is not None else self._make(present)
-
-    def _present(self, volume_id: volumes.VolumeId) -> VolumeRecord | None:
-        present = self.volume_records.find(volume_id)
-        if present is None or not self._is_obsolete(present):
-            return present
-        self._discard(present)
-        return None
-
-    def _is_obsolete(self, record: VolumeRecord) -> bool:
-        """Whether it is being deleted, or is an incomplete copy of a source whose size or filesystem has changed."""
-        if record.phase != "creating" or record.content_source is None:
-            return record.phase == "deleting"
-        try:
-            now = self.sources.find(
-                content_source.Wanted(record.content_source.kind, record.content_source.id)
-            )
-        except errors.NotFound:
-            return False  # the copy reports it
-        return now != record.content_source
+        if not accessible:
+            raise topology.TopologyNotAccessible(self.segment)
+        planned = self._sized(request, wanted)
+        return planned if planned.content_source is not None else self._make(planned)
 
     def _content_source(
         self, request: Create, present: VolumeRecord | None
     ) -> ContentSource | None:
-        """The content source; that of an incomplete volume is in its record, and may have been deleted since."""
+        """The content source; that of a volume which exists is in its record, and may have been deleted since."""
         if request.source is None:
             return None
-        known = present.content_source if present else None
-        if known is not None and (known.kind, known.id) == (request.source.kind, request.source.id):
-            return known
-        if present is not None:
+        if present is None:
+            return self.sources.find(request.source)
+        known = present.content_source
+        if known is None or (known.kind, known.id) != (request.source.kind, request.source.id):
             raise VolumeExistsDifferently(request.name, "volume_content_source")
-        return self.sources.find(request.source)
+        return known
 
     def _plan(
         self, request: Create, read: class_parameters.Parameters, source: ContentSource | None
@@ -163,7 +139,6 @@ class Provisioner:
         return VolumeRecord(
             volume_id=self.pool.ids.volume_id(request.name),
             name=request.name,
-            phase="creating",
             capacity_bytes=capacity.minimum_bytes(fs_types),
             parameters=read.kept,
             usages=usages,
@@ -171,70 +146,43 @@ class Provisioner:
             limits=Limits.of(class_parameters.changed(read.limits, request.limits)),
         )
 
-    def _begin(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
-        volume_id = volumes.VolumeId(wanted.volume_id)
-        maximum = self.provisioning.maximum_bytes()
+    def _sized(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
         content_source.check_filesystems(wanted)
         asked = content_source.least_bytes(request.wanted, wanted.content_source)
+        maximum = self.provisioning.maximum_bytes()
         size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
-        with self.capacity.reserved(volume_id, size_bytes):
-            if self.provisioning.exists(volume_id):
-                raise errors.Corrupt.named(
-                    "OrphanImage",
-                    f"{volume_id} is not created",
-                    why="an image of that id exists without a record of a volume",
-                    hint=(
-                        "find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd "
-                        "rename`); nothing was changed"
-                    ),
-                )
-            self.content_records.remove(volume_id)  # its image does not exist any more
-            return self.volume_records.save(wanted.but(capacity_bytes=size_bytes))
-
-    def _make(self, record: VolumeRecord) -> VolumeRecord:
-        volume_id = volumes.VolumeId(record.volume_id)
-        with self._nothing_kept_if_full(record):
-            self.provisioning.create(volume_id, record.capacity_bytes)
-            return self._settle(record, ContentRecord(volume_id=volume_id))
+        return wanted.but(capacity_bytes=size_bytes)
 
     @contextmanager
-    def _nothing_kept_if_full(self, record: VolumeRecord) -> Iterator[None]:
-        """Whoever is told that the pool is full may never come again, or has the volume made in another pool."""
-        try:
-            yield
-        except errors.Exhausted:
-            self._discard(record)
-            raise
-
-    def _settle(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
-        """Record what the image holds, then that the volume is ready: from there on the node part writes the former.
-
-        A retry replaces the content record of the first attempt.
-        """
+    def _making(self, record: VolumeRecord) -> Iterator[Making]:
         volume_id = volumes.VolumeId(record.volume_id)
+        with (
+            self.capacity.reserved(volume_id, record.capacity_bytes),
+            self.provisioning.making(volume_id) as making,
+        ):
+            yield making
+
+    def _make(self, record: VolumeRecord) -> VolumeRecord:
+        with self._making(record) as making:
+            making.create(record.capacity_bytes)
+            return self._commit(making, record, ContentRecord(volume_id=record.volume_id))
+
+    async def _copy(self, record: VolumeRecord) -> VolumeRecord:
+        async with workers.entered(self._making(record)) as making:
+            content = await self.sources.fill(making, record)
+            return await workers.run(self._commit, making, record, content)
+
+    def _commit(self, making: Making, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
+        """Make the volume exist: from there on the node part writes the content record."""
         # a new image has none, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
         if self.limits is not None and is_limited:
-            self.limits.set_limits(volume_id, record.io_limits)
-        present = self.content_records.find(volume_id)
-        if present is not None:
-            content = content.but(revision=present.revision)
-        self.content_records.save(content.note_stored(present.stored if present else None))
-        return self.volume_records.save(record.but(phase="ready"))
-
-    async def _finish_create(self, record: VolumeRecord) -> VolumeRecord:
-        assert record.content_source is not None
-        try:
-            content = await self.sources.fill(record, record.content_source)
-        except errors.CrustError:
-            # Keep nothing, not even the reservation: the CO may not retry.
-            await workers.run(self._discard, record)
-            raise
-        return await workers.run(self._settle_copy, record, content)
-
-    def _settle_copy(self, record: VolumeRecord, content: ContentRecord) -> VolumeRecord:
-        with self._nothing_kept_if_full(record):
-            return self._settle(record, content)
+            self.limits.set_limits(volumes.VolumeId(record.volume_id), record.io_limits)
+        data = record.encode()
+        records = {RecordKind.CONTENT: content.as_written().encode(), RecordKind.VOLUMES: data}
+        with self.volume_records.changing(record.volume_id, record.summary):
+            making.commit(records)
+        return record.note_stored(data)
 
     async def delete(self, volume_id: volumes.VolumeId) -> None:
         """Delete the volume; absent is a success.
@@ -245,40 +193,22 @@ class Provisioner:
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
         self.pool.ids.check(volume_id)
+        if not self.pool.ids.is_volume_id(volume_id):
+            return
         record = self.volume_records.find(volume_id)
         if record is not None:
-            self.remove(record)
+            self._check_unused(record)
+            self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
+        with self.volume_records.changing(volume_id, None):
+            self.provisioning.remove(volume_id)
 
-    def remove(self, record: VolumeRecord) -> None:
-        """Delete a record's volume, unless it was written since: `RecordChanged`. Raises as `delete`; blocks."""
+    def _check_unused(self, record: VolumeRecord) -> None:
         volume_id = volumes.VolumeId(record.volume_id)
         attachment = self.node.attached(volume_id)
         if attachment is not None:
             where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         capability_check.check_not_published(record)
-        self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
-        self.provisioning.check_unused(volume_id)
-        self._discard(record)
-
-    def _discard(self, record: VolumeRecord) -> None:
-        """Delete the volume, unless its record was written since: `RecordChanged`. A volume in use stays as it is."""
-        volume_id = volumes.VolumeId(record.volume_id)
-        deleting = self._note_delete(record)
-        try:
-            self.provisioning.delete(volume_id)
-        except (StillAttached, ForeignImage):  # since it was looked at, or by somebody else
-            self.volume_records.save(deleting.but(phase=record.phase))
-            raise
-        self.content_records.remove(volume_id)
-        self.volume_records.remove(volume_id, previous=deleting.stored)
-
-    def _note_delete(self, record: VolumeRecord) -> VolumeRecord:
-        """The record that stands: on a full disk, where the delete matters most, it may be the old one."""
-        try:
-            return self.volume_records.save(record.but(phase="deleting"))
-        except errors.Exhausted:
-            return self.volume_records.find(record.volume_id) or record
 
 
 def describe(record: VolumeRecord) -> Volume:

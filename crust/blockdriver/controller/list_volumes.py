@@ -61,7 +61,7 @@ class VolumeLister:
         except UNREADABLE:
             health = self._health_check.examine(volume_id)
             return Listed(create_volume.Volume(volume_id, 0), (), health)
-        if record is None or record.phase != "ready":
+        if record is None:
             raise models.VolumeNotFound(volume_id)
         nodes = self._publisher.published_nodes(record)
         health = self._health_check.of(record)

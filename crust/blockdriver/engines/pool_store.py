@@ -3,6 +3,9 @@
 The records lie with the images: a disk that is moved takes both along, and a cluster has both. A record is bytes
 under an id; what it says is above this (`crust.blockdriver.records`). A writer names what it has read, so no write
 undoes another's, in whatever process that was.
+
+The records of a volume come with it and go with it, by `Provisioning.making` and `Provisioning.remove`; here they are
+read and replaced. Records of snapshots and groups are made and removed here.
 """
 
 import enum
@@ -75,7 +78,7 @@ class PoolHome(Protocol):
 class RecordKind(enum.Enum):
     """The kinds of records of a pool; the value names where an engine keeps them."""
 
-    VOLUMES = "records"
+    VOLUMES = "volumes"
     CONTENT = "content"
     SNAPSHOTS = "snapshots"
     GROUPS = "groups"
@@ -86,10 +89,6 @@ class RecordStore(Protocol):
 
     An id was checked to be one of this pool's before it comes here.
     """
-
-    def open(self) -> None:
-        """Prepare, after a crash too; called once before anything else."""
-        ...
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all records."""
@@ -111,10 +110,6 @@ class RecordStore(Protocol):
         """Remove a record; absent is a success. With `previous` only that one: raises `RecordChanged` if something
         else is there, and nothing is removed.
         """
-        ...
-
-    def age_s(self, key: str) -> float:
-        """The seconds since the last write of a record; 0 if there is none."""
         ...
 
     def shown(self, key: str) -> str:

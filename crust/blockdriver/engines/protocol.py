@@ -13,6 +13,7 @@ memory alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -45,6 +46,16 @@ class ForeignImage(errors.Corrupt):
             "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
         )
         self.volume_id = volume_id
+
+
+def orphan_image(volume_id: str, found: str) -> errors.Corrupt:
+    """Something has the name of a volume, without a volume record: nothing is made in its place."""
+    return errors.Corrupt.named(
+        "OrphanImage",
+        f"{volume_id} is not created",
+        why=f"{found} exists without a record of a volume",
+        hint="find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd rename`); nothing was changed",
+    )
 
 
 class StillAttached(errors.NotReady):
@@ -182,8 +193,40 @@ class SnapshotMissing(errors.Corrupt):
         self.snapshot_id = snapshot_id
 
 
+class Making(Protocol):
+    """A volume that is being made. Nobody else sees it before `commit`. One of the first three gives it an image."""
+
+    def create(self, size_bytes: int) -> None:
+        """An image that reads as zeros. Raises `Exhausted`, `ForeignImage`."""
+        ...
+
+    def restore(self, image: Image, size_bytes: int) -> None:
+        """The image of a snapshot, with zeros after it up to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`,
+        `ForeignImage`.
+        """
+        ...
+
+    def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
+        """Like `restore`, from a volume as it is now, which must have `source_bytes`.
+
+        Raises `ImageMissing`, and `Corrupt` for a truncated source.
+        """
+        ...
+
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """Make the volume exist, with its volume record and its content record, in one durable step; the last call.
+        After an error it may exist.
+        """
+        ...
+
+
 class Provisioning(Protocol):
-    """The images of a pool. Errors are crust's; sizes are bytes."""
+    """The volumes of a pool, and the images of its snapshots. Errors are crust's; sizes are bytes.
+
+    A volume exists while it has a volume record. It appears by `Making.commit` and goes by `remove`, each in one
+    step. What is half made or half removed after a crash or an error has no record; the engine alone knows of it, and
+    ends it as removed (`settle`).
+    """
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -196,35 +239,48 @@ class Provisioning(Protocol):
         ...
 
     def open(self) -> None:
-        """Open the engine; called once, before anything else."""
+        """Open the engine, and settle all volumes; called once, before the records are read. What cannot be settled
+        now is in the log.
+        """
         ...
 
     def check(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
         ...
 
-    def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether an image of this id exists."""
+    def making(self, volume_id: volumes.VolumeId) -> AbstractContextManager[Making]:
+        """Make a volume that does not exist, inside the block. Without a commit all of it is removed again.
+
+        Settles the volume first. Raises OrphanImage where something has its name and no record, and what `settle`
+        raises.
+        """
+        ...
+
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """Remove a volume in one durable step, then free its space; absent is a success, and what has its name and no
+        record stays. Finishes a removal that was begun. Its snapshots stay.
+
+        Raises `StillAttached` and `ForeignImage`: then it exists as before.
+        """
+        ...
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes that are half made or half removed, those that calls work on included."""
+        ...
+
+    def settle(self, volume_id: volumes.VolumeId) -> None:
+        """End what is half made or half removed as removed; nothing is a success.
+
+        Raises `StillAttached` where it is used: a removal is taken back then, and the volume exists.
+        """
         ...
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `ImageMissing` if a complete volume has no image, `ForeignImage` if it is somebody else's."""
-        ...
-
-    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Create an image that reads as zeros, or complete one. Raises `Exhausted`."""
+        """Raise `ImageMissing` if a volume has no image, `ForeignImage` if it is somebody else's."""
         ...
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the image to at least this size. Raises `ImageMissing`, `Exhausted`."""
-        ...
-
-    def check_unused(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `StillAttached` if `delete` would; changes nothing."""
-        ...
-
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove the image; absent is a success. Raises `StillAttached`, and `ForeignImage`."""
         ...
 
     def maximum_bytes(self) -> int:
@@ -236,7 +292,9 @@ class Provisioning(Protocol):
         ...
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The ids of all volume images, recorded or not. Cheap."""
+        """The ids that an image has, or a volume's other files, with or without a record; not of what is half made or
+        half removed. Cheap.
+        """
         ...
 
     def snapshot_ids(self) -> frozenset[str]:
@@ -248,7 +306,7 @@ class Provisioning(Protocol):
         ...
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The problem of an image that should have `size_bytes`; empty if there is none."""
+        """The problem of an image that should have `size_bytes`; empty if there is none. Raises `ImageMissing`."""
         ...
 
     def copies_at_once(self) -> bool:
@@ -284,27 +342,6 @@ class Provisioning(Protocol):
 
     def delete_snapshot(self, image: Image) -> None:
         """Remove a snapshot; absent is a success. Volumes made from it do not change."""
-        ...
-
-    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """Make the volume's image from a snapshot, with zeros after it up to `size_bytes`.
-
-        Replaces an image of that id, complete or not. Raises `SnapshotMissing`, `Exhausted`.
-        """
-        ...
-
-    def clone(
-        self,
-        volume_id: volumes.VolumeId,
-        source: volumes.VolumeId,
-        *,
-        source_bytes: int,
-        size_bytes: int,
-    ) -> None:
-        """Like `restore`, from a volume as it is now, which must have `source_bytes`.
-
-        Raises `ImageMissing`, `Exhausted`, and `Corrupt` for a truncated source.
-        """
         ...
 
     def allocated(self, image: Image) -> tuple[Region, ...]:

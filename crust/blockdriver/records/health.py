@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Provisioning
+from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import (
     ContentRecord,
@@ -98,11 +98,7 @@ class HealthCheck:
         except UNREADABLE as err:
             text = f"{err}; {self._kept(volume_id)}"
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
-        if record is None:
-            return self._without_record(volume_id)
-        if record.phase != "ready":
-            raise models.VolumeNotFound(volume_id)
-        return self.of(record)
+        return self._without_record(volume_id) if record is None else self.of(record)
 
     def of(self, record: VolumeRecord) -> Health:
         """The health of a volume with this record."""
@@ -129,27 +125,25 @@ class HealthCheck:
         return None
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
-        if not self._provisioning.exists(volume_id):
-            text = f"the image of {volume_id} does not exist; the driver did not remove it"
-            return Finding(Kind.DATA_LOSS, "ImageMissing", text)
-        problem = self._provisioning.image_problem(volume_id, size_bytes)
+        try:
+            problem = self._provisioning.image_problem(volume_id, size_bytes)
+        except ImageMissing as err:
+            return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        if not self._pool.ids.is_volume_id(volume_id) or not self._is_there(volume_id):
+        is_id = self._pool.ids.is_volume_id(volume_id)
+        if not is_id or volume_id not in self._provisioning.image_ids():
             raise models.VolumeNotFound(volume_id)
+        record = self._volume_records.find(volume_id)
+        if record is not None:  # it was made since
+            return self.of(record)
         text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept(self, volume_id: volumes.VolumeId) -> str:
         size_bytes = self._provisioning.image_bytes(volume_id)
         return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
-
-    def _is_there(self, volume_id: volumes.VolumeId) -> bool:
-        try:
-            return self._provisioning.exists(volume_id)
-        except UNREADABLE:
-            return True
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all volumes with a record or an image, sorted."""

@@ -15,11 +15,13 @@ that has the volume staged writes it. Its `state` only moves forward: a volume i
 written. A record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as
 formatted, and is kept (`format_decision`).
 
-*Snapshot record* and *group record*: a snapshot is independent of its volume, and keeps the state of the content, so
-that it can be restored after the volume was changed or deleted.
+A volume exists while its volume record does. Both records come with the image, in one step of the engine, and go with
+it (`Provisioning.making`, `remove`): no record says that a volume is half made or half removed.
 
-`phase` is the intent: "creating" is written before the image is made or copied and "deleting" before it is removed.
-So a crash between leaves something that the same request finishes, or the next start discards.
+*Snapshot record* and *group record*: a snapshot is independent of its volume, and keeps the state of the content, so
+that it can be restored after the volume was changed or deleted. Their `phase` is the intent: "creating" is written
+before the image is copied and "deleting" before it is removed. So a crash between leaves something that the same
+request finishes, or the next start discards.
 """
 
 from dataclasses import asdict, dataclass
@@ -222,7 +224,6 @@ class VolumeRecord(StoredRecord):
 
     volume_id: str
     name: str
-    phase: Phase
     capacity_bytes: Annotated[int, pydantic.Field(gt=0)]
     parameters: dict[str, str]
     usages: tuple[Usage, ...]
@@ -244,7 +245,7 @@ class VolumeRecord(StoredRecord):
     def summary(self) -> Summary:
         """Its size and nodes."""
         nodes = tuple(each.node_id for each in self.nodes)
-        return Summary(self.phase == "ready", self.capacity_bytes, nodes)
+        return Summary(capacity_bytes=self.capacity_bytes, nodes=nodes)
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:

@@ -13,6 +13,7 @@ import bisect
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from crust.blockdriver.engines.pool_store import RecordStore
@@ -77,7 +78,7 @@ class Index:
             return len(self._ids)
 
     def has(self, record_id: str) -> bool:
-        """Whether there is a record, in whatever phase, readable or not."""
+        """Whether there is a record, readable or not."""
         with self._guard:
             return record_id in self._summaries
 
@@ -155,13 +156,8 @@ class Records(Generic[M]):
         self.is_id = is_id
         self.index = Index()
 
-    def prepare(self) -> None:
-        """Open the store alone: for records that are asked for by id, and neither listed nor summed."""
-        self._store.open()
-
     def open(self) -> None:
         """Read every record once. One that cannot be read does not affect the others."""
-        self.prepare()
         self.index.clear()
         for key in sorted(self._store.ids()):
             if self.is_id(key):
@@ -185,7 +181,7 @@ class Records(Generic[M]):
         return record
 
     def find(self, key: str) -> M | None:
-        """The record in whatever phase, or None. Raises `RecordUnreadable`, and what the store raises."""
+        """The record, or None. Raises `RecordUnreadable`, and what the store raises."""
         if not self.is_id(key):
             return None
         record = self._read(key)
@@ -232,7 +228,7 @@ class Records(Generic[M]):
         return found
 
     def check_known(self, key: str) -> None:
-        """Raise the kind's `missing` unless there is a record, in whatever phase. Does not block."""
+        """Raise the kind's `missing` unless there is a record. Does not block."""
         if not self.index.has(key):
             raise self._model.missing(key, self._store.shown(key))
 
@@ -245,30 +241,40 @@ class Records(Generic[M]):
         try:
             self._store.save(record.id, data, previous=record.stored)
         except errors.CrustError:
-            self._look_again(record.id)
+            self.look_again(record.id)
             raise
         self.index.put(record.id, written.summary)
         return written.note_stored(data)
 
-    def _look_again(self, key: str) -> None:
-        """After a failed change, which may have been made, if only its last step failed."""
+    @contextmanager
+    def changing(self, key: str, after: Summary | None) -> Iterator[None]:
+        """Note what the block makes of a record, in the store or in the engine: one with that summary, or none.
+
+        A block that fails may have made it, if only its last step failed: then the record is read.
+        """
+        try:
+            yield
+        except errors.CrustError:
+            self.look_again(key)
+            raise
+        self._note(key, after)
+
+    def look_again(self, key: str) -> None:
+        """Note what there is of a record by now."""
         try:
             record = self._read(key)
         except errors.CrustError:
             self.index.put(key, None)
             return
-        if record is not None:
-            self.index.put(key, record.summary)
+        self._note(key, record.summary if record else None)
+
+    def _note(self, key: str, summary: Summary | None) -> None:
+        if summary is None:
+            self.index.drop(key)
+        else:
+            self.index.put(key, summary)
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
         """Remove a record, durably; absent is a success. With `previous` only that one (`RecordChanged`)."""
-        try:
+        with self.changing(key, None):
             self._store.remove(key, previous=previous)
-        except errors.CrustError:
-            self._look_again(key)
-            raise
-        self.index.drop(key)
-
-    def age_s(self, key: str) -> float:
-        """The seconds since the last write of a record; 0 if there is none."""
-        return self._store.age_s(key)

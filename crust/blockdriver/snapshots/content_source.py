@@ -7,7 +7,7 @@ was never given to anyone. Its filesystem keeps the UUID of its source's (`dupli
 from dataclasses import dataclass
 from typing import Literal
 
-from crust.blockdriver.engines.protocol import Provisioning
+from crust.blockdriver.engines.protocol import Making, Provisioning
 from crust.blockdriver.records.models import (
     ContentRecord,
     ContentSource,
@@ -65,38 +65,42 @@ class ContentSources:
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
         )
 
-    async def fill(self, record: VolumeRecord, source: ContentSource) -> ContentRecord:
-        """Make the image of a new volume; answers what is known of its bytes, not saved.
+    async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
+        """Give a volume that is being made its image; answers what is known of its bytes, not saved.
 
         Raises what `find` raises, the errors of `quiesce.check`, `freezes.FrozenTooLong`, those of
         `GuestFreezer.frozen`, `Exhausted`. A retry copies everything again.
         """
+        source = record.content_source
+        assert source is not None
         async with workers.long_work():
             if source.kind == "snapshot":
-                return await workers.run(self._restore, record, source)
+                return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
             moving = await workers.run(self._check, source_id)
             async with self.guest_freezer.frozen(moving.in_guests):
-                return await workers.run(self._clone, record, source_id, moving)
+                return await workers.run(self._clone, making, record, source_id, moving)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
         return quiesce.check(self.node, [source_id], at_once=self.provisioning.copies_at_once())
 
-    def _restore(self, record: VolumeRecord, source: ContentSource) -> ContentRecord:
+    def _restore(
+        self, making: Making, record: VolumeRecord, source: ContentSource
+    ) -> ContentRecord:
         taken = self.volume_snapshots.find(source.id)
-        image = take_snapshot.image_of(taken)
-        volume_id = volumes.VolumeId(record.volume_id)
-        self.provisioning.restore(volume_id, image, record.capacity_bytes)
-        return _filled(volume_id, taken)
+        making.restore(take_snapshot.image_of(taken), record.capacity_bytes)
+        return _filled(record.volume_id, taken)
 
     def _clone(
-        self, record: VolumeRecord, source_id: volumes.VolumeId, moving: QuiescePlan
+        self,
+        making: Making,
+        record: VolumeRecord,
+        source_id: volumes.VolumeId,
+        moving: QuiescePlan,
     ) -> ContentRecord:
         source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
-        volume_id = volumes.VolumeId(record.volume_id)
         with self.freezer.frozen(moving.here):
-            self.provisioning.clone(
-                volume_id,
+            making.clone(
                 source_id,
                 source_bytes=source.capacity_bytes,
                 size_bytes=record.capacity_bytes,
@@ -104,7 +108,7 @@ class ContentSources:
             # after the copy, and not only before: whoever is given the source is on record before
             if self.content_records.load(source_id) != known:
                 raise take_snapshot.ContentChanged(source_id)
-        return _filled(volume_id, known)
+        return _filled(record.volume_id, known)
 
 
 def least_bytes(
@@ -142,7 +146,7 @@ def _fs_type(known: ContentRecord | SnapshotRecord) -> str:
     return known.fs_type if known.state == "formatted" else ""
 
 
-def _filled(volume_id: volumes.VolumeId, known: ContentRecord | SnapshotRecord) -> ContentRecord:
+def _filled(volume_id: str, known: ContentRecord | SnapshotRecord) -> ContentRecord:
     # Of a volume that guests format, "new" does not say that nobody has written it.
     of_guest = known.state == "new" and known.in_guest
     return ContentRecord(

@@ -5,7 +5,7 @@ filesystems only the data that SEEK_DATA finds is copied, because copy_file_rang
 its holes. Such a copy takes time in proportion to the data, and may or may not contain what is written to the source
 meanwhile: `clones` says which kind a directory gives.
 
-The copy is made under a temporary name, synced, and renamed, so it appears atomically.
+The copy is made under a temporary name, synced, and renamed, so it appears atomically. The caller syncs its name.
 `durable.remove_temporary_files` removes the temporary file that a crash leaves.
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from crust.core import errors
-from crust.host.files import durable
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors
 
@@ -70,7 +69,7 @@ def copy(
     mode: int = 0o600,
     at_once: bool = False,
 ) -> None:
-    """Make `target` a copy of `source`, durably, replacing any file there.
+    """Make `target` a copy of `source`, its content synced, replacing any file there; its name is not synced.
 
     The source must have `least_bytes`; the copy ends with a hole up to `grow_to_bytes`. Both files must be on one
     filesystem. With `at_once` the copy is a clone or is refused, for a source that is being written to. Raises
@@ -95,7 +94,6 @@ def copy(
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-        durable.sync_directory(os.path.dirname(target))
 
 
 def _not_cloneable(source: AnyPath) -> errors.NotReady:

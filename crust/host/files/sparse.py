@@ -1,6 +1,6 @@
-"""Sparse files as the images of volumes: created, grown and removed durably.
+"""Sparse files as the images of volumes and snapshots: created, grown and removed.
 
-The file and its name are synced before a call returns. Nothing here makes an image smaller, and nothing follows a
+Nothing here makes an image smaller, and nothing follows a
 symbolic link.
 
 Whether a file is open for writing anywhere, loop devices included: one question to the kernel about the file.
@@ -58,12 +58,11 @@ def exists(path: AnyPath) -> bool:
 
 
 def create(path: AnyPath, size_bytes: int) -> None:
-    """Create the image, or complete one that exists already and is not larger. Durable when it returns."""
+    """Create the image, its content synced. Its name becomes durable with its directory (`publish_directory`)."""
     with oserrors.translating(f"cannot create the image {path}"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _opened(path, flags) as fd:
             _extend(fd, size_bytes)
-        durable.sync_directory(os.path.dirname(path))
 
 
 def grow(path: AnyPath, size_bytes: int) -> int:

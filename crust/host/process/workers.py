@@ -152,6 +152,22 @@ async def long_work() -> AsyncIterator[None]:
         yield
 
 
+@contextlib.asynccontextmanager
+async def entered(blocking: contextlib.AbstractContextManager[T]) -> AsyncIterator[T]:
+    """A block of a context manager whose beginning and end block: each is called on a thread.
+
+    A block that is cancelled has no end: a call in it that runs on a thread goes on.
+    """
+    value = await run(blocking.__enter__)
+    try:
+        yield value
+    except Exception as error:
+        if not await run(blocking.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await run(blocking.__exit__, None, None, None)
+
+
 class _Threads:
     """The threads of one pool and one loop."""
 

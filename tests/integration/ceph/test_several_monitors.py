@@ -17,6 +17,7 @@ from crust.ceph.user import CephUser
 from crust.core import volumes
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
+from tests.support.ceph.rbd_images import create
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -62,15 +63,15 @@ def test_lost_monitor_stops_neither_a_controller_nor_the_start_of_one(
     namespace, user = three.make_namespace(), f"controller-{uuid.uuid4().hex[:8]}"
     who = CephUser(three.monitors, user, three.controller(user, namespace))
     with controller(who, namespace) as running:
-        running.create(volume(1), SIZE)
+        create(running, volume(1), SIZE)
         three.daemons.pop(f"mon.{lost}").end(signal.SIGKILL)
         try:
-            repeated(lambda: running.create(volume(2), SIZE))
+            repeated(lambda: create(running, volume(2), SIZE))
             running.grow(volume(1), 2 * SIZE)
             with controller(who, namespace) as started:
                 assert started.image_ids() == {volume(1), volume(2)}
                 assert started.image_bytes(volume(1)) == 2 * SIZE
-                repeated(lambda: started.delete(volume(2)))
+                repeated(lambda: started.remove(volume(2)))
             assert running.image_ids() == {volume(1)}
         finally:
             three.start_monitors()

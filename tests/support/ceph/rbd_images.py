@@ -3,9 +3,11 @@
 import hashlib
 from typing import Any
 
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
-from crust.ceph import cluster_image
+from crust.blockdriver.engines.rbd.records import object_name
+from crust.ceph import cluster_image, omap
 from crust.core import volumes
 
 MIB = 1024**2
@@ -42,9 +44,53 @@ def read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
         return found
 
 
+_RECORDS = {RecordKind.VOLUMES: b"a volume", RecordKind.CONTENT: b"its content"}
+
+
+def create(engine: RbdProvisioning, volume_id: volumes.VolumeId, size_bytes: int) -> None:
+    """Make a volume of zeros."""
+    with engine.making(volume_id) as making:
+        making.create(size_bytes)
+        making.commit(_RECORDS)
+
+
+def restore(
+    engine: RbdProvisioning, volume_id: volumes.VolumeId, image: Image, size_bytes: int
+) -> None:
+    """Make a volume from a snapshot."""
+    with engine.making(volume_id) as making:
+        making.restore(image, size_bytes)
+        making.commit(_RECORDS)
+
+
+def clone(
+    engine: RbdProvisioning,
+    volume_id: volumes.VolumeId,
+    source: volumes.VolumeId,
+    *,
+    source_bytes: int,
+    size_bytes: int,
+) -> None:
+    """Make a volume from another one."""
+    with engine.making(volume_id) as making:
+        making.clone(source, source_bytes=source_bytes, size_bytes=size_bytes)
+        making.commit(_RECORDS)
+
+
+def note_removal(engine: RbdProvisioning, volume_id: volumes.VolumeId) -> None:
+    """Note as a controller does that is killed while it removes the volume."""
+    intents = engine.lifecycle.intents
+    record = intents.state(volume_id).record
+    if record is not None:
+        intents.begin_removal(volume_id, record)
+        return
+    with engine.place.ioctx("cannot note") as ioctx:
+        omap.put(ioctx, object_name(RecordKind.VOLUMES), {f"i.{volume_id}": b"remove a volume"})
+
+
 def made_source(engine: RbdProvisioning) -> volumes.VolumeId:
     """A new volume to copy from."""
-    engine.create(B, SIZE)
+    create(engine, B, SIZE)
     return B
 
 

@@ -1,12 +1,19 @@
 """A backend whose images are numbers, for rules that need no bytes. It raises the errors of the engine for files.
 
+The records of its volumes are in the directories of the engine for files, which come and go as there.
+
 Without `has_devices` nothing is a device of this host, as with an engine whose images only hypervisors open.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from crust.blockdriver.engines import files
+from crust.blockdriver.engines.files.directories import StagedVolume, VolumeDirectories
+from crust.blockdriver.engines.files.provisioning import FileProvisioning
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     READ_WRITE,
     Access,
@@ -19,12 +26,50 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
     StillAttached,
+    orphan_image,
 )
 from crust.core import errors, volumes
 
 POOL_BYTES = 10 * 1024**3
 SPARE_BYTES = POOL_BYTES // 99
 """One percent of both."""
+
+
+@dataclass(slots=True)
+class MemoryMaking:
+    """A volume that is being made, in a directory as the engine for files has it."""
+
+    volume_id: volumes.VolumeId
+    backend: "MemoryBackend"
+    staged: StagedVolume
+    size_bytes: int = 0
+
+    def create(self, size_bytes: int) -> None:
+        """Make an image, if there is capacity."""
+        self.backend.check_free(size_bytes)
+        self.size_bytes = size_bytes
+
+    def restore(self, image: Image, size_bytes: int) -> None:
+        """An image at least as large as the snapshot."""
+        self.backend.check_snapshot(image)
+        found = self.backend.snapshots[image.snapshot_id]
+        self.create(max(size_bytes, found))
+
+    def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
+        """An image at least as large as the source."""
+        self.backend.check_image(source)
+        found = self.backend.images[source]
+        if found < source_bytes:
+            raise errors.Corrupt(f"{source} is cut short")
+        self.create(max(size_bytes, found))
+
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """Name the directory, which has the number from then on, whether the call ends or not."""
+        try:
+            self.staged.commit(records)
+        finally:
+            if self.volume_id in self.backend.directories.ids():
+                self.backend.images[self.volume_id] = self.size_bytes
 
 
 class MemoryBackend:
@@ -40,6 +85,8 @@ class MemoryBackend:
 
     def __init__(self, *, has_devices: bool = True) -> None:
         self._has_devices = has_devices
+        self.directories: VolumeDirectories
+        """Of the pool that it was last used with (`engine`)."""
         self.images: dict[volumes.VolumeId, int] = {}
         self.snapshots: dict[str, int] = {}
         self._attached: set[volumes.VolumeId] = set()
@@ -49,39 +96,49 @@ class MemoryBackend:
         self.taken: list[str] = []
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Settle the directories."""
+        self.directories.open()
 
     def check(self) -> None:
         """Always usable."""
 
-    def exists(self, volume_id: volumes.VolumeId) -> bool:
-        return volume_id in self.images
+    @contextmanager
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[MemoryMaking]:
+        """An image of a number, and a directory for its records."""
+        if volume_id in self.images:
+            raise orphan_image(volume_id, "its number")
+        with self.directories.making(volume_id) as staged:
+            yield MemoryMaking(volume_id, self, staged)
+
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """Remove a volume that is not attached."""
+        if volume_id in self._attached:
+            raise StillAttached(volume_id, "memory")
+        was_there = volume_id in self.directories.ids()
+        try:
+            self.directories.remove(volume_id)
+        finally:
+            if was_there and volume_id not in self.directories.ids():
+                self.images.pop(volume_id, None)
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """Of the directories."""
+        return self.directories.unsettled()
+
+    def settle(self, volume_id: volumes.VolumeId) -> None:
+        """Remove the directories."""
+        self.directories.settle(volume_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
 
-    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make an image, if there is capacity."""
-        self._check_free(size_bytes)
-        self.images[volume_id] = max(size_bytes, self.images.get(volume_id, 0))
-
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow an image, if there is capacity."""
         if volume_id not in self.images:
             raise ImageMissing(volume_id)
-        self._check_free(size_bytes)
+        self.check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[volume_id])
-
-    def check_unused(self, volume_id: volumes.VolumeId) -> None:
-        """By what is attached."""
-        if volume_id in self._attached:
-            raise StillAttached(volume_id, "memory")
-
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Remove an image that is not attached."""
-        self.check_unused(volume_id)
-        self.images.pop(volume_id, None)
 
     def maximum_bytes(self) -> int:
         """Larger than the pool, as with files."""
@@ -138,7 +195,8 @@ class MemoryBackend:
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """An image that is smaller than it should be."""
-        return "" if self.images.get(volume_id, 0) >= size_bytes else "too small"
+        self.check_image(volume_id)
+        return "" if self.images[volume_id] >= size_bytes else "too small"
 
     def copies_at_once(self) -> bool:
         """As on xfs."""
@@ -165,29 +223,6 @@ class MemoryBackend:
     def delete_snapshot(self, image: Image) -> None:
         self.snapshots.pop(image.snapshot_id, None)
 
-    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """An image at least as large as the snapshot."""
-        if image.snapshot_id not in self.snapshots:
-            raise SnapshotMissing(image.snapshot_id)
-        self._check_free(size_bytes)
-        self.images[volume_id] = max(size_bytes, self.snapshots[image.snapshot_id])
-
-    def clone(
-        self,
-        volume_id: volumes.VolumeId,
-        source: volumes.VolumeId,
-        *,
-        source_bytes: int,
-        size_bytes: int,
-    ) -> None:
-        """An image at least as large as the source."""
-        if source not in self.images:
-            raise ImageMissing(source)
-        if self.images[source] < source_bytes:
-            raise errors.Corrupt(f"{source} is cut short")
-        self._check_free(size_bytes)
-        self.images[volume_id] = max(size_bytes, self.images[source])
-
     def allocated(self, image: Image) -> tuple[Region, ...]:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
@@ -197,7 +232,8 @@ class MemoryBackend:
         """Numbers have no blocks."""
         raise NoChangeTracking("the images are numbers")
 
-    def _check_free(self, size_bytes: int) -> None:
+    def check_free(self, size_bytes: int) -> None:
+        """Raise `Exhausted` for more than the pool has."""
         if size_bytes > POOL_BYTES:
             raise errors.Exhausted(f"no capacity for {size_bytes} bytes")
 
@@ -211,4 +247,6 @@ class MemoryBackend:
 def engine(state_dir: str, backend: MemoryBackend, *, create: bool = True) -> Engine:
     """An engine with its records in the files of `state_dir` and its images in memory."""
     made = files.engine(state_dir, create=create)
+    assert isinstance(made.provisioning, FileProvisioning)
+    backend.directories = made.provisioning.directories
     return dataclasses.replace(made, provisioning=backend, access=backend)

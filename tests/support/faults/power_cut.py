@@ -52,6 +52,12 @@ class _File:
 
 
 @dataclass
+class _Directory:
+    names: dict[str, "_File | _Directory"] = field(default_factory=dict)
+    """The names as of the last sync. What they name stays theirs whatever its directory is called meanwhile."""
+
+
+@dataclass
 class Recorder:
     """The names and contents below `root`, now and durably."""
 
@@ -60,8 +66,7 @@ class Recorder:
     names_survive: bool
     cuts: list[Cut] = field(default_factory=list)
     _marks: int = 0
-    _now: dict[str, _File | None] = field(default_factory=dict)
-    _durable: dict[str, dict[str, _File | None]] = field(default_factory=dict)
+    _now: dict[str, _File | _Directory] = field(default_factory=lambda: {"": _Directory()})
     _count: int = 0
     _guard: threading.RLock = field(default_factory=threading.RLock)
 
@@ -77,21 +82,21 @@ class Recorder:
             relative = self._relative(path)
             if relative is None:
                 self.all_synced()
-            elif os.path.isdir(path):
-                self._durable[relative] = {
-                    name: each
+            elif isinstance(found := self._now.get(relative), _Directory):
+                found.names = {
+                    os.path.basename(name): each
                     for name, each in self._now.items()
-                    if os.path.dirname(name) == relative
+                    if name and os.path.dirname(name) == relative
                 }
-            elif (file := self._now.get(relative)) is not None:
-                file.saved = self._save(path)
+            elif found is not None:
+                found.saved = self._save(path)
             self._changed()
 
     def all_synced(self) -> None:
         """What other programs, or the kernel, wrote is durable."""
         with self._guard:
             for path, file in self._now.items():
-                if file is not None and path.endswith(".img"):
+                if isinstance(file, _File) and path.endswith(".img"):
                     file.saved = self._save(str(self.root / path))
             self._changed()
 
@@ -105,11 +110,17 @@ class Recorder:
                 old = self._relative(source)
                 assert old is not None, f"{source} comes from outside"
                 self._now[relative] = self._now[old] if linked else self._now.pop(old)
+                self._move_below(old, relative)
             elif os.path.isdir(path):
-                self._now[relative] = None
+                self._now[relative] = _Directory()
             elif relative not in self._now:
                 self._now[relative] = _File(self._blob())
             self._changed()
+
+    def _move_below(self, old: str, new: str) -> None:
+        """What is in a directory that has another name now."""
+        for path in [each for each in self._now if each.startswith(f"{old}/")]:
+            self._now[new + path.removeprefix(old)] = self._now.pop(path)
 
     def unnamed(self, path: str) -> None:
         with self._guard:
@@ -138,22 +149,26 @@ class Recorder:
         return blob
 
     def _tree(self) -> Tree:
-        found: Tree = {}
         if self.names_survive:
-            return {path: None if each is None else each.saved for path, each in self._now.items()}
-        pending = [""]
+            return {path: _content(each) for path, each in self._now.items() if path}
+        found: Tree = {}
+        pending = [("", self._now[""])]
         while pending:
-            directory = pending.pop()
-            for path, each in self._durable.get(directory, {}).items():
-                found[path] = None if each is None else each.saved
-                if each is None:
-                    pending.append(path)
+            directory, node = pending.pop()
+            for name, each in node.names.items() if isinstance(node, _Directory) else ():
+                path = os.path.join(directory, name)
+                found[path] = _content(each)
+                pending.append((path, each))
         return found
 
     def _changed(self) -> None:
         tree = self._tree()
         if not self.cuts or self.cuts[-1].tree != tree:
             self.cuts.append(Cut(tree, self._marks))
+
+
+def _content(node: _File | _Directory) -> Path | None:
+    return node.saved if isinstance(node, _File) else None
 
 
 @contextmanager

@@ -5,11 +5,12 @@ synced, and the marks of `traced_life`. `late` replays them. At each moment it k
 pool, and the loop devices, that have something unsynced: no fsync began after it and ended. The rules:
 
 1. at an answer there is nothing unsynced;
-2. a file gets its name (rename, link) after its content is synced;
+2. a file gets its name (rename, link) after its content is synced, and a directory after all that is in it;
 3. a step begins when the one before it is durable: nothing is written, named or removed while another object has
    something unsynced. So an image comes before its record, "formatting" before mkfs, and mkfs before "formatted".
 
-A temporary file's own name need not survive. What the reserve and the lock files hold, neither.
+A directory whose name begins with a dot is made or removed: what is in it has no order, and what is removed from it
+needs no sync. A temporary file's own name need not survive. What the reserve and the lock files hold, neither.
 """
 
 import os
@@ -150,9 +151,9 @@ def late(pool: str, happened: Iterable[Event], *, known: Iterable[str] = ()) -> 
             _synced(unsynced, event)
         elif _is_kept(event.path, pool):
             dirtied = _dirtied(event, names)
+            if not start and (dirtied is not None or _aside(event.path)):
+                yield from _hasty(unsynced, event)
             if dirtied is not None:
-                if not start:
-                    yield from _hasty(unsynced, event)
                 unsynced[dirtied] = event.ended
             _moved(unsynced, event, names)
 
@@ -167,11 +168,20 @@ def _is_temporary(path: str) -> bool:
     return os.path.basename(path).startswith(".")
 
 
+def _aside(path: str) -> str:
+    """The directory that is made or removed, and has the path in it; empty if none is."""
+    directory = os.path.dirname(path)
+    return directory if _is_temporary(directory) else ""
+
+
 def _dirtied(event: Event, names: set[str]) -> Content | Names | None:
     """What the event leaves to be synced."""
     if event.kind == "write":
         return "content of", event.path
-    if _is_temporary(event.path) or event.path.startswith("/dev/"):
+    is_removed = event.kind == "name" and not _is_temporary(event.source or event.path)
+    if (_is_temporary(event.path) and not is_removed) or event.path.startswith("/dev/"):
+        return None
+    if event.kind == "unname" and _aside(event.path):
         return None
     if event.kind == "create" and event.path in names:
         return None
@@ -181,7 +191,9 @@ def _dirtied(event: Event, names: set[str]) -> Content | Names | None:
 def _hasty(unsynced: Unsynced, event: Event) -> Iterator[str]:
     """What should have been synced before the event: all but the rest of the file that is being written."""
     same: tuple[Content | Names, ...] = ()
-    if event.kind == "write":
+    if aside := _aside(event.path):
+        same = tuple(each for each in unsynced if aside in (each[1], _aside(each[1])))
+    elif event.kind == "write":
         same = (("content of", event.path),)
         if not _is_temporary(event.path):
             same = (*same, ("names in", os.path.dirname(event.path)))
@@ -199,6 +211,8 @@ def _synced(unsynced: Unsynced, event: Event) -> None:
 def _moved(unsynced: Unsynced, event: Event, names: set[str]) -> None:
     gone = event.source if event.kind == "name" else event.path if event.kind == "unname" else ""
     names.discard(gone)
+    if event.kind == "unname":  # a directory
+        unsynced.pop(("names in", gone), None)
     since = unsynced.pop(("content of", gone), None)
     if event.kind != "unname":
         names.add(event.path)

@@ -3,8 +3,9 @@
 A profile function (`sys.setprofile`, in every thread) notes crust's own functions; generated code, lambdas and
 comprehensions do not count. Before a call that processes repeat (a creation, a publish through the proxy) another
 volume has had it, so that no cache that is filled once is in its figure; the stage is the first of its driver. Of
-CreateVolume the files of records are counted too: those opened for reading and those that get their name (rename or
-link), from Python's audit events, and the waits for the disk (fsync of files, and of directories).
+CreateVolume the files of records are counted too: those opened for reading, and those that are made under their name
+or get it (rename or link), from Python's audit events, and the files and directories that are synced. The syncs
+between two renames are one wait for the disk: none of them orders another.
 """
 
 import argparse
@@ -39,6 +40,7 @@ class Trace:
         self._on = False
         self._functions: defaultdict[str, set[str]] = defaultdict(set)
         self._records_read = self._records_written = self._files = self._directories = 0
+        self._waits, self._is_ordered = 0, True
 
     def install(self) -> None:
         """Watch this process until it ends."""
@@ -53,6 +55,7 @@ class Trace:
         await asyncio.sleep(SETTLE_S)  # tasks of the calls before
         self._functions.clear()
         self._records_read = self._records_written = self._files = self._directories = 0
+        self._waits, self._is_ordered = 0, True
         self._on = True
         answer = await call
         self._on = False
@@ -61,7 +64,7 @@ class Trace:
         if records:
             print(
                 f"{'':42}{self._records_read:4} record files read, {self._records_written} records written,"
-                f" {self._files} files and {self._directories} directories synced"
+                f" {self._waits} waits for the disk ({self._files} files, {self._directories} directories)"
             )
         if self._verbose:
             for path, names in sorted(self._functions.items()):
@@ -81,6 +84,9 @@ class Trace:
             return
         if event in ("os.rename", "os.link"):
             self._records_written += str(arguments[1]).endswith(RECORD)
+            self._is_ordered = True
+        elif event == "open" and arguments[2] & os.O_CREAT:
+            self._records_written += str(arguments[0]).endswith(RECORD)
         elif event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
             self._records_read += str(arguments[0]).endswith(RECORD)
 
@@ -89,6 +95,8 @@ class Trace:
             is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
             self._directories += self._on and is_directory
             self._files += self._on and not is_directory
+            self._waits += self._on and self._is_ordered
+            self._is_ordered = False
             sync(fd)
 
         return counted

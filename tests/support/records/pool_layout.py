@@ -7,49 +7,52 @@ repeats it.
 from collections.abc import Iterable
 from pathlib import Path
 
-FOLDERS = ("images", "records", "content", "snapshots", "groups")
+FOLDERS = ("volumes", "snapshots", "groups")
+
+
+def directory(pool: Path, volume_id: str) -> Path:
+    return pool / "volumes" / volume_id
 
 
 def image(pool: Path, volume_id: str) -> Path:
-    return pool / "images" / f"{volume_id}.img"
+    return pool / "volumes" / volume_id / f"{volume_id}.img"
 
 
 def volume_record(pool: Path, volume_id: str) -> Path:
-    return pool / "records" / f"{volume_id}.json"
+    return pool / "volumes" / volume_id / "volume.json"
 
 
 def content_record(pool: Path, volume_id: str) -> Path:
-    """The content record of a volume."""
-    return pool / "content" / f"{volume_id}.json"
+    return pool / "volumes" / volume_id / "content.json"
 
 
 def snapshot_image(pool: Path, snapshot_id: str) -> Path:
-    return pool / "images" / f"{snapshot_id}.snap"
+    return pool / "snapshots" / f"{snapshot_id}.snap"
 
 
 def images(pool: Path) -> set[str]:
     """The ids of the volumes that have an image."""
-    return {path.stem for path in (pool / "images").glob("*.img")}
+    return {path.stem for path in (pool / "volumes").glob("*/*.img")}
 
 
 def snapshot_images(pool: Path) -> set[str]:
     """The ids of the snapshots that have an image."""
-    return {path.stem for path in (pool / "images").glob("*.snap")}
+    return {path.stem for path in (pool / "snapshots").glob("*.snap")}
 
 
 def volume_records(pool: Path) -> set[str]:
     """The ids of the volumes that have a volume record."""
-    return {path.stem for path in (pool / "records").glob("*.json")}
+    return {path.parent.name for path in (pool / "volumes").glob("*/volume.json")}
 
 
 def content_records(pool: Path) -> set[str]:
     """The ids of the volumes that have a content record."""
-    return {path.stem for path in (pool / "content").glob("*.json")}
+    return {path.parent.name for path in (pool / "volumes").glob("*/content.json")}
 
 
 def files_of(pool: Path, volume_ids: Iterable[str]) -> set[Path]:
     """The files and directories of these volumes, and no others."""
-    of = (image, volume_record, content_record)
+    of = (directory, image, volume_record, content_record)
     return {place(pool, each) for each in volume_ids for place in of}
 
 

@@ -2,7 +2,7 @@
 
 python -m tests.support.records.stored_records DIRECTORY
 
-pool/            the block driver's pool: pool.json, records, content, snapshots, groups
+pool/            the block driver's pool: pool.json, volumes, snapshots, groups
 pool.pool-id     the id of the pool that the node serves
 run/<boot id>/   its node state
 run/freezes/     its freeze intents, on the host and in a guest
@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from crust.blockdriver.engines.files.pool import DirectoryPool
+from crust.blockdriver.engines.files import engine
 from crust.blockdriver.engines.files.records import FileRecords, Reserve
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
 from crust.blockdriver.records.models import (
     Attached,
@@ -67,27 +68,21 @@ INTENTS = {
 
 def file_records(directory: Path, reserve: Path | None = None) -> FileRecords:
     """A store of records in a directory of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
     kept = Reserve(reserve or Path(f"{directory}.reserve"))
-    return FileRecords(directory, kept, limit_bytes=16 * 1024 * 1024)
+    return FileRecords(directory, ".json", kept, limit_bytes=16 * 1024 * 1024)
 
 
 class Stores:
     """What reads and writes the records below a directory."""
 
     def __init__(self, root: Path) -> None:
-        reserve = root / "reserve"
-        below = root / "pool"
-        self.pool = DirectoryPool(str(below), f"{below}.pool-id", create=True)
-        self.volumes = Records(
-            file_records(below / "records", reserve), VolumeRecord, IDS.is_volume_id
-        )
-        self.contents = Records(
-            file_records(below / "content", reserve), ContentRecord, IDS.is_volume_id
-        )
-        self.snapshots = Records(
-            file_records(below / "snapshots", reserve), SnapshotRecord, IDS.is_snapshot_id
-        )
-        self.groups = Records(file_records(below / "groups", reserve), GroupRecord, IDS.is_group_id)
+        self.engine = engine(str(root / "pool"), create=True)
+        self.pool, records = self.engine.home, self.engine.records
+        self.volumes = Records(records(RecordKind.VOLUMES), VolumeRecord, IDS.is_volume_id)
+        self.contents = Records(records(RecordKind.CONTENT), ContentRecord, IDS.is_volume_id)
+        self.snapshots = Records(records(RecordKind.SNAPSHOTS), SnapshotRecord, IDS.is_snapshot_id)
+        self.groups = Records(records(RecordKind.GROUPS), GroupRecord, IDS.is_group_id)
         self.node = NodeState(str(root / "run"))
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
@@ -120,7 +115,6 @@ def write(root: Path) -> None:
         "sandbox-1", "kata", claims.State.ERROR, "no such disk", 42, PUBLISHED_AT, live=False
     )
     claims.write(stores.handoff.layout.entry(entry.require().target), claim)
-    (root / "reserve").unlink(missing_ok=True)
 
 
 class _Then(datetime.datetime):
@@ -131,33 +125,32 @@ class _Then(datetime.datetime):
 
 def _write_volume(stores: Stores) -> None:
     source = ContentSource(kind="snapshot", id=SNAPSHOT, size_bytes=1 << 26, fs_type="ext4")
-    stores.volumes.save(
-        VolumeRecord(
-            volume_id=VOLUME,
-            name="pvc-1",
-            attempt="5e1f5e1f5e1f5e1f",
-            phase="ready",
-            capacity_bytes=1 << 26,
-            parameters={"fsType": "ext4"},
-            usages=(_MOUNTED,),
-            content_source=source,
-            nodes=(Attached(node_id="node-1", usage=_MOUNTED, readonly=False),),
-            limits=Limits.of(_LIMITS),
-            limits_before=Limits(),
-        )
+    record = VolumeRecord(
+        volume_id=VOLUME,
+        name="pvc-1",
+        capacity_bytes=1 << 26,
+        parameters={"fsType": "ext4"},
+        usages=(_MOUNTED,),
+        content_source=source,
+        nodes=(Attached(node_id="node-1", usage=_MOUNTED, readonly=False),),
+        limits=Limits.of(_LIMITS),
+        limits_before=Limits(),
     )
-    stores.contents.save(
-        ContentRecord(
-            volume_id=VOLUME,
-            state="formatting",
-            fs_type="ext4",
-            planned_uuid=_UUID,
-            filled_bytes=1 << 25,
-            growth_refused="the filesystem needs a check",
-            generation=3,
-            in_guest=True,
-        )
+    content = ContentRecord(
+        volume_id=VOLUME,
+        revision=1,
+        state="formatting",
+        fs_type="ext4",
+        planned_uuid=_UUID,
+        filled_bytes=1 << 25,
+        growth_refused="the filesystem needs a check",
+        generation=3,
+        in_guest=True,
     )
+    made = {RecordKind.VOLUMES: record.encode(), RecordKind.CONTENT: content.encode()}
+    with stores.engine.provisioning.making(VOLUME) as making:
+        making.create(1 << 26)
+        making.commit(made)
 
 
 def _write_snapshots(stores: Stores) -> None:
@@ -165,7 +158,6 @@ def _write_snapshots(stores: Stores) -> None:
         SnapshotRecord(
             snapshot_id=SNAPSHOT,
             name="",
-            attempt="5e1f5e1f5e1f5e1f",
             phase="ready",
             source_volume_id=VOLUME,
             size_bytes=1 << 26,
@@ -182,7 +174,6 @@ def _write_snapshots(stores: Stores) -> None:
         GroupRecord(
             group_id=GROUP,
             name="group-1",
-            attempt="5e1f5e1f5e1f5e1f",
             phase="ready",
             created_ns=_CREATED_NS,
             members=((VOLUME, SNAPSHOT),),

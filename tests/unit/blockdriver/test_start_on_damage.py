@@ -27,7 +27,7 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
     assert (run / OTHER_BOOT / "staged" / "directory").is_dir()
 
 
-@pytest.mark.parametrize("name", ["records", "snapshots", "groups"])
+@pytest.mark.parametrize("name", pool_layout.FOLDERS)
 async def test_start_with_a_directory_that_cannot_be_listed_is_an_error_that_the_watch_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -41,7 +41,7 @@ def root() -> Iterator[Path]:
 def places(root: Path) -> bundle.NodeFiles:
     """A node that leaks wherever it can."""
     text = "\n".join(LEAKS)
-    for name in ("etc/proxy.toml", "state/records/p-1.json"):
+    for name in ("etc/proxy.toml", "state/volumes/p-1/volume.json"):
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -67,7 +67,7 @@ async def test_archive_has_all_parts_and_no_secret(
     assert len(found) == count
     assert {
         "doctor.json", "versions.txt", "journal.txt", "settings/proxy.toml",
-        "pool/records/p-1.json", "kernel/proc/self/mountinfo",
+        "pool/volumes/p-1/volume.json", "kernel/proc/self/mountinfo",
     } <= set(found)  # fmt: skip
     assert b"does not answer" in found["missing.txt"]
     assert b"***" in found["journal.txt"]
@@ -132,7 +132,7 @@ async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
     real, released = bundle._end_of, threading.Event()
 
     def read(path: Path) -> bytes:
-        if path.name == "p-1.json":
+        if path.name == "volume.json":
             released.wait(60)
         return real(path)
 
@@ -141,7 +141,7 @@ async def test_bundle_of_a_disk_that_hangs_ends_and_names_its_files(
         await bundle.write(root / "a.tar.gz", bundle.parts(places))
     finally:
         released.set()
-    assert b"p-1.json: [SystemCallTimedOut]" in contents(root / "a.tar.gz")["missing.txt"]
+    assert b"volume.json: [SystemCallTimedOut]" in contents(root / "a.tar.gz")["missing.txt"]
 
 
 async def test_bundle_pipe_in_a_files_place_is_named_and_does_not_hang(

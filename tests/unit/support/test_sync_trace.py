@@ -27,9 +27,31 @@ FORMATTED = (
     '10 pwrite64(3</dev/loop4<block 7:4>>, "\\0"..., 4096, 0) = 4096',
     "10 fsync(3</dev/loop4<block 7:4>>) = 0",
 )
+ASIDE_VOLUME, VOLUME = f"{POOL}/volumes/.new-v", f"{POOL}/volumes/v"
+VOLUME_MADE = (
+    f'9 mkdir("{ASIDE_VOLUME}", 0700) = 0',
+    f'9 openat(AT_FDCWD</>, "{ASIDE_VOLUME}/v.img", O_RDWR|O_CREAT, 0600) = 6<{ASIDE_VOLUME}/v.img>',
+    f"9 ftruncate(6<{ASIDE_VOLUME}/v.img>, 4096) = 0",
+    f'9 openat(AT_FDCWD</>, "{ASIDE_VOLUME}/v.json", O_WRONLY|O_CREAT, 0600) = 7<{ASIDE_VOLUME}/v.json>',
+    f'9 write(7<{ASIDE_VOLUME}/v.json>, "{{\\"schema\\""..., 40) = 40',
+    f"9 fsync(7<{ASIDE_VOLUME}/v.json>) = 0",
+    f"9 fsync(6<{ASIDE_VOLUME}/v.img>) = 0",
+    f"9 fsync(6<{ASIDE_VOLUME}>) = 0",
+    f'9 rename("{ASIDE_VOLUME}", "{VOLUME}") = 0',
+    f"9 fsync(6<{POOL}/volumes>) = 0",
+)
+VOLUME_REMOVED = (
+    f'9 rename("{VOLUME}", "{POOL}/volumes/.gone-v") = 0',
+    f"9 fsync(6<{POOL}/volumes>) = 0",
+    f'9 unlink("{POOL}/volumes/.gone-v/v.img") = 0',
+    f'9 rmdir("{POOL}/volumes/.gone-v") = 0',
+)
 START = '9 rmdir("/answered/start") = -1 ENOENT (No such file or directory)'
 ANSWER = '9 rmdir("/answered/CreateVolume") = -1 ENOENT (No such file or directory)'
-LIFE = (START, *IMAGE_MADE, *RECORD_WRITTEN, *FORMATTED, *RECORD_WRITTEN, ANSWER)
+LIFE = (
+    START, *IMAGE_MADE, *RECORD_WRITTEN, *FORMATTED, *RECORD_WRITTEN, ANSWER,
+    *VOLUME_MADE, ANSWER, *VOLUME_REMOVED, ANSWER,
+)  # fmt: skip
 
 
 def late(*lines: str) -> list[str]:

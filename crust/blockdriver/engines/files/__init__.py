@@ -3,34 +3,34 @@
 import os
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.directories import RECORDS, VolumeDirectories
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.records import FileRecords, Reserve
+from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 
 _SMALL_BYTES = 64 * 1024
 _LARGE_BYTES = 16 * 1024 * 1024
 """More than a group with as many volumes as fit into one gRPC message needs."""
-_LIMITS_BYTES = {
-    RecordKind.VOLUMES: _SMALL_BYTES,
-    RecordKind.CONTENT: _SMALL_BYTES,
-    RecordKind.SNAPSHOTS: _LARGE_BYTES,
-    RecordKind.GROUPS: _LARGE_BYTES,
-}
 
 
 def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
     """The engine with the pool in `directory`, without I/O; `memory` and `create` as `DirectoryPool` has them."""
     pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
     reserve = Reserve(pool.directory / "records.reserve")
-    images = Images(pool.directory / "images", lambda text: pool.ids.is_volume_id(text))
-    access = FileAccess(images)
-    provisioning = FileProvisioning(images, access)
+    volumes = pool.directory / RecordKind.VOLUMES.value
+    directories = VolumeDirectories(volumes, lambda text: pool.ids.is_volume_id(text), reserve)
+    access = FileAccess(directories)
+    snapshots = FileSnapshots(pool.directory / RecordKind.SNAPSHOTS.value)
+    provisioning = FileProvisioning(directories, access, snapshots)
 
     def records(kind: RecordKind) -> FileRecords:
-        return FileRecords(pool.directory / kind.value, reserve, limit_bytes=_LIMITS_BYTES[kind])
+        if kind in RECORDS:
+            return FileRecords(volumes, f"/{RECORDS[kind]}", reserve, limit_bytes=_SMALL_BYTES)
+        folder = pool.directory / kind.value
+        return FileRecords(folder, ".json", reserve, limit_bytes=_LARGE_BYTES)
 
     return Engine("files", pool, provisioning, access, records, None, pool.directory / "tools.lock")
 

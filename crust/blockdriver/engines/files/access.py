@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
 from crust.core import errors, volumes
 from crust.host.block import devices, loop, loop_devices
@@ -32,8 +32,8 @@ class FileAccess:
     the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
     """
 
-    def __init__(self, images: Images, *, sector_size: int = 512) -> None:
-        self._images = images
+    def __init__(self, directories: VolumeDirectories, *, sector_size: int = 512) -> None:
+        self._directories = directories
         self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop_devices.LoopDevice] = {}
         self._tag = ""
@@ -42,8 +42,8 @@ class FileAccess:
 
     def open(self) -> None:
         """Find the attached volumes of the pool, whose directory exists."""
-        self._tag = _tag(os.stat(self._images.directory))
-        self._direct_io = not file_copy.piles_up_extents(self._images.directory)
+        self._tag = _tag(os.stat(self._directories.directory))
+        self._direct_io = not file_copy.piles_up_extents(self._directories.directory)
         self._known.clear()
         ours = self._devices()
         images = self._images_by_tag()
@@ -61,8 +61,8 @@ class FileAccess:
         known = self._still_attached(volume_id)
         if known is not None:
             return known
-        size_bytes = self._images.size_bytes(volume_id)
-        path = self._images.path(volume_id)
+        size_bytes = self._directories.size_bytes(volume_id)
+        path = self._directories.image(volume_id)
         # Only this process attaches files of the pool: a file without a writer has no device.
         is_new = not sparse.has_writers(path)
         attach = loop.attach if is_new else loop.attach_once
@@ -118,7 +118,7 @@ class FileAccess:
         if device is not None:
             devices.sync(device)
         try:
-            return sparse.is_hole(self._images.path(volume_id))
+            return sparse.is_hole(self._directories.image(volume_id))
         except errors.NotFound as err:
             raise ImageMissing(volume_id) from err
 
@@ -138,7 +138,7 @@ class FileAccess:
         known = self._known.get(volume_id)
         if known is not None and loop_devices.size_bytes(known):
             return known
-        path = self._images.path(volume_id)
+        path = self._directories.image(volume_id)
         # The search asks for the file of every loop device of the node; most volumes have none.
         found = loop_devices.find(path) if sparse.has_writers(path) else ()
         if len(found) > 1:
@@ -164,11 +164,11 @@ class FileAccess:
 
     def _devices(self) -> list[loop_devices.LoopDevice]:
         """The loop devices with this pool's tag."""
-        named = loop_devices.list_named(self._images.is_name)
+        named = loop_devices.list_named(self._directories.is_image)
         return [each for each in named if each.tag.startswith(self._tag)]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
-        return {self._tag_of(each): each for each in self._images.ids()}
+        return {self._tag_of(each): each for each in self._directories.ids()}
 
     def _volume_of(
         self, device: loop_devices.LoopDevice, images: dict[str, volumes.VolumeId]
@@ -178,7 +178,7 @@ class FileAccess:
         if volume_id is None:
             return None
         try:
-            status = os.lstat(self._images.path(volume_id))
+            status = os.lstat(self._directories.image(volume_id))
         except FileNotFoundError:
             return None
         except OSError:

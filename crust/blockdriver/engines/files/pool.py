@@ -31,8 +31,7 @@ from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced,
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024
-_FOLDERS = ("records", "content", "images", "snapshots", "groups")
-_SUFFIXES = (".json", ".img", ".snap")
+_FOLDERS = ("volumes", "snapshots", "groups")
 
 
 class PoolIdentityUnreadable(errors.Corrupt):
@@ -111,8 +110,10 @@ class DirectoryPool:
             self._served = {"": file}
         for name in _FOLDERS:
             self._hold(name)
-        # A start that was killed may have left their names unsynced, and a held folder is not reached by its parent.
-        durable.sync_directory(os.fspath(self.directory / "."))
+            durable.remove_temporary_files(self.directory / name)
+            # A process that was killed may have left names unsynced, and they are about to be relied on.
+            durable.sync_directory(self.directory / name)
+        durable.sync_directory(self.directory / ".")
 
     def check_in_place(self) -> None:
         """Raise `PoolAbsent` unless the directory that was opened is still at its path.
@@ -214,17 +215,13 @@ class DirectoryPool:
         for folder in _FOLDERS:
             path = self.directory / folder
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
-            for name in names:
-                if name.endswith(_SUFFIXES):
-                    raise errors.Corrupt.named(
-                        "PoolIdentityMissing",
-                        f"the pool has no identity: {self._identity!s} is missing",
-                        why=(
-                            f"{path / name!s} exists, and a new identity would make the pool's volumes "
-                            "unknown"
-                        ),
-                        hint="restore the file from a backup, or set another state_dir",
-                    )
+            if names:
+                raise errors.Corrupt.named(
+                    "PoolIdentityMissing",
+                    f"the pool has no identity: {self._identity!s} is missing",
+                    why=f"{path / names[0]!s} exists, and a new identity would make the pool's volumes unknown",
+                    hint="restore the file from a backup, or set another state_dir",
+                )
 
     def _make(self) -> _Identity:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,16 +1,18 @@
-"""The controller's side of the files: it makes, grows, copies and deletes sparse files in one directory.
+"""The controller's side of the files: it makes, grows, copies and removes volumes that are sparse files.
 
 Nothing here needs a device; where a file has one, its page cache is written back before the file is read, and its
 size or its removal is refused by it. Files that others keep in the same filesystem are not the pool's space.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.images import Images
+from crust.blockdriver.engines.files.directories import StagedVolume, VolumeDirectories
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
     ImageMissing,
@@ -19,7 +21,8 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
 )
 from crust.core import errors, volumes
-from crust.host.files import durable, sparse
+from crust.host.files import sparse
+from crust.host.files.held_directory import Place
 
 _LEAST_SPARE_BYTES = 64 * 1024**2
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
@@ -38,15 +41,43 @@ class PoolNotUsable(errors.NotReady):
         self.pool = pool
 
 
-class FileProvisioning:
-    """Sparse files in one directory, with the loop devices that `access` knows of."""
+@dataclass(frozen=True, slots=True)
+class FileMaking:
+    """A volume that is being made: its image is a file in the `staged` directory."""
 
-    def __init__(self, images: Images, access: FileAccess) -> None:
-        self._images = images
-        self._pool = images.directory
+    staged: StagedVolume
+    provisioning: "FileProvisioning"
+
+    def create(self, size_bytes: int) -> None:
+        """A sparse file, which takes no space yet."""
+        sparse.create(self.staged.image, size_bytes)
+
+    def restore(self, image: Image, size_bytes: int) -> None:
+        """A copy of the snapshot's file."""
+        self.provisioning.snapshots.restore(image, self.staged.image, size_bytes)
+
+    def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
+        """A copy of the volume's file."""
+        self.provisioning.copy(
+            source, self.staged.image, source_bytes=source_bytes, size_bytes=size_bytes
+        )
+
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """Name the directory."""
+        self.staged.commit(records)
+
+
+class FileProvisioning:
+    """Volumes in `directories`, with the loop devices that `access` knows of, and their `snapshots`."""
+
+    def __init__(
+        self, directories: VolumeDirectories, access: FileAccess, snapshots: FileSnapshots
+    ) -> None:
+        self.directories = directories
+        self._pool = directories.directory
         self._access = access
         self._others_bytes = 0
-        self._snapshots = FileSnapshots(images.directory)
+        self.snapshots = snapshots
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -64,15 +95,15 @@ class FileProvisioning:
         return self.modes
 
     def open(self) -> None:
-        """Create the pool's directory, find the attached volumes, and measure other files in its filesystem."""
-        durable.make_directory(self._pool, 0o700)
-        durable.remove_temporary_files(self._pool)
+        """Settle the volumes, find the attached ones, and measure other files in the pool's filesystem."""
+        self.directories.open()
         self._access.open()
-        allocations = sparse.allocations(self._pool)
-        self._snapshots.open(allocations)
+        self.snapshots.open()
         space = sparse.space(self._pool)
         used_bytes = space.total_bytes - space.available_bytes
-        self._others_bytes = max(used_bytes - sum(allocations.values()), 0)
+        images = (self.directories.image(each) for each in self.directories.ids())
+        ours_bytes = self.snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
+        self._others_bytes = max(used_bytes - ours_bytes, 0)
 
     def check(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -83,41 +114,42 @@ class FileProvisioning:
         if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
             raise PoolNotUsable("/dev/loop-control", "it is absent or not accessible")
 
-    def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether the image file exists."""
-        return sparse.exists(self._images.path(volume_id))
+    @contextmanager
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
+        """In a directory without a name. Raises `PoolFull`."""
+        with self._told_when_full(volume_id), self.directories.making(volume_id) as staged:
+            yield FileMaking(staged, self)
+
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
+        attachment = self._access.attached(volume_id)
+        if attachment is not None:
+            raise StillAttached(volume_id, attachment.shown)
+        self.directories.remove(volume_id)
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """By the names of directories."""
+        return self.directories.unsettled()
+
+    def settle(self, volume_id: volumes.VolumeId) -> None:
+        """Unlink the files; a removal is never taken back."""
+        self.directories.settle(volume_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name: whose it is cannot be told."""
-        if not self.exists(volume_id):
+        if not sparse.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
-
-    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Create a sparse file, which takes no space yet; raises `PoolFull`."""
-        with self._told_when_full(size_bytes):
-            sparse.create(self._images.path(volume_id), size_bytes)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow the file, never shrink it; raises `PoolFull`, `ImageMissing`.
 
         One that is large enough is synced too: a process that was killed may have grown it and not synced it.
         """
-        with self._told_when_full(size_bytes):
+        with self._told_when_full(volume_id):
             try:
-                sparse.grow(self._images.path(volume_id), size_bytes)
+                sparse.grow(self.directories.image(volume_id), size_bytes)
             except errors.NotFound as err:
                 raise ImageMissing(volume_id) from err
-
-    def check_unused(self, volume_id: volumes.VolumeId) -> None:
-        """By the loop devices."""
-        attachment = self._access.attached(volume_id)
-        if attachment is not None:
-            raise StillAttached(volume_id, attachment.shown)
-
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Unlink the file, unless a loop device still has it: its writer would lose data."""
-        self.check_unused(volume_id)
-        sparse.remove(self._images.path(volume_id))
 
     def maximum_bytes(self) -> int:
         """The largest possible file, whatever the free space: too little space is another error."""
@@ -129,30 +161,30 @@ class FileProvisioning:
         return PoolSpace(
             size_bytes=space.total_bytes - self._others_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=self._snapshots.blocks_bytes(),
+            snapshot_bytes=self.snapshots.blocks_bytes(),
             spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
         )
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The image files of the pool."""
-        return self._images.ids()
+        """The directories of the pool."""
+        return self.directories.ids()
 
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshot files of the pool."""
-        return self._snapshots.ids()
+        return self.snapshots.ids()
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
         try:
-            return self._images.size_bytes(volume_id)
+            return self.directories.size_bytes(volume_id)
         except errors.CrustError:
             return 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The file is absent or shorter than it was created."""
+        """The file is none, or shorter than it was created."""
         try:
-            present_bytes = self._images.size_bytes(volume_id)
-        except errors.Corrupt as err:
+            present_bytes = self.directories.size_bytes(volume_id)
+        except sparse.NotAnImage as err:
             return str(err)
         if present_bytes < size_bytes:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"
@@ -160,21 +192,25 @@ class FileProvisioning:
 
     def copies_at_once(self) -> bool:
         """True on xfs and btrfs."""
-        return self._snapshots.by_reference
+        return self.snapshots.by_reference
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The allocated bytes of the file; 0 where files are cloned."""
-        return 0 if self.copies_at_once() else sparse.allocated_bytes(self._images.path(volume_id))
+        return (
+            0
+            if self.copies_at_once()
+            else sparse.allocated_bytes(self.directories.image(volume_id))
+        )
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
-        self._snapshots.check(image)
+        self.snapshots.check(image)
 
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""
         device = self._access.device_path(image.volume_id)
-        with self._told_when_full(image.size_bytes):
-            self._snapshots.take(image, self._images.path(image.volume_id), device)
+        with self._told_when_full(image.snapshot_id):
+            self.snapshots.take(image, self.directories.image(image.volume_id), device)
 
     @property
     def is_used_elsewhere(self) -> bool:
@@ -184,59 +220,53 @@ class FileProvisioning:
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
         device = self._access.device_path(image.volume_id)
-        return self._snapshots.moved_on(image, self._images.path(image.volume_id), device)
+        return self.snapshots.moved_on(image, self.directories.image(image.volume_id), device)
 
     def delete_snapshot(self, image: Image) -> None:
         """Unlink the file."""
-        self._snapshots.delete(image)
+        self.snapshots.delete(image)
 
-    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """A copy of the snapshot's file, in place of a volume's file that was not attached yet."""
-        with self._told_when_full(size_bytes):
-            self._snapshots.restore(image, self._images.path(volume_id), size_bytes)
-
-    def clone(
-        self,
-        volume_id: volumes.VolumeId,
-        source: volumes.VolumeId,
-        *,
-        source_bytes: int,
-        size_bytes: int,
+    def copy(
+        self, source: volumes.VolumeId, image: Place, *, source_bytes: int, size_bytes: int
     ) -> None:
-        """A copy of the volume's file."""
+        """Copy a volume's file to `image`. Raises `ImageMissing`."""
         device = self._access.device_path(source)
-        with self._told_when_full(size_bytes):
-            try:
-                self._snapshots.clone(
-                    self._images.path(source),
-                    device,
-                    self._images.path(volume_id),
-                    source_bytes=source_bytes,
-                    size_bytes=size_bytes,
-                )
-            except errors.NotFound as err:
-                raise ImageMissing(source) from err
+        path = self.directories.image(source)
+        try:
+            self.snapshots.clone(
+                path, device, image, source_bytes=source_bytes, size_bytes=size_bytes
+            )
+        except errors.NotFound as err:
+            raise ImageMissing(source) from err
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """The allocated parts of the snapshot's file."""
-        return self._snapshots.allocated(image)
+        return self.snapshots.allocated(image)
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
         """The parts that the two files do not share."""
-        return self._snapshots.changed(base, target)
+        return self.snapshots.changed(base, target)
 
     @contextmanager
-    def _told_when_full(self, wanted_bytes: int) -> Iterator[None]:
+    def _told_when_full(self, what: str) -> Iterator[None]:
         try:
             yield
         except errors.Exhausted as err:
             available_bytes = sparse.space(self._pool).available_bytes
             raise errors.Exhausted.named(
                 "PoolFull",
-                f"no space for {wanted_bytes} bytes",
+                f"no space for {what}",
                 why=f"{self._pool} has {available_bytes} free bytes",
                 hint="free space in it, or request a smaller volume",
             ) from err
+
+
+def _blocks_bytes(image: Place) -> int:
+    """One that cannot be looked at counts none."""
+    try:
+        return sparse.allocated_bytes(image)
+    except errors.CrustError:
+        return 0
 
 
 def _spare_bytes(size_bytes: int) -> int:

@@ -1,42 +1,40 @@
-"""Records as files: one directory per kind, one file per record, replaced atomically and durably.
+"""Records as files, replaced atomically and durably: one for each record of a kind, at a place that its id gives.
 
-A file's name is the record's id, which was checked to be one of this pool's. `save` compares under a lock of this
-process: one process has the pool (`DirectoryPool.lock`).
+`save` compares under a lock of this process: one process has the pool (`DirectoryPool.lock`).
 
-A small reserve of disk space for the records of existing volumes.
-
-A full pool is emptied by unpublishing and deleting volumes, and an unpublish begins with a write of a record. So a
-small file beside the records gives its blocks to such writes when the disk is full. New volumes never get them.
+*Reserve.* A full pool is emptied by unpublishing and deleting volumes. An unpublish begins with the write of a
+record, and a delete with a new name. So a small file beside the volumes gives its blocks to such changes when the
+disk is full. New volumes never get them.
 """
 
 import os
 import threading
-import time
+from collections.abc import Callable
 
 from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.core import errors
-from crust.host.files import durable
+from crust.host.files import durable, sparse
 from crust.host.files.held_directory import Place
 from crust.host.process import oserrors
 
-_SUFFIX = ".json"
+_SIZE_BYTES = 256 * 1024
 _LOCKS = 64
 
 
 class Reserve:
-    """The file at `path`, on the filesystem of the records."""
+    """The file at `path`, on the filesystem of the pool."""
 
     def __init__(self, path: Place) -> None:
         self._path = path
 
-    def publish(self, path: Place, data: bytes) -> None:
-        """`durable.publish`, with the reserve's blocks if the disk is full."""
+    def change(self, change: Callable[[], None]) -> None:
+        """Make a change, again with the reserve's blocks if the disk is full."""
         try:
-            durable.publish(path, data)
+            change()
         except errors.Exhausted:
-            if not self.spend():
+            if not self._spend():
                 raise
-            durable.publish(path, data)
+            change()
             self.keep()
 
     def keep(self) -> None:
@@ -50,8 +48,8 @@ class Reserve:
         except OSError:
             return
 
-    def spend(self) -> bool:
-        """Free the reserve's blocks for the next write; whether there were any."""
+    def _spend(self) -> bool:
+        """Free the reserve's blocks for the next change; whether there were any."""
         try:
             was_allocated = os.stat(self._path).st_blocks > 0
             os.unlink(self._path)
@@ -61,27 +59,32 @@ class Reserve:
 
 
 class FileRecords:
-    """The records in `directory`, none larger than `limit_bytes`. What exists is written on a full disk too, by the
+    """The records of one kind, none larger than `limit_bytes`. What exists is written on a full disk too, by the
     `reserve`.
     """
 
-    def __init__(self, directory: Place, reserve: Reserve, *, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, directory: Place, file: str, reserve: Reserve, *, limit_bytes: int) -> None:
+        """A record is in the file "<id><file>" of the directory: `file` is ".json", or "/NAME.json"."""
         self._directory = directory
+        self._file = file
+        self._limit_bytes = limit_bytes
         self._reserve = reserve
         self._locks = tuple(threading.Lock() for _ in range(_LOCKS))
 
-    def open(self) -> None:
-        """Create the directory, and remove the temporary files of a crash."""
-        durable.make_directory(self._directory, 0o700)
-        durable.remove_temporary_files(self._directory)
-        self._reserve.keep()
-
     def ids(self) -> tuple[str, ...]:
-        """The names of the files."""
+        """By a listing."""
         with oserrors.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
-        return tuple(each.removesuffix(_SUFFIX) for each in names if each.endswith(_SUFFIX))
+        if self._file.startswith("/"):
+            return tuple(each for each in names if not each.startswith(".") and self._has(each))
+        found = (each for each in names if each.endswith(self._file))
+        return tuple(each.removesuffix(self._file) for each in found)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return sparse.exists(self._path(key))
+        except errors.CrustError:  # which its reader is told, too
+            return True
 
     def load(self, key: str) -> bytes | None:
         """The file's content. Raises `durable.UntrustedFile`, `durable.UnreadableFile`."""
@@ -92,11 +95,14 @@ class FileRecords:
 
     def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
         """Replace the file."""
+        path = self._path(key)
         with self._locks[hash(key) % _LOCKS]:
             if self.load(key) != previous:
                 raise RecordChanged(self.shown(key))
-            publish = durable.publish if previous is None else self._reserve.publish
-            publish(self._path(key), data)
+            if previous is None:
+                durable.publish(path, data)
+            else:
+                self._reserve.change(lambda: durable.publish(path, data))
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
         """Unlink the file."""
@@ -106,21 +112,9 @@ class FileRecords:
             durable.remove(self._path(key))
         self._reserve.keep()
 
-    def age_s(self, key: str) -> float:
-        """By the file's time."""
-        path = self._path(key)
-        with oserrors.translating(f"cannot stat {path}"):
-            try:
-                return max(time.time() - os.stat(path).st_mtime, 0.0)
-            except FileNotFoundError:
-                return 0.0
-
     def shown(self, key: str) -> str:
         """The path."""
         return str(self._path(key))
 
     def _path(self, key: str) -> Place:
-        return self._directory / (key + _SUFFIX)
-
-
-_SIZE_BYTES = 256 * 1024
+        return self._directory / (key + self._file)

@@ -1,13 +1,10 @@
-"""Snapshots and clones of volumes that are files: read-only files beside the images, cloned where that is possible.
+"""Snapshots and clones of volumes that are files: read-only files beside their records, cloned where possible.
 
-    <pool>/<volume id>.img     a volume
-    <pool>/<snapshot id>.snap  a snapshot; mode 0400, and never opened for writing
+    snapshots/<snapshot id>.snap    mode 0400, and never opened for writing
 
 On xfs and btrfs a copy shares its blocks with its source until one of them is written to. So two snapshots can be
 compared by the positions of their blocks; on other filesystems the positions mean nothing.
 """
-
-from collections.abc import Mapping
 
 from crust.blockdriver.engines.protocol import (
     Image,
@@ -18,7 +15,7 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.core import errors
 from crust.host.block import devices
-from crust.host.files import extents, file_copy, sparse
+from crust.host.files import durable, extents, file_copy, sparse
 from crust.host.files.held_directory import Place
 
 _SUFFIX = ".snap"
@@ -26,19 +23,19 @@ _READ_ONLY = 0o400
 
 
 class FileSnapshots:
-    """The snapshots in a pool's directory, which must exist."""
+    """The snapshots in a directory, which must exist."""
 
-    def __init__(self, pool: Place) -> None:
-        self._pool = pool
+    def __init__(self, directory: Place) -> None:
+        self._directory = directory
         self._blocks: dict[str, int] = {}
         self._clones: bool | None = None
 
-    def open(self, allocations: Mapping[str, int]) -> None:
-        """Count the blocks of the snapshots among the pool's files, from `allocations`."""
+    def open(self) -> None:
+        """Count the blocks of the snapshots."""
         self._clones = None
         self._blocks = {
             name.removesuffix(_SUFFIX): size
-            for name, size in allocations.items()
+            for name, size in sparse.allocations(self._directory).items()
             if name.endswith(_SUFFIX)
         }
 
@@ -46,7 +43,7 @@ class FileSnapshots:
     def by_reference(self) -> bool:
         """Whether the pool's filesystem clones files; tried once."""
         if self._clones is None:
-            self._clones = file_copy.clones(self._pool)
+            self._clones = file_copy.clones(self._directory)
         return self._clones
 
     def blocks_bytes(self) -> int:
@@ -55,7 +52,7 @@ class FileSnapshots:
 
     def ids(self) -> frozenset[str]:
         """The ids of all snapshot files."""
-        return frozenset(sparse.names(self._pool, _SUFFIX))
+        return frozenset(sparse.names(self._directory, _SUFFIX))
 
     def take(self, image: Image, volume_path: Place, device_path: str | None) -> None:
         """Copy a volume's file, after writing back its device's page cache. Raises `ImageMissing`."""
@@ -71,6 +68,7 @@ class FileSnapshots:
             )
         except errors.NotFound as err:
             raise ImageMissing(image.volume_id) from err
+        durable.sync_directory(self._directory)
         self._blocks[image.snapshot_id] = sparse.allocated_bytes(self._path(image))
 
     def check(self, image: Image) -> None:
@@ -131,7 +129,9 @@ class FileSnapshots:
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
         """The parts that are different blocks of the pool."""
         if not self.by_reference:
-            raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
+            raise NoChangeTracking(
+                f"the filesystem of {self._directory} does not share blocks of files"
+            )
         for image in (base, target):
             self.check(image)
         return _regions(extents.differing(self._path(base), self._path(target)))
@@ -140,7 +140,7 @@ class FileSnapshots:
         name = image.snapshot_id
         if not name.replace("-", "").isalnum() or not name.isascii():
             raise errors.InvalidRequest(f"{name!r} cannot be the name of an image")
-        return self._pool / (name + _SUFFIX)
+        return self._directory / (name + _SUFFIX)
 
 
 def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:

@@ -1,13 +1,13 @@
-"""Records in the pool itself: three omap keys per record, in one object per kind.
+"""Records in the pool itself: two omap keys per record, in one object per kind.
 
     crust.records.<kind>     d.<id>   the record
                              v.<id>   its SHA-256, which a write compares
-                             t.<id>   the time of the write, in seconds since 1970, by the writer's clock
     crust.content.<id>       the same keys without id: the content record of a volume
+                             f.       the SHA-256 of the first one, as it was when the volume was made
 
 A write is one operation of RADOS that requires the digest of what the caller has read, so of a controller and a node
 that change a record one wins, whatever their clocks say. A cluster warns of an object with more than 200,000 keys:
-that is 60,000 volumes in one namespace.
+that is 100,000 volumes in one namespace.
 
 Nodes write content records, and a user may have the key of one volume alone (`crust.ceph.caps`). So each of these has
 an object of its own, which comes and goes with the record.
@@ -18,7 +18,6 @@ and no empty one takes its place, because its volumes would seem to be gone.
 
 import errno
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from crust.ceph import binding, failures, omap
 from crust.ceph.binding import Ioctx
 from crust.ceph.caps import CONTENT
 
-_DATA, _DIGEST, _TIME = "d.", "v.", "t."
+DATA, DIGEST, _FIRST = "d.", "v.", "f."
 
 
 def object_name(kind: RecordKind) -> str:
@@ -39,14 +38,13 @@ def object_name(kind: RecordKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RbdRecords:
-    """The records of volumes, of snapshots or of groups. Safe from any thread, and beside other processes."""
+    """The records of volumes, of snapshots or of groups; those of volumes are made and removed by `intents`.
+
+    Safe from any thread, and beside other processes. Raises `PoolAbsent` if the object was removed.
+    """
 
     place: Place
     kind: RecordKind
-
-    def open(self) -> None:
-        """Nothing to prepare: a write is complete or absent. Raises `PoolAbsent` if the object was removed."""
-        self.load("")
 
     def ids(self) -> tuple[str, ...]:
         """In pages of 1,000."""
@@ -54,46 +52,41 @@ class RbdRecords:
             self.place.ioctx(f"cannot list {self._name}") as ioctx,
             present(self.place, self._name),
         ):
-            return tuple(key for key, _ in omap.read(ioctx, self._name, _DIGEST))
+            return tuple(key for key, _ in omap.read(ioctx, self._name, DIGEST))
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
         with self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx:
-            return self._read(ioctx, _DATA + key)
+            return self._read(ioctx, DATA + key)
 
     def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
         """Compare and write in one operation. Raises `RecordChanged`."""
-        expected = {_DIGEST + key: "" if previous is None else _digest(previous)}
+        expected = {DIGEST + key: "" if previous is None else digest(previous)}
         with (
             self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
-            _compared(self.shown(key), errno.ECANCELED),
+            compared(self.shown(key), errno.ECANCELED),
             present(self.place, self._name),
         ):
-            omap.put(ioctx, self._name, _values(key, data), expected=expected)
+            omap.put(ioctx, self._name, values(key, data), expected=expected)
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Compare and remove the three keys in one operation, also in a full pool. Raises `RecordChanged`."""
-        keys = (_DATA + key, _DIGEST + key, _TIME + key)
-        expected = {} if previous is None else {_DIGEST + key: _digest(previous)}
+        """Compare and remove both keys in one operation, also in a full pool. Raises `RecordChanged`."""
+        keys = (DATA + key, DIGEST + key)
+        expected = {} if previous is None else {DIGEST + key: digest(previous)}
         with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx:
             try:
                 with (
-                    _compared(self.shown(key), errno.ECANCELED),
+                    compared(self.shown(key), errno.ECANCELED),
                     present(self.place, self._name),
                 ):
                     omap.drop(ioctx, self._name, keys, expected=expected)
             except RecordChanged:
-                if self._read(ioctx, _DATA + key) is not None:
+                if self._read(ioctx, DATA + key) is not None:
                     raise
-
-    def age_s(self, key: str) -> float:
-        """By the clock of the controller that wrote it, and ours."""
-        with self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx:
-            return _age_s(self._read(ioctx, _TIME + key))
 
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
-        return f"{_DATA}{key} of {self._name} in {self.place.shown}"
+        return f"{DATA}{key} of {self._name} in {self.place.shown}"
 
     @property
     def _name(self) -> str:
@@ -110,9 +103,6 @@ class RbdContentRecords:
 
     place: Place
 
-    def open(self) -> None:
-        """Nothing to prepare."""
-
     def ids(self) -> tuple[str, ...]:
         """By a listing of all objects, which takes the time of the data: nothing in a driver's life needs it."""
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
@@ -121,35 +111,47 @@ class RbdContentRecords:
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
-        return self._read(key, _DATA)
+        return self._read(key, DATA)
 
     def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
         """Compare and write in one operation, which makes the object of a new record. Raises `RecordChanged`."""
-        expected = {} if previous is None else {_DIGEST: _digest(previous)}
+        expected = {} if previous is None else {DIGEST: digest(previous)}
         with (
             self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
-            _compared(self.shown(key), errno.ECANCELED, errno.EEXIST, errno.ENOENT),
+            compared(self.shown(key), errno.ECANCELED, errno.EEXIST, errno.ENOENT),
         ):
             new = previous is None
-            omap.put(ioctx, CONTENT + key, _values("", data), expected=expected, new=new)
+            omap.put(ioctx, CONTENT + key, values("", data), expected=expected, new=new)
 
     def remove(self, key: str, *, previous: bytes | None = None) -> None:
         """Compare and remove the object in one operation, also in a full pool. Raises `RecordChanged`."""
-        expected = {} if previous is None else {_DIGEST: _digest(previous)}
+        expected = {} if previous is None else {DIGEST: digest(previous)}
         with (
             self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx,
-            _compared(self.shown(key), errno.ECANCELED),
+            compared(self.shown(key), errno.ECANCELED),
             ignoring(errno.ENOENT),
         ):
             omap.remove(ioctx, CONTENT + key, expected=expected)
 
-    def age_s(self, key: str) -> float:
-        """By the clock of the process that wrote it, and ours."""
-        return _age_s(self._read(key, _TIME))
+    def make(self, key: str, data: bytes) -> None:
+        """Write the first record of a volume that is being made; one that is there is of no volume."""
+        written = {**values("", data), _FIRST: digest(data).encode()}
+        with self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx:
+            omap.put(ioctx, CONTENT + key, written)
+
+    def is_first(self, key: str) -> bool:
+        """Whether nobody has written it since the volume was made; so it is without a record, too."""
+        with (
+            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
+            ignoring(errno.ENOENT),
+        ):
+            found = omap.read_keys(ioctx, CONTENT + key, (DIGEST, _FIRST))
+            return found.get(DIGEST) == found.get(_FIRST)
+        return True
 
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
-        return f"{_DATA} of {CONTENT}{key} in {self.place.shown}"
+        return f"{DATA} of {CONTENT}{key} in {self.place.shown}"
 
     def _read(self, volume_id: str, key: str) -> bytes | None:
         with (
@@ -165,17 +167,13 @@ def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:
     return RbdContentRecords(place) if kind is RecordKind.CONTENT else RbdRecords(place, kind)
 
 
-def _values(key: str, data: bytes) -> dict[str, bytes]:
-    written = str(int(time.time())).encode()
-    return {_DATA + key: data, _DIGEST + key: _digest(data).encode(), _TIME + key: written}
-
-
-def _age_s(written: bytes | None) -> float:
-    return max(time.time() - float(written), 0.0) if written else 0.0
+def values(key: str, data: bytes) -> dict[str, bytes]:
+    """The keys of a record."""
+    return {DATA + key: data, DIGEST + key: digest(data).encode()}
 
 
 @contextmanager
-def _compared(shown: str, *numbers: int) -> Iterator[None]:
+def compared(shown: str, *numbers: int) -> Iterator[None]:
     """Raise `RecordChanged` for what an operation reports whose comparison has failed."""
     try:
         yield
@@ -200,5 +198,6 @@ def present(place: Place, name: str) -> Iterator[None]:
         ) from err
 
 
-def _digest(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """What is compared of a record: only ASCII can be."""
     return hashlib.sha256(data).hexdigest()

@@ -41,8 +41,7 @@ def check_nothing_left(bench: Bench) -> None:
     assert [
         each for each in loop_devices.list_all() if each.backing.startswith(str(bench.root))
     ] == []
-    left = [path for path in bench.root.glob("state/*/*") if not path.name.startswith(".")]
-    assert left == []
+    assert pool_layout.files(bench.root / "state") == set()
     assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
 
 

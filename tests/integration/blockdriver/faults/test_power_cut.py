@@ -19,6 +19,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.faults import power_cut
+from tests.support.records import pool_layout
 from tests.support.records.copies import drop, group, made_of, snapshot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
@@ -207,8 +208,7 @@ class AfterTheCut:
         await node.delete()
         await node.delete_copies()
         root = node.bench.root
-        assert [path for path in root.glob("state/*/*") if not path.name.startswith(".")] == []
-        assert [path for path in root.glob("state/*/.*") if path.suffix == ".crust-tmp"] == []
+        assert pool_layout.files(root / "state") == set()
         assert [
             each for each in loop_devices.list_all() if each.backing.startswith(f"{root}/")
         ] == []
@@ -249,7 +249,7 @@ def test_power_cut_after_anything_that_becomes_durable_loses_no_answer(
         asyncio.run(life(recorder))
     switch_off(base)
 
-    assert len(recorder.cuts) > 60
+    assert len(recorder.cuts) > 50
     for number, cut in enumerate(recorder.cuts):
         root = base / f"cut-{number}"
         root.mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.provisioning import FileMaking
 from crust.blockdriver.snapshots import guest_freeze
 from crust.core import volumes
 from crust.host.block import devices
@@ -163,18 +164,18 @@ def meanwhile(
 ) -> pytest.MonkeyPatch:
     """Have `act` happen while an image is copied."""
     backend = scene.bench.driver.stores.provisioning
-    take, clone = backend.take_snapshot, backend.clone
+    take, clone = backend.take_snapshot, FileMaking.clone
 
     def taking(image: protocol.Image) -> None:
         take(image)
         act()
 
-    def cloning(volume_id: volumes.VolumeId, source: volumes.VolumeId, **sizes: int) -> None:
-        clone(volume_id, source, **sizes)
+    def cloning(making: FileMaking, source: volumes.VolumeId, **sizes: int) -> None:
+        clone(making, source, **sizes)
         act()
 
     monkeypatch.setattr(backend, "take_snapshot", taking)
-    monkeypatch.setattr(backend, "clone", cloning)
+    monkeypatch.setattr(FileMaking, "clone", cloning)
     return monkeypatch
 
 

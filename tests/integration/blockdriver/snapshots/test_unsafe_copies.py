@@ -11,6 +11,7 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
+from crust.blockdriver.engines.files.provisioning import FileMaking
 from crust.blockdriver.records import models
 from crust.blockdriver.snapshots import group_snapshot
 from crust.core import errors, operations, volumes
@@ -76,13 +77,13 @@ def cover(target: str) -> None:
 
 
 async def begun(bench: Bench, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone that was recorded, and could not be filled."""
+    """A clone that was begun, and could not be filled."""
 
     def refuse(*_: object, **__: object) -> None:
         raise errors.NotReady("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.driver.stores.provisioning, "clone", refuse)
+        patched.setattr(FileMaking, "clone", refuse)
         with pytest.raises(errors.NotReady, match="not now"):
             await made_of(bench, "clone", volume_id=source)
 
@@ -212,15 +213,14 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
 ) -> None:
     source = await pool.create("source")
     taken = await snapshot(pool, source.volume_id)
-    backend, both = pool.driver.stores.provisioning, threading.Barrier(3, timeout=30)
-    restore = backend.restore
+    both, restore = threading.Barrier(3, timeout=30), FileMaking.restore
 
-    def together(volume_id: volumes.VolumeId, image: protocol.Image, size_bytes: int) -> None:
+    def together(making: FileMaking, image: protocol.Image, size_bytes: int) -> None:
         both.wait()
-        restore(volume_id, image, size_bytes)
+        restore(making, image, size_bytes)
         both.wait()
 
-    monkeypatch.setattr(backend, "restore", together)
+    monkeypatch.setattr(FileMaking, "restore", together)
     made = [
         asyncio.create_task(made_of(pool, name, snapshot_id=taken.snapshot_id)) for name in "ab"
     ]

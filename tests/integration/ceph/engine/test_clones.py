@@ -25,6 +25,8 @@ from tests.support.ceph.rbd_images import (
     A,
     B,
     C,
+    clone,
+    create,
     made_source,
     names,
     read,
@@ -49,13 +51,13 @@ def test_clone_takes_the_name_of_an_image_that_was_being_removed(
 
 
 def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: Any) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"source")
-    engine.clone(B, A, source_bytes=SIZE, size_bytes=2 * SIZE)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=2 * SIZE)
     write(guest, A, b"later!")
     assert read(guest, B, 6) == b"source"
     assert engine.snapshot_ids() == frozenset()
-    engine.delete(A)
+    engine.remove(A)
     engine.background.look()
     assert read(guest, B, 6) == b"source"
 
@@ -63,29 +65,29 @@ def test_clone_of_a_volume_leaves_no_snapshot(engine: RbdProvisioning, guest: An
 def test_clone_that_was_killed_before_it_cleaned_up_is_cleared_by_the_retry_or_the_delete(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
 
     with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
-        engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+        clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     assert engine.snapshot_ids() == {f"clone-{B}"}
-    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     assert engine.snapshot_ids() == frozenset()
     with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
-        engine.clone(C, A, source_bytes=SIZE, size_bytes=SIZE)
-    engine.delete(C)
+        clone(engine, C, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.remove(C)
     assert engine.snapshot_ids() == frozenset()
 
 
 def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
 
     with _killed_before(monkeypatch, copies.RbdCopies, "_forget"):
-        engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
-    engine.delete(A)
+        clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
+    engine.remove(A)
     assert engine.snapshot_ids() == {f"clone-{B}"}, "kept aside with it"
-    engine.delete(B)
+    engine.remove(B)
     assert engine.snapshot_ids() == frozenset()
     for _ in range(2):  # the clone first
         engine.background.look()
@@ -93,30 +95,30 @@ def test_image_of_a_deleted_volume_is_not_kept_for_a_killed_clone(
 
 
 def test_clone_of_a_truncated_or_absent_volume_is_refused(engine: RbdProvisioning) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     with raised("SourceTruncated"):
-        engine.clone(B, A, source_bytes=2 * SIZE, size_bytes=2 * SIZE)
+        clone(engine, B, A, source_bytes=2 * SIZE, size_bytes=2 * SIZE)
     with pytest.raises(ImageMissing):
-        engine.clone(B, C, source_bytes=SIZE, size_bytes=SIZE)
+        clone(engine, B, C, source_bytes=SIZE, size_bytes=SIZE)
 
 
 def test_deep_clones_are_flattened_in_the_background_and_too_deep_ones_wait(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     chain = [volume(f"chain {each}") for each in range(copies.HARD_DEPTH + 2)]
-    engine.create(chain[0], SIZE)
+    create(engine, chain[0], SIZE)
     write(guest, chain[0], b"deep")
     made = chain[:-1]
     for source, target in itertools.pairwise(made):
-        engine.clone(target, source, source_bytes=SIZE, size_bytes=SIZE)
+        clone(engine, target, source, source_bytes=SIZE, size_bytes=SIZE)
     with raised("CloneDepthReached"):
-        engine.clone(chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
+        clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:
         depths = [engine.copies.depth(ioctx, each) for each in made]
     assert max(depths) <= copies.SOFT_DEPTH
     assert read(guest, made[-1], 4) == b"deep"
-    engine.clone(chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
+    clone(engine, chain[-1], made[-1], source_bytes=SIZE, size_bytes=SIZE)
 
 
 def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
@@ -128,9 +130,9 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = 128 * OBJECT
-    engine.create(A, size)
+    create(engine, A, size)
     write(guest, A, b"x" * size)
-    engine.clone(B, A, source_bytes=size, size_bytes=size)
+    clone(engine, B, A, source_bytes=size, size_bytes=size)
     with engine.place.ioctx("cannot put") as ioctx:
         engine.copies._put_flatten(ioctx, B)
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
@@ -171,9 +173,9 @@ def test_clone_is_flattened_while_a_guest_has_it_and_keeps_its_object_map(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"x" * SIZE)
-    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     with engine.place.ioctx("cannot put") as ioctx:
         engine.copies._put_flatten(ioctx, B)
     monkeypatch.setattr(background, "SOFT_DEPTH", 0)
@@ -191,14 +193,14 @@ def test_copy_that_was_begun_is_flattened_only_when_it_is_complete(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry knows it by its parent: one with data and without a parent is somebody else's."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"deep")
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     monkeypatch.setattr(background, "SOFT_DEPTH", 0)
     with _killed_before(monkeypatch, images.VolumeImages, "finish"):
-        engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+        clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
-    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, B, 4) == b"deep"
     engine.background.look()
     with engine.place.ioctx("cannot look") as ioctx:

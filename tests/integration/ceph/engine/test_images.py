@@ -19,34 +19,101 @@ from crust.blockdriver.engines.rbd.provisioning.images import MARK
 from crust.ceph import binding, claim_object, claims
 from crust.ceph.claim_object import Mode
 from crust.ceph.cluster_image import ClusterImage
+from crust.core import errors
 from tests.support.ceph.rbd_images import (
     OBJECT,
     SIZE,
     A,
     B,
     ceph_text,
+    create,
     id_of,
     made_source,
     names,
+    note_removal,
     read,
     snapshot_of,
     trash,
     volume,
     write,
 )
+from tests.support.raised import raised
 
 
-def test_create_is_idempotent_and_keeps_what_is_there(engine: RbdProvisioning) -> None:
-    engine.create(A, SIZE)
-    engine.create(A, SIZE)
-    assert (engine.exists(A), engine.image_bytes(A), engine.image_ids()) == (
-        True,
-        SIZE,
-        frozenset({A}),
-    )
+def test_volume_is_made_where_none_is_and_what_is_there_is_kept(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    create(engine, A, SIZE)
+    write(guest, A, b"data")
+    with raised("OrphanImage"):
+        create(engine, A, SIZE)
+    assert (engine.image_bytes(A), engine.image_ids()) == (SIZE, frozenset({A}))
+    assert read(guest, A, 4) == b"data"
     assert engine.image_problem(A, SIZE) == ""
     assert "should have" in engine.image_problem(A, SIZE + 1)
-    assert engine.image_problem(B, SIZE) != ""
+    with pytest.raises(ImageMissing):
+        engine.image_problem(B, SIZE)
+
+
+@pytest.mark.parametrize("failure", [errors.NotReady("a failure"), KeyboardInterrupt()])
+def test_volume_that_is_not_committed_is_removed_again_or_settled_after_a_kill(
+    engine: RbdProvisioning, failure: BaseException
+) -> None:
+    def make() -> None:
+        with engine.making(A) as making:
+            making.create(SIZE)
+            assert (engine.image_ids(), engine.unsettled()) == (frozenset(), (A,))
+            raise failure
+
+    with pytest.raises(type(failure)):
+        make()
+    if isinstance(failure, KeyboardInterrupt):
+        assert (names(engine), engine.unsettled()) == ([A], (A,))
+        engine.settle(A)
+    assert (names(engine), engine.unsettled()) == ([], ())
+    with engine.making(A) as making:
+        making.create(SIZE)
+    assert (names(engine), engine.unsettled()) == ([], ()), "without a commit"
+    create(engine, A, 2 * SIZE)
+    assert engine.image_bytes(A) == 2 * SIZE
+
+
+def test_volume_that_is_noted_as_half_made_and_was_used_since_is_kept(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    """The note is of a backup."""
+    content = engine.lifecycle.content
+    create(engine, A, SIZE)
+    write(guest, A, b"data")
+    content.save(A, b"formatted", previous=content.load(A))
+    engine.lifecycle.intents.begin_removal(A, b"a volume")
+    engine.lifecycle.intents.end(A)
+    engine.lifecycle.intents.begin(A)
+    for call in (engine.settle, engine.remove, lambda _: create(engine, A, SIZE)):
+        with raised("CreatingVolumeUsed"):
+            call(A)
+    assert read(guest, A, 4) == b"data"
+    assert content.load(A) == b"formatted"
+
+
+def test_removal_that_was_killed_goes_on_and_one_that_finds_a_user_is_taken_back(
+    engine: RbdProvisioning, guest: Any
+) -> None:
+    import rbd
+
+    create(engine, A, SIZE)
+    note_removal(engine, A)
+    assert (engine.image_ids(), engine.unsettled()) == (frozenset(), (A,))
+    with rbd.Image(guest, A), pytest.raises(StillAttached):
+        engine.settle(A)
+    assert (engine.image_ids(), engine.unsettled()) == (frozenset({A}), ())
+    assert engine.lifecycle.intents.state(A).record == b"a volume"
+    note_removal(engine, A)
+    engine.settle(A)
+    assert (names(engine), engine.unsettled()) == ([], ())
+    assert engine.lifecycle.content.load(A) is None
+    engine.settle(A)
+    engine.remove(A)
 
 
 def test_header_is_read_without_an_open_as_librbd_reads_it(
@@ -55,7 +122,7 @@ def test_header_is_read_without_an_open_as_librbd_reads_it(
     """By every client that may use the image: the mark, its absence, the size as it is now, and no image."""
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     assert header.read(guest, A, MARK) == header.Header(SIZE, A)
     engine.grow(A, 2 * SIZE)
     with rbd.Image(guest, A) as image:
@@ -78,8 +145,13 @@ def test_foreign_image_with_data_is_refused_and_kept(engine: RbdProvisioning, gu
 
     rbd.RBD().create(guest, A, SIZE)
     write(guest, A, b"somebody's")
+    with raised("OrphanImage"):
+        create(engine, A, SIZE)
+    engine.lifecycle.intents.begin(A)
     with pytest.raises(ForeignImage):
-        engine.create(A, SIZE)
+        create(engine, A, SIZE)
+    with pytest.raises(ForeignImage):
+        engine.images.create(A, SIZE)
     with pytest.raises(ForeignImage):
         engine.copies.clone(A, made_source(engine), source_bytes=SIZE, size_bytes=SIZE)
     assert read(guest, A, 10) == b"somebody's"
@@ -93,7 +165,8 @@ def test_image_without_a_header_is_recreated(engine: RbdProvisioning, guest: Any
     with rbd.Image(guest, A) as image:
         header = f"rbd_header.{image.id()}"
     guest.remove_object(header)
-    engine.create(A, SIZE)
+    engine.lifecycle.intents.begin(A)
+    create(engine, A, SIZE)
     assert engine.image_bytes(A) == SIZE
 
 
@@ -108,12 +181,13 @@ def test_name_whose_image_was_being_removed_is_created_again(
     guest.remove_object(f"rbd_id.{A}")
     assert A in rbd.RBD().list(guest)
     if is_deleted_again:
-        engine.delete(A)
+        note_removal(engine, A)
+        engine.remove(A)
         assert A not in rbd.RBD().list(guest)
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     assert engine.image_bytes(A) == SIZE
     assert A in rbd.RBD().list(guest)
-    engine.delete(A)
+    engine.remove(A)
     assert A not in rbd.RBD().list(guest)
 
 
@@ -122,9 +196,9 @@ def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
     engine: RbdProvisioning, guest: Any, *, has_entry: bool
 ) -> None:
     """librbd notes an image in the trash as moving, takes its name away, and was killed before it noted the end."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"data")
-    engine.delete(A)
+    engine.remove(A)
     [image_id] = [each["id"] for each in engine.place.images.trash_list(guest)]
     guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
     if has_entry:
@@ -137,21 +211,22 @@ def test_image_whose_way_to_the_trash_was_cut_off_is_removed_from_it(
 def test_image_that_another_moves_to_the_trash_is_not_touched(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     image_id = id_of(guest, A)
-    engine.delete(A)
+    engine.remove(A)
     guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
     guest.write_full(f"rbd_id.{A}", ceph_text(image_id))  # its name is not removed yet
     guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
     engine.background.look()
     assert engine.image_bytes(A) == SIZE
-    engine.delete(A)
+    note_removal(engine, A)
+    engine.remove(A)
     engine.background.look()
     assert (trash(engine), names(engine)) == ([], [])
 
 
 def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     engine.grow(A, 2 * SIZE)
     engine.grow(A, SIZE)
     assert engine.image_bytes(A) == 2 * SIZE
@@ -160,11 +235,11 @@ def test_grow_never_shrinks(engine: RbdProvisioning) -> None:
 
 
 def test_delete_goes_by_the_trash_which_is_emptied(engine: RbdProvisioning, guest: Any) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"x" * OBJECT)
-    engine.delete(A)
-    engine.delete(A)
-    assert not engine.exists(A)
+    engine.remove(A)
+    engine.remove(A)
+    assert A not in engine.image_ids()
     assert trash(engine)
     engine.background.look()
     assert not trash(engine)
@@ -174,11 +249,11 @@ def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
     engine: RbdProvisioning, guest: Any
 ) -> None:
     keeping = provisioning(engine.place, trash_keep_s=3600)
-    keeping.create(A, SIZE)
-    keeping.delete(A)
-    keeping.create(B, SIZE)
+    create(keeping, A, SIZE)
+    keeping.remove(A)
+    create(keeping, B, SIZE)
     keeping.take_snapshot(snapshot_of(B, "s"))
-    keeping.delete(B)
+    keeping.remove(B)
     keeping.delete_snapshot(snapshot_of(B, "s"))
     engine.background.look()
     entries = {each["name"]: each["id"] for each in engine.place.images.trash_list(guest)}
@@ -204,7 +279,7 @@ def test_what_others_have_put_into_the_trash_stays_there(
 def test_image_that_the_controller_flattens_is_attached_and_deleted(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     with (
         engine.place.ioctx("flatten") as ioctx,
         engine.place.image(ioctx, A, read_only=False) as image,
@@ -214,23 +289,23 @@ def test_image_that_the_controller_flattens_is_attached_and_deleted(
             engine.place.claimed(guest, A), Mode.WRITER, claims.Host("node", "machine"), "pod", "vm"
         )
         claims.give_back(engine.place.claimed(guest, A), holder.id)
-        engine.delete(A)
-    assert not engine.exists(A)
+        engine.remove(A)
+    assert A not in engine.image_ids()
 
 
 def test_image_that_a_client_has_open_is_not_deleted(engine: RbdProvisioning, guest: Any) -> None:
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     with rbd.Image(guest, A), pytest.raises(StillAttached, match="127"):
-        engine.delete(A)
-    engine.delete(A)
+        engine.remove(A)
+    engine.remove(A)
 
 
 def test_image_that_a_sandbox_has_claimed_is_not_deleted(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     holder = claims.take(
         engine.place.claimed(guest, A),
         Mode.WRITER,
@@ -239,10 +314,10 @@ def test_image_that_a_sandbox_has_claimed_is_not_deleted(
         "vm-1",
     )
     with pytest.raises(StillAttached, match="sandbox-1"):
-        engine.delete(A)
+        engine.remove(A)
     claims.give_back(engine.place.claimed(guest, A), holder.id)
-    engine.delete(A)
-    assert not engine.exists(A)
+    engine.remove(A)
+    assert A not in engine.image_ids()
 
 
 class _Before:
@@ -268,7 +343,7 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch, *, has_snapshot: bool
 ) -> None:
     """To rename an image librbd does not look whether a client has it open."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     if has_snapshot:
         engine.take_snapshot(snapshot_of(A, "s"))
     images, refused = engine.place.images, list[str]()
@@ -282,16 +357,16 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
 
     with monkeypatch.context() as patch:
         patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, take)))
-        engine.delete(A)
+        engine.remove(A)
     assert len(refused) == 1
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     claims.take(image, Mode.WRITER, host, "sandbox", "vm")
 
 
 def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     image = ClusterImage(engine.place.connection, guest, A)
     swap, host = claim_object.swap, claims.Host("node-a", "machine-a")
 
@@ -302,17 +377,17 @@ def test_image_that_is_taken_right_before_its_deletion_stays_with_its_holder(
 
     monkeypatch.setattr(claim_object, "swap", overtaken)
     with pytest.raises(StillAttached):
-        engine.delete(A)
+        engine.remove(A)
     [holder] = claim_object.read(guest, A).claims.holders
     assert holder.id == "vm"
-    assert engine.exists(A)
+    assert A in engine.image_ids()
 
 
 def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was killed, and is refused when it is repeated."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     image = ClusterImage(engine.place.connection, guest, A)
 
     def killed() -> None:
@@ -322,37 +397,28 @@ def test_deletion_that_is_refused_leaves_the_image_to_be_taken(
     with monkeypatch.context() as patch:
         patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, killed)))
         with pytest.raises(KeyboardInterrupt):
-            engine.delete(A)
+            engine.remove(A)
     with pytest.raises(claims.ImageClaimed):
         claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
     import rbd
 
     with rbd.Image(guest, A), pytest.raises(StillAttached):
-        engine.delete(A)
+        engine.remove(A)
     claims.take(image, Mode.WRITER, claims.Host("node-a", "machine-a"), "sandbox", "vm")
 
 
 def test_64_parallel_creates_make_64_images(engine: RbdProvisioning) -> None:
     wanted = [volume(f"parallel {each}") for each in range(64)]
     with ThreadPoolExecutor(32) as threads:
-        list(threads.map(lambda each: engine.create(each, SIZE), wanted))
+        list(threads.map(lambda each: create(engine, each, SIZE), wanted))
     assert engine.image_ids() == frozenset(wanted)
-
-
-def test_creates_of_one_image_at_once_make_one(engine: RbdProvisioning) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        made = [threads.submit(engine.create, A, SIZE) for _ in range(8)]
-        found = [each.exception() for each in made]
-    assert None in found
-    engine.create(A, SIZE)
-    assert engine.image_bytes(A) == SIZE
 
 
 def test_stop_leaves_what_takes_too_long_and_the_next_start_does_it(
     engine: RbdProvisioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.create(A, SIZE)
-    engine.delete(A)
+    create(engine, A, SIZE)
+    engine.remove(A)
     reached, go_on = threading.Event(), threading.Event()
 
     def slow(*_: object) -> None:

@@ -80,7 +80,6 @@ def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place
     with place.ioctx("cannot remove") as ioctx:
         ioctx.remove_object(object_name(RecordKind.VOLUMES))
     for act in (
-        records.open,
         records.ids,
         lambda: records.save("a", b"1", previous=None),
         lambda: records.remove("a"),

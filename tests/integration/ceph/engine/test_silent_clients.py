@@ -23,7 +23,10 @@ from tests.support.ceph.rbd_images import (
     B,
     C,
     D,
+    clone,
+    create,
     lock_owners,
+    restore,
     snapshot_of,
     wait_until_forgotten,
 )
@@ -33,14 +36,14 @@ def test_silent_client_is_not_cut_off_by_a_change(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librbd would treat it as dead after 30 s, break its lock and blocklist it."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     snapshot = snapshot_of(A, "while it is paused")
     with writer.running(ceph, namespace, A) as client:
         with client.frozen():
             changes: tuple[Callable[[], None], ...] = (
                 lambda: engine.take_snapshot(snapshot),
                 lambda: engine.grow(A, 2 * SIZE),
-                lambda: engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE),
+                lambda: clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE),
                 lambda: RbdLimits(engine.place).set_limits(A, volumes.IoLimits(write_iops=100)),
                 lambda: engine.background._flatten(A, b""),
             )
@@ -78,7 +81,7 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     is_forgotten: bool,
 ) -> None:
     """librbd would break its lock after 30 s; a client without its lock is blocklisted, or hangs when it wakes up."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     snapshot = snapshot_of(A, "while it is paused")
     with writer.running(ceph, namespace, A) as client:
         owners, address = lock_owners(engine, A), engine.place.connection.address()
@@ -91,7 +94,7 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
             assert lock_owners(engine, A) == owners
         client.write(b"it goes on")
         _until_not_busy(lambda: engine.take_snapshot(snapshot))
-        engine.restore(B, snapshot, SIZE)
+        restore(engine, B, snapshot, SIZE)
         client.write(b"later")
         assert lock_owners(engine, A) == owners
     with engine.place.ioctx("cannot read") as ioctx, engine.place.image(ioctx, B) as image:
@@ -106,11 +109,11 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     ("change", "questions"),
     [
         (lambda engine: engine.grow(B, 2 * SIZE), 1),
-        (lambda engine: engine.clone(C, B, source_bytes=SIZE, size_bytes=SIZE), 2),
+        (lambda engine: clone(engine, C, B, source_bytes=SIZE, size_bytes=SIZE), 2),
         (lambda engine: engine.delete_snapshot(snapshot_of(B, "first")), 1),
         (lambda engine: RbdLimits(engine.place).set_limits(B, volumes.IoLimits(write_iops=100)), 1),
         (lambda engine: engine.background._flatten(B, b""), 1),
-        (lambda engine: engine.delete(D), 1),
+        (lambda engine: engine.remove(D), 1),
     ],
     ids=["growth", "clone", "removal", "limits", "flattening", "clearing"],
 )
@@ -122,8 +125,8 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
     change: Callable[[RbdProvisioning], None],
     questions: int,
 ) -> None:
-    engine.create(A, SIZE)
-    engine.clone(B, A, source_bytes=SIZE, size_bytes=SIZE)
+    create(engine, A, SIZE)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.take_snapshot(snapshot_of(B, "first"))
     _leave_clone_begun(engine, B, D)
     monkeypatch.setattr(background, "SOFT_DEPTH", 0)
@@ -139,6 +142,7 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
 
 def _leave_clone_begun(engine: RbdProvisioning, source: str, target: volumes.VolumeId) -> None:
     """What a controller leaves that is killed before it has cloned its temporary snapshot."""
+    engine.lifecycle.intents.begin(target)
     with engine.place.ioctx("cannot note") as ioctx:
         omap.put(ioctx, copies.WORK, {f"clone.{target}": source.encode()})
         engine.copies._snapshot(ioctx, source, f"clone-{target}", SIZE)
@@ -148,7 +152,7 @@ def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librbd needs the monitors, too: it blocklists before it breaks."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     with writer.running(ceph, namespace, A) as client:
         owners = lock_owners(engine, A)
         with client.frozen(), ceph.mon.frozen(), monkeypatch.context() as patch:
@@ -163,7 +167,7 @@ def test_change_during_which_this_process_was_paused_is_not_treated_as_done(
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile a client may have fallen silent, and librbd may break its lock before it is asked again."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     real = image_use.now_s
     with writer.running(ceph, namespace, A), engine.place.ioctx("cannot change") as ioctx:
         with image_change.changing(engine.place, ioctx, A):
@@ -182,7 +186,7 @@ def test_change_that_takes_the_lock_of_a_client_that_was_cut_off_leaves_its_bloc
     """librbd blocklists whose lock it breaks, and for an hour: who sleeps for longer would write again after that."""
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     with (
         contextlib.suppress(rbd.Error),
         rbd.Image(guest, A) as image,
@@ -203,7 +207,7 @@ def test_controller_that_cut_itself_off_has_its_new_address_in_the_lock_before_i
     engine: RbdProvisioning, ceph: CephCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor would blocklist the old one, and the new one would go on beside it."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     before = engine.place.connection.address()
     with writer.running(ceph, namespace, A) as client:
         with client.frozen(), monkeypatch.context() as patch:

@@ -13,9 +13,12 @@ from tests.support.ceph.rbd_images import (
     B,
     C,
     ceph_text,
+    create,
     id_of,
     names,
+    note_removal,
     read,
+    restore,
     snapshot_of,
     trash,
     write,
@@ -23,13 +26,12 @@ from tests.support.ceph.rbd_images import (
 
 
 def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"before")
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
     write(guest, A, b"later!")
-    engine.restore(B, first, 2 * SIZE)
-    engine.restore(B, first, 2 * SIZE)  # a retry replaces it
+    restore(engine, B, first, 2 * SIZE)
     assert (read(guest, B, 6), read(guest, A, 6)) == (b"before", b"later!")
     assert engine.image_bytes(B) == 2 * SIZE
     assert read(guest, B, 6, SIZE) == bytes(6)
@@ -39,31 +41,31 @@ def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: An
 def test_snapshot_outlives_its_volume_and_the_name_is_free(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
-    engine.delete(A)
-    assert (engine.exists(A), engine.image_ids()) == (False, frozenset())
-    engine.create(A, SIZE)
+    engine.remove(A)
+    assert engine.image_ids() == frozenset()
+    create(engine, A, SIZE)
     write(guest, A, b"again")
     second = snapshot_of(A, "second")
     engine.take_snapshot(second)
-    engine.delete(A)
-    engine.restore(B, first, SIZE)
-    engine.restore(C, second, SIZE)
+    engine.remove(A)
+    restore(engine, B, first, SIZE)
+    restore(engine, C, second, SIZE)
     assert (read(guest, B, 5), read(guest, C, 5)) == (b"first", b"again")
     with pytest.raises(NoChangeTracking):
         engine.changed(first, second)
     for each in (first, second, second):
         engine.delete_snapshot(each)
     with pytest.raises(SnapshotMissing):
-        engine.restore(A, first, SIZE)
+        restore(engine, A, first, SIZE)
     engine.background.look()
     assert len(trash(engine)) == 2, "their clones read from them"
     assert read(guest, B, 5) == b"first"
-    engine.delete(B)
-    engine.delete(C)
+    engine.remove(B)
+    engine.remove(C)
     engine.background.look()
     engine.background.look()
     assert trash(engine) == []
@@ -74,30 +76,32 @@ def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
     engine: RbdProvisioning, guest: Any, *, is_renamed: bool
 ) -> None:
     """librbd makes the object of the new name, renames the entry in its directory, removes the object of the old."""
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
     image_id = id_of(guest, A)
     if is_renamed:
-        engine.delete(A)
+        engine.remove(A)
         guest.write_full(f"rbd_id.{A}", ceph_text(image_id))
+        note_removal(engine, A)
     else:
+        note_removal(engine, A)
         guest.write_full(f"rbd_id.deleted.{A}.{image_id}", ceph_text(image_id))
-    engine.delete(A)
-    assert (engine.exists(A), names(engine)) == (False, [f"deleted.{A}.{image_id}"])
-    engine.create(A, SIZE)
-    engine.restore(B, first, SIZE)
+    engine.remove(A)
+    assert names(engine) == [f"deleted.{A}.{image_id}"]
+    create(engine, A, SIZE)
+    restore(engine, B, first, SIZE)
     assert (read(guest, A, 5), read(guest, B, 5)) == (bytes(5), b"first")
 
 
 def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: Any) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
     write(guest, A, b"later")
     engine.take_snapshot(first)
-    engine.restore(B, first, SIZE)
+    restore(engine, B, first, SIZE)
     assert read(guest, B, 5) == b"later"
 
 
@@ -107,7 +111,7 @@ def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
     """librbd hides a snapshot first, and was killed before it removed what the snapshot holds."""
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
     with rbd.Image(guest, A) as image:
@@ -123,11 +127,11 @@ def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
 def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, guest: Any) -> None:
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
     engine.take_snapshot(first)
-    engine.restore(B, first, SIZE)
+    restore(engine, B, first, SIZE)
     engine.delete_snapshot(first)
     engine.delete_snapshot(first)
     assert read(guest, B, 5) == b"first"
@@ -138,7 +142,7 @@ def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, g
 def test_changed_and_allocated_blocks_are_whole_objects(
     engine: RbdProvisioning, guest: Any
 ) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"x", OBJECT + 5)
     first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
     engine.take_snapshot(first)
@@ -155,7 +159,7 @@ def test_changed_and_allocated_blocks_are_whole_objects(
 def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
     import rbd
 
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"x" * OBJECT)
     first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
     engine.take_snapshot(first)
@@ -166,7 +170,7 @@ def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
 
 
 def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest: Any) -> None:
-    engine.create(A, SIZE)
+    create(engine, A, SIZE)
     write(guest, A, b"before")
     taken = snapshot_of(A, "taken")
     engine.take_snapshot(taken)

@@ -39,9 +39,9 @@ mount --bind /run/dev /dev
 @pytest.fixture
 def volume(sparse_file: MakeFile, tmp_path: Path) -> Iterator[loop_devices.LoopDevice]:
     """A volume of the driver, named as it names its images, in which a guest has made a physical volume of LVM."""
-    (tmp_path / "images").mkdir()
     name = PoolIds("0123456789abcdef").volume_id("pvc-1")
-    device = loop.attach(sparse_file(64 * MIB, f"images/{name}.img"))
+    (tmp_path / "volumes" / name).mkdir(parents=True)
+    device = loop.attach(sparse_file(64 * MIB, f"volumes/{name}/{name}.img"))
     yield from _with_physical_volume(device)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
         await again.create(sized("b", 3 * GIB))
     await again.create(sized("b", POOL_BYTES - 8 * GIB))
     del backend.images[made.volume_id]
+    shutil.rmtree(pool_layout.directory(tmp_path / "state", made.volume_id))
     assert again.capacity.available_bytes() == 8 * GIB
     if damage is None:
         await again.create(sized("a", 8 * GIB))

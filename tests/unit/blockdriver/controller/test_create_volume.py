@@ -1,10 +1,10 @@
 """Creating, validating, expanding and deleting volumes on an engine in memory."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,16 +12,18 @@ from crust.blockdriver.controller import capacity, class_parameters, create_volu
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.capability_check import AboveLimit
-from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import take_snapshot
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.core import deferral_keys, errors, volumes
 from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
+from tests.support.drivers.memory_backend import MemoryBackend, MemoryMaking
 from tests.support.raised import raised
+from tests.support.records import pool_layout
 
 GIB = 1024 * MIB
 
@@ -174,64 +176,76 @@ async def test_create_on_a_full_pool_leaves_no_record(
     assert list(state.stores.volume_records.ids()) == []
 
 
-@contextlib.contextmanager
-def full_at(number: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The disk is full from the nth write of a record on; yields those that were asked for."""
-    asked: list[str] = []
-    with patch.context() as patching:
-        patching.setattr(Records, "save", _full_at(number, Records.save, asked))
-        yield asked
+class Killed(BaseException):
+    """The process ends here."""
 
 
-def _full_at(number: int, save: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
-    def counted(self: object, record: Any) -> Any:
-        asked.append(type(record).__name__)
-        if len(asked) >= number:
-            raise errors.Exhausted("cannot write", why="no space left on device")
-        return save(self, record)
-
-    return counted
-
-
-@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("is_copy", [False, True])
-async def test_interrupted_create_that_finds_a_full_disk_leaves_no_record(
-    provisioner: Provisioner,
+@pytest.mark.parametrize("failure", [errors.Exhausted("no space left on device"), Killed()])
+async def test_create_that_fails_or_is_killed_before_its_commit_leaves_no_volume(
+    tmp_path: Path,
     state: Driver,
+    provisioner: Provisioner,
     monkeypatch: pytest.MonkeyPatch,
-    number: int,
     is_copy: bool,  # noqa: FBT001 - a parameter of the test
+    failure: BaseException,
 ) -> None:
-    """Whoever answers that the pool is full keeps nothing: the name is tried on another node then."""
+    """The name is free for other arguments: nobody was answered, and the name may be tried on another node then."""
     source = (await provisioner.create(create("source", required=64 * MIB))).volume_id
     request = create(required=64 * MIB)
     if is_copy:
         request = replace(request, source=Wanted("volume", source))
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise Killed
+    def failing(*_: object) -> None:
+        raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(Provisioner, "_settle", killed)
-        with pytest.raises(Killed):
+        patch.setattr(MemoryMaking, "commit", failing)
+        with pytest.raises(type(failure)):
             await provisioner.create(request)
-    assert len(list(state.stores.volume_records.ids())) == 2
-    with full_at(number, monkeypatch) as asked, pytest.raises(errors.Exhausted):
-        await provisioner.create(request)
-    assert len(asked) >= number
-    assert list(state.stores.volume_records.ids()) == [source]
-    assert state.stores.provisioning.image_ids() == {source}
+    volume_id = state.stores.pool.ids.volume_id("pvc-1")
+    assert state.stores.volume_records.ids() == (source,)
+    assert state.stores.volume_records.find(volume_id) is None
+    assert pool_layout.volume_records(tmp_path / "state") == {source}
+    if isinstance(failure, errors.CrustError):
+        assert state.stores.provisioning.image_ids() == {source}
+        assert state.stores.provisioning.unsettled() == ()
+    else:
+        assert state.stores.provisioning.unsettled() == (volume_id,)
+        state.stores.provisioning.settle(volume_id)
+    made = await provisioner.create(create(required=96 * MIB, capability=block()))
+    assert (made.volume_id, made.capacity_bytes) == (volume_id, 96 * MIB)
+
+
+async def test_create_whose_commit_was_made_and_not_confirmed_is_answered_by_the_retry(
+    state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = MemoryMaking.commit
+
+    def unconfirmed(self: MemoryMaking, records: Mapping[RecordKind, bytes]) -> None:
+        commit(self, records)
+        raise errors.PeerUnavailable("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryMaking, "commit", unconfirmed)
+        with pytest.raises(errors.PeerUnavailable):
+            await provisioner.create(create(required=64 * MIB))
+    assert state.stores.volume_records.index.reserved_bytes() == 64 * MIB
+    assert (await provisioner.create(create(required=64 * MIB))).capacity_bytes == 64 * MIB
+    with pytest.raises(create_volume.VolumeExistsDifferently):
+        await provisioner.create(create(required=96 * MIB))
 
 
 async def test_create_over_an_orphan_image_is_refused(
     provisioner: Provisioner, state: Driver
 ) -> None:
-    state.stores.provisioning.create(state.stores.pool.ids.volume_id("pvc-1"), MIB)
+    volume_id, backend = state.stores.pool.ids.volume_id("pvc-1"), state.stores.provisioning
+    assert isinstance(backend, MemoryBackend)
+    backend.images[volume_id] = MIB
     with raised("OrphanImage"):
         await provisioner.create(create())
+    await provisioner.delete(volume_id)
+    assert backend.image_ids() == {volume_id}
 
 
 async def test_delete_of_a_volume_in_use_is_refused_and_of_an_unknown_one_succeeds(
@@ -247,20 +261,56 @@ async def test_delete_of_a_volume_in_use_is_refused_and_of_an_unknown_one_succee
     await provisioner.delete(volumes.VolumeId("../../etc"))
 
 
-async def test_create_after_an_interrupted_delete_finishes_the_delete(
+async def test_volume_of_a_deleted_ones_name_is_new(
     provisioner: Provisioner, state: Driver
 ) -> None:
     made = await provisioner.create(create(required=GIB))
-    record = state.stores.volume_records.load(made.volume_id)
-    state.stores.volume_records.save(record.but(phase="deleting"))
     known = state.stores.content_records.load(made.volume_id)
     state.stores.content_records.save(known.but(state="formatted", fs_type="ext4"))
+    await provisioner.delete(made.volume_id)
     with pytest.raises(models.VolumeNotFound):
         await driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
     again = state.stores.volume_records.load(made.volume_id)
     assert again.capacity_bytes == 64 * MIB
     assert state.stores.content_records.load(made.volume_id).state == "new"
+
+
+@pytest.mark.parametrize("lost", [pool_layout.volume_record, pool_layout.content_record])
+async def test_volume_whose_record_was_lost_is_kept_and_reported(
+    tmp_path: Path,
+    state: Driver,
+    provisioner: Provisioner,
+    lost: Callable[[Path, str], Path],
+) -> None:
+    volume_id = (await provisioner.create(create())).volume_id
+    lost(tmp_path / "state", volume_id).unlink()
+    again = driver_state.opened(tmp_path, backend=cast("MemoryBackend", state.stores.provisioning))
+    (finding,) = again.controller_rules.health_check.examine(volume_id).findings
+    kept = again.controller_rules.provisioner
+    if lost is pool_layout.content_record:
+        assert finding.reason == "ContentRecordMissing"
+        await kept.create(create())
+        return
+    assert finding.reason == "RecordMissing"
+    with raised("OrphanImage"):
+        await kept.create(create())
+    await kept.delete(volume_id)
+    await again.collect_garbage()
+    assert pool_layout.content_record(tmp_path / "state", volume_id).exists()
+
+
+async def test_volume_whose_record_cannot_be_read_is_neither_created_nor_deleted(
+    tmp_path: Path, state: Driver, provisioner: Provisioner
+) -> None:
+    volume_id = (await provisioner.create(create())).volume_id
+    record = pool_layout.volume_record(tmp_path / "state", volume_id)
+    record.write_text("{")
+    for call in (provisioner.create(create()), provisioner.delete(volume_id)):
+        with pytest.raises(models.RecordUnreadable):
+            await call
+    assert record.read_text() == "{"
+    assert state.stores.provisioning.image_ids() == {volume_id}
 
 
 async def test_expand_rounds_up_within_the_limit_and_never_shrinks(
@@ -315,13 +365,16 @@ async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is
     wanted = replace(create("copy"), source=Wanted("volume", source.volume_id))
     contents, backend = state.stores.content_records, state.stores.provisioning
 
-    def cloned(volume_id: volumes.VolumeId, *_: object, size_bytes: int, **__: object) -> None:
-        backend.create(volume_id, size_bytes)
+    clone = MemoryMaking.clone
+
+    def cloned(self: MemoryMaking, of: volumes.VolumeId, **sizes: int) -> None:
+        clone(self, of, **sizes)
         contents.save(contents.load(source.volume_id).but(in_guest=True))
 
-    monkeypatch.setattr(backend, "clone", cloned, raising=False)
+    monkeypatch.setattr(MemoryMaking, "clone", cloned)
     monkeypatch.setattr(backend, "copies_at_once", lambda: True, raising=False)
     with pytest.raises(take_snapshot.ContentChanged):
         await provisioner.create(wanted)
     copy_id = state.stores.pool.ids.volume_id("copy")
-    assert (state.stores.volume_records.find(copy_id), backend.exists(copy_id)) == (None, False)
+    assert state.stores.volume_records.find(copy_id) is None
+    assert backend.image_ids() == {source.volume_id}

@@ -83,20 +83,6 @@ def test_list_with_a_negative_count_is_refused(lister: VolumeLister) -> None:
         lister.page(-1, "")
 
 
-async def test_list_leaves_out_incomplete_volumes(
-    state: Driver, provisioner: Provisioner, lister: VolumeLister
-) -> None:
-    made = await volumes_made(provisioner, 4)
-    for each in made[1:]:
-        state.stores.volume_records.save(
-            state.stores.volume_records.load(each).but(phase="deleting")
-        )
-    page, token = lister.page(1, "")
-    assert (ids(page), token) == ([made[0]], "")
-    with pytest.raises(models.VolumeNotFound):
-        lister.get(made[1])
-
-
 async def test_list_reports_lost_and_damaged_volumes(
     state: Driver,
     provisioner: Provisioner,

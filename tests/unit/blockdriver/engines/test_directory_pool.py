@@ -64,7 +64,7 @@ def test_member_id_is_that_of_no_single_snapshot() -> None:
 def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
     first = opened(tmp_path)
     written = (tmp_path / "pool.json").read_bytes()
-    pool_layout.volume_record(tmp_path, first.volume_id("a")).touch()
+    pool_layout.directory(tmp_path, first.volume_id("a")).mkdir()
     assert opened(tmp_path) == first
     assert (tmp_path / "pool.json").read_bytes() == written
     (tmp_path / "other").mkdir()
@@ -73,7 +73,7 @@ def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["records/vol-1.json", "content/a.json", "images/a.img", "snapshots/a.json", "images/a.snap"],
+    ["volumes/a", "volumes/.new-a", "snapshots/a.json", "snapshots/a.snap", "groups/a.json"],
 )
 def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -79,7 +79,7 @@ async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> 
     delete = csi_pb2.DeleteVolumeRequest(volume_id=one)
     with pytest.raises(protocol.StillAttached, match="hypervisor"):
         await driver.controller.DeleteVolume(delete, caller())
-    await driver.collect_garbage(grace_s=0)
+    await driver.collect_garbage()
     assert driver.stores.access.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
     await driver.snapshots.volume_snapshots.create(

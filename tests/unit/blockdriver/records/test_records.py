@@ -28,9 +28,7 @@ def records(tmp_path: Path) -> Records[VolumeRecord]:
 
 
 def volume(**changes: object) -> VolumeRecord:
-    plain = VolumeRecord(
-        volume_id=VOLUME, name="pvc", phase="ready", capacity_bytes=1, parameters={}, usages=()
-    )
+    plain = VolumeRecord(volume_id=VOLUME, name="pvc", capacity_bytes=1, parameters={}, usages=())
     return plain.but(**changes)
 
 
@@ -41,16 +39,6 @@ def test_volume_record_loads_as_saved(records: Records[VolumeRecord]) -> None:
     assert list(records.ids()) == [VOLUME]
     records.remove(VOLUME)
     assert records.find(VOLUME) is None
-
-
-@pytest.mark.parametrize("phase", ["creating", "deleting"])
-def test_volume_record_in_a_transient_phase_is_not_found(
-    records: Records[VolumeRecord], phase: str
-) -> None:
-    records.save(volume(phase=phase))
-    with pytest.raises(models.VolumeNotFound):
-        records.load(VOLUME)
-    assert records.find(VOLUME) is not None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +66,7 @@ def test_load_of_a_newer_schema_is_refused(records: Records[VolumeRecord], tmp_p
     "change",
     [
         {"capacity_bytes": -1},
-        {"phase": "odd"},
+        {"parameters": "odd"},
         {"capacity_bytes": "1"},
         {"schema": None},
     ],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
-from crust.blockdriver.engines.rbd.provisioning import directory, image_change, image_use
+from crust.blockdriver.engines.rbd.provisioning import image_change, image_use
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features, user_snapshots
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph import binding, omap
@@ -118,19 +118,14 @@ class RbdCopies:
     def _clone(
         self, ioctx: Ioctx, source: str, snapshot: str, volume_id: str, size_bytes: int
     ) -> None:
-        if self.images.is_complete(ioctx, volume_id, size_bytes, source):
-            return
         depth = self.depth(ioctx, source) + 1
         if depth > HARD_DEPTH:
             self._put_flatten(ioctx, source)
             raise _clone_depth_reached(volume_id, depth - 1)
-        if self.place.has_image(ioctx, volume_id):
-            self.images.clear_begun(ioctx, volume_id)
-        directory.forget_removed(ioctx, volume_id)
         if depth > SOFT_DEPTH:
             self._put_flatten(ioctx, volume_id)
-        self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
-        self.images.finish(ioctx, volume_id, size_bytes)
+        with self.images.making(ioctx, volume_id, size_bytes):
+            self.place.images.clone(ioctx, source, snapshot, ioctx, volume_id, features=features())
 
     def _put_flatten(self, ioctx: Ioctx, name: str) -> None:
         """With a value of its own, so that whoever has done an earlier one does not drop this one."""

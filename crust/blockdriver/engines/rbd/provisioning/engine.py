@@ -4,18 +4,26 @@ It decides nothing: each method goes to the module that has the rule. Every call
 takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failures` beside those that it names.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Image, PoolSpace, Region
+from crust.blockdriver.engines.rbd.intents import Intents
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
 from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
 from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
+from crust.blockdriver.engines.rbd.provisioning.lifecycle import RbdMaking, VolumeLifecycle
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
-from crust.core import volumes
+from crust.blockdriver.engines.rbd.records import RbdContentRecords
+from crust.core import errors, volumes
+
+_log = logging.getLogger(__name__)
 
 _MOST_OBJECTS = 256_000_000
 """What librbd keeps an object map for."""
@@ -34,6 +42,7 @@ class RbdProvisioning:
     """The images of a pool in Ceph. Sizes are bytes; what fails is named in `crust.ceph.failures`."""
 
     place: Place
+    lifecycle: VolumeLifecycle
     images: VolumeImages
     snapshots: RbdSnapshots
     copies: RbdCopies
@@ -52,7 +61,15 @@ class RbdProvisioning:
         return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
 
     def open(self) -> None:
-        """Begin the background work."""
+        """Settle the volumes, and begin the background work."""
+        for volume_id in self.unsettled():
+            try:
+                self.lifecycle.settle(volume_id)
+            except errors.PeerUnavailable:
+                raise
+            except errors.CrustError as err:
+                extra = {"volume_id": volume_id, "error": err}
+                _log.warning("an unfinished volume stays", extra=extra)
         self.background.start()
         self.ended_claims.start()
 
@@ -72,27 +89,30 @@ class RbdProvisioning:
         """By the image's mark, which whoever restores one by hand sets by hand."""
         self.images.own_size_bytes(volume_id)
 
-    def exists(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether there is an image of that name."""
-        return self.images.exists(volume_id)
+    @contextmanager
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[RbdMaking]:
+        """After an intent. Raises `CephQuotaReached`."""
+        with self.lifecycle.making(volume_id) as making:
+            yield making
+        self.background.wake()
 
-    def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """An image without objects. Raises `ForeignImage`, `CephQuotaReached`."""
-        self.images.create(volume_id, size_bytes)
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """To the trash, after an intent. Raises `StillAttached` while a client has the image open."""
+        self.lifecycle.remove(volume_id)
+        self.background.wake()
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """By the intents."""
+        return tuple(map(volumes.VolumeId, self.lifecycle.intents.ids()))
+
+    def settle(self, volume_id: volumes.VolumeId) -> None:
+        """Go on after a kill: one read where there is no intent."""
+        self.lifecycle.settle(volume_id)
+        self.background.wake()
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow; whoever has it open is told by librbd."""
         self.images.grow(volume_id, size_bytes)
-
-    def check_unused(self, volume_id: volumes.VolumeId) -> None:
-        """By its watchers and claims."""
-        self.images.check_unused(volume_id)
-
-    def delete(self, volume_id: volumes.VolumeId) -> None:
-        """To the trash. Raises `StillAttached` while a client has it open."""
-        self.copies.clear(volume_id)
-        self.images.delete(volume_id)
-        self.background.wake()
 
     def maximum_bytes(self) -> int:
         """Of an image with an object map."""
@@ -103,8 +123,9 @@ class RbdProvisioning:
         return self.capacity.space()
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """Of one listing."""
-        return self.images.image_ids()
+        """Of one listing, and the intents after it: what was begun since is in none of both."""
+        found = self.images.image_ids()
+        return found.difference(self.unsettled())
 
     def snapshot_ids(self) -> frozenset[str]:
         """By opening every image: 8 ms each."""
@@ -148,23 +169,6 @@ class RbdProvisioning:
         self.snapshots.delete(image)
         self.background.wake()
 
-    def restore(self, volume_id: volumes.VolumeId, image: Image, size_bytes: int) -> None:
-        """A clone."""
-        self.copies.restore(volume_id, image, size_bytes)
-        self.background.wake()
-
-    def clone(
-        self,
-        volume_id: volumes.VolumeId,
-        source: volumes.VolumeId,
-        *,
-        source_bytes: int,
-        size_bytes: int,
-    ) -> None:
-        """A clone of a snapshot that is made for it."""
-        self.copies.clone(volume_id, source, source_bytes=source_bytes, size_bytes=size_bytes)
-        self.background.wake()
-
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """Whole objects, of 4 MiB."""
         return self.snapshots.allocated(image)
@@ -179,8 +183,10 @@ def provisioning(place: Place, trash_keep_s: int = 0) -> RbdProvisioning:
     images = VolumeImages(place, trash_keep_s)
     snapshots = RbdSnapshots(place, images)
     copies = RbdCopies(place, images, snapshots)
+    lifecycle = VolumeLifecycle(Intents(place), RbdContentRecords(place), images, copies)
     return RbdProvisioning(
         place,
+        lifecycle,
         images,
         snapshots,
         copies,

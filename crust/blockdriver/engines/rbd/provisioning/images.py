@@ -4,10 +4,9 @@ The image of a volume is named by the volume's id. When it is complete it says s
 
     crust.volume     the volume's id, set last: an image without it is half made, or somebody else's
 
-A create that finds an image of its name takes one with our mark as it is, whoever made it: it may have data by now.
-It completes, replaces or deletes one without the mark only if nobody can have data in it: it is empty, or it is a
-copy that was begun. Anything else is refused (`ForeignImage`) and not touched. An image that a person has restored by
-hand has no mark either, and gets it by hand.
+An image is made where none is, and never taken over. One without the mark is removed only if nobody can have data in
+it: it is empty, or it is a copy that was begun. Anything else is refused (`ForeignImage`) and not touched. An image
+that a person has restored by hand has no mark either, and gets it by hand.
 
 Deleting takes the time of the data, so an image goes to RBD's trash, at once, and is removed from there in the
 background, when it has been there for `trash_keep_s`. An image with snapshots that still exist keeps them: it is
@@ -15,6 +14,8 @@ renamed to `deleted.<id>.<image id>`, the volume's id is free, and the image goe
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
@@ -44,55 +45,24 @@ class VolumeImages:
             return self.place.has_image(ioctx, volume_id)
 
     def create(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
-        """Make the image, or complete one that was begun. Raises `ForeignImage`."""
-        with self.place.ioctx(f"cannot create the image of {volume_id}") as ioctx:
-            if self.is_complete(ioctx, volume_id, size_bytes):
-                return
-            if self.place.has_image(ioctx, volume_id):
-                self.clear_begun(ioctx, volume_id, size_bytes)
-            directory.forget_removed(ioctx, volume_id)
-            with ignoring(errno.EEXIST):  # of a begun one that was completed
-                self.place.images.create(
-                    ioctx, volume_id, size_bytes, old_format=False, features=features()
-                )
-            self.finish(ioctx, volume_id, size_bytes)
+        """Make the image. Raises `ForeignImage`."""
+        with (
+            self.place.ioctx(f"cannot create the image of {volume_id}") as ioctx,
+            self.making(ioctx, volume_id, size_bytes),
+        ):
+            self.place.images.create(
+                ioctx, volume_id, size_bytes, old_format=False, features=features()
+            )
 
-    def is_complete(self, ioctx: Ioctx, volume_id: str, size_bytes: int, source: str = "") -> bool:
-        """Whether an earlier call has made the image, perhaps with data by now.
-
-        Raises `ForeignImage` for a complete one of another size, or of another source than the image `source`.
-        """
+    @contextmanager
+    def making(self, ioctx: Ioctx, volume_id: str, size_bytes: int) -> Iterator[None]:
+        """The block makes the image; then it is finished. Raises `ForeignImage` if there is one of that name."""
+        directory.forget_removed(ioctx, volume_id)
         try:
-            with self.place.image(ioctx, volume_id) as image:
-                if not is_marked(image, volume_id):
-                    return False
-                is_size = image.size() == size_bytes or (source and image.size() > size_bytes)
-                is_wanted = is_size and parent(image) in ("", source)
-        except binding.load().rbd.ImageNotFound:
-            return False
-        if not is_wanted:
-            raise ForeignImage(volume_id, self.place.shown, "created")
-        return True
-
-    def clear_begun(self, ioctx: Ioctx, volume_id: str, keep_bytes: int = 0) -> None:
-        """Remove what a create or copy had begun and not marked as complete; keep an empty image of that size.
-
-        Raises `ForeignImage`.
-        """
-        try:
-            with self.place.image(ioctx, volume_id) as image:
-                begun = not is_marked(image, volume_id) and _is_begun(image)
-                is_kept = keep_bytes == image.size() and is_blank(image)
-        except binding.load().rbd.ImageNotFound:
-            # an id without a header: a create was killed within librbd
-            with ignoring(errno.ENOENT):
-                self.place.images.remove(ioctx, volume_id)
-            return
-        if not begun:
-            raise ForeignImage(volume_id, self.place.shown, "created")
-        if not is_kept:
-            image_use.check_unused(self.place, ioctx, volume_id)
-            self.place.images.trash_move(ioctx, volume_id, 0)
+            yield
+        except binding.load().rbd.ImageExists as err:
+            raise ForeignImage(volume_id, self.place.shown, "created") from err
+        self.finish(ioctx, volume_id, size_bytes)
 
     def finish(self, ioctx: Ioctx, volume_id: str, size_bytes: int) -> None:
         """Give the image its size, and mark it as complete."""
@@ -114,12 +84,13 @@ class VolumeImages:
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(volume_id) from err
 
-    def check_unused(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `StillAttached` while a client has it open, or a sandbox has a claim on it."""
+    def check_removable(self, volume_id: volumes.VolumeId) -> None:
+        """Raise `StillAttached` while a client has it open, or a sandbox has a claim on it, and `ForeignImage`."""
         with (
             self.place.ioctx(f"cannot look who uses the image of {volume_id}") as ioctx,
             ignoring(errno.ENOENT),
         ):
+            self._check_own(ioctx, volume_id)
             image_use.check_unused(self.place, ioctx, volume_id)
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
@@ -138,7 +109,9 @@ class VolumeImages:
                 with image_use.deleting(self.place, ioctx, volume_id):
                     self._put_away(ioctx, volume_id)
             except binding.load().rbd.ImageNotFound:
-                self.clear_begun(ioctx, volume_id)
+                # an id without a header: a create was killed within librbd
+                with ignoring(errno.ENOENT):
+                    self.place.images.remove(ioctx, volume_id)
 
     def _check_own(self, ioctx: Ioctx, volume_id: str) -> None:
         with self.place.image(ioctx, volume_id) as image:
@@ -206,10 +179,10 @@ class VolumeImages:
                 raise ImageMissing(volume_id) from err
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The image is absent, does not say that it is the volume's, or is smaller than it was created."""
+        """It is not the volume's by its mark, or is smaller than it was created. Raises `ImageMissing`."""
         try:
             present_bytes = self.own_size_bytes(volume_id)
-        except (ImageMissing, ForeignImage) as err:
+        except ForeignImage as err:
             return str(err)
         if present_bytes < size_bytes:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"

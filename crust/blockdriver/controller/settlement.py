@@ -1,0 +1,52 @@
+"""What crashes and failed calls have left of volumes is removed, each hour; at a start the engine's `open` does it.
+
+    half made or half removed    the engine ends it as removed (`Provisioning.settle`)
+    image without a record       kept, and reported as health: the record was lost, not the data
+    record without an image      kept, and reported as health
+
+Each is an operation of its volume, so it never runs beside another call for it: a volume that a call works on is
+passed over. What cannot be settled is tried again an hour later.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from crust.blockdriver.engines.protocol import Provisioning
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import Records
+from crust.core import errors, operations, volumes
+from crust.host.process import workers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSettlement:
+    """Ends what is half made or half removed."""
+
+    driver: volumes.DriverName
+    volume_records: Records[VolumeRecord]
+    provisioning: Provisioning
+    running: operations.KeyedOperations
+
+    async def collect(self) -> None:
+        """Settle all volumes that no call works on."""
+        for volume_id in await workers.run(self.provisioning.unsettled):
+            await self._settle(volume_id)
+
+    async def _settle(self, volume_id: volumes.VolumeId) -> None:
+        key, what = volumes.VolumeKey(self.driver, volume_id), "removal of an unfinished volume"
+        try:
+            await self.running.run(
+                key, what, None, lambda: workers.run(self._settle_now, volume_id)
+            )
+        except operations.OperationInProgress:
+            return
+        except errors.CrustError as err:
+            _log.warning("an unfinished volume stays", extra={"volume_id": volume_id, "error": err})
+
+    def _settle_now(self, volume_id: volumes.VolumeId) -> None:
+        try:
+            self.provisioning.settle(volume_id)
+        finally:  # a removal may have been taken back
+            self.volume_records.look_again(volume_id)

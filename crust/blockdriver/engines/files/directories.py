@@ -1,0 +1,170 @@
+"""The volumes of a pool: a directory for each, which appears in one step and goes in one step.
+
+    volumes/<id>/volume.json, content.json, <id>.img    a volume
+    volumes/.new-<id>/                                  one that is being made: the same files, in any order
+    volumes/.gone-<id>.<random>/                        one that was removed, whose space is not free yet
+
+The step is a rename, between a sync of what it names and a sync of the directory that it changes. So nobody ever sees
+a part of a volume, and after a crash what has a dot before its name is removed, in whatever state it is.
+
+A volume exists while its volume record does. A directory without one is not "half made": its record was lost, and
+nothing is made in its place or removed.
+
+An id becomes a path only if it has the form of this pool's ids: its callers have checked that, and `image`, which the
+node part asks for what a CO sent, refuses a name that could lead elsewhere.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from crust.blockdriver.engines.files.records import Reserve
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
+from crust.core import errors, volumes
+from crust.host.files import durable, sparse
+from crust.host.files.held_directory import Place
+from crust.host.process import oserrors
+
+_NEW, _GONE = ".new-", ".gone-"
+_IMAGE = ".img"
+RECORDS = {RecordKind.VOLUMES: "volume.json", RecordKind.CONTENT: "content.json"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StagedVolume:
+    """A volume that is being made at `path`, to be named `final`; `image` is the path for its image."""
+
+    path: Place
+    final: Place
+    image: Place
+    is_committed: bool = False
+
+    def commit(self, records: Mapping[RecordKind, bytes]) -> None:
+        """Write the records, and name the directory. Durable; after an error it may have its name all the same."""
+        for kind, data in records.items():
+            durable.write_staged(self.path / RECORDS[kind], data)
+        durable.publish_directory(self.path, self.final)
+        self.is_committed = True
+
+
+class VolumeDirectories:
+    """The directories of volumes in one directory. `is_id`: whether a text is the id of a volume of this pool. A
+    removal on a full disk gets the blocks of the `reserve`.
+    """
+
+    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+        self.directory = directory
+        self._is_id = is_id
+        self._reserve = reserve
+
+    def open(self) -> None:
+        """Remove what a crash has left half made, half removed or half written. Before anything else.
+
+        The names that a killed process gave are synced: they are about to be relied on.
+        """
+        for name in self._names():
+            if name.startswith((_NEW, _GONE)):
+                _free(self.directory / name)
+            elif self._is_id(name):
+                self._clear(name)
+        self._reserve.keep()
+
+    def _clear(self, name: str) -> None:
+        try:
+            durable.remove_temporary_files(self.directory / name)
+            durable.sync_directory(self.directory / name)
+        except errors.CrustError as err:  # of this volume alone: its calls report it
+            extra = {"volume_id": name, "error": err}
+            _log.warning("the directory of a volume cannot be read", extra=extra)
+
+    def image(self, volume_id: volumes.VolumeId) -> Place:
+        """The image of a volume, whether it exists or not."""
+        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
+            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        return self.directory / f"{volume_id}/{volume_id}{_IMAGE}"
+
+    def is_image(self, name: str) -> bool:
+        """Whether a file of this name can be an image of this pool."""
+        return name.endswith(_IMAGE) and self._is_id(name.removesuffix(_IMAGE))
+
+    def ids(self) -> frozenset[volumes.VolumeId]:
+        """The volumes that have a directory, with or without records and image."""
+        return frozenset(volumes.VolumeId(each) for each in self._names() if self._is_id(each))
+
+    def size_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The apparent size of the image; raises `ImageMissing`."""
+        try:
+            return sparse.size_bytes(self.image(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
+
+    @contextmanager
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[StagedVolume]:
+        """A directory to be filled and committed; else nothing of it stays. Raises OrphanImage."""
+        final, path = self.directory / volume_id, self.directory / (_NEW + volume_id)
+        _free(path)
+        if sparse.exists(final):
+            raise orphan_image(volume_id, f"the directory {final}")
+        durable.make_staging(path, 0o700)
+        staged = StagedVolume(path, final, path / (volume_id + _IMAGE))
+        try:
+            yield staged
+        except Exception:
+            _free(path)
+            raise
+        if not staged.is_committed:
+            _free(path)
+
+    def remove(self, volume_id: volumes.VolumeId) -> None:
+        """Take the name of a volume away, durably, then free its space. Without a volume record nothing is done."""
+        present = self.directory / volume_id
+        if not sparse.exists(present / RECORDS[RecordKind.VOLUMES]):
+            return
+        gone = self.directory / f"{_GONE}{volume_id}.{secrets.token_hex(4)}"
+
+        def rename() -> None:
+            with oserrors.translating(f"cannot remove {present}"):
+                os.rename(present, gone)
+
+        self._reserve.change(rename)
+        durable.sync_directory(self.directory)
+        _free(gone)
+        self._reserve.keep()
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """The ids of what is half made or half removed, or was and could not be removed so far."""
+        return tuple({_id_of(each) for each in self._names() if each.startswith((_NEW, _GONE))})
+
+    def settle(self, volume_id: volumes.VolumeId) -> None:
+        """Remove what is half made or half removed of a volume; what cannot be removed is in the log, and stays."""
+        durable.sync_directory(self.directory)  # a removal may have failed at that
+        for name in self._names():
+            if name.startswith((_NEW, _GONE)) and _id_of(name) == volume_id:
+                _free(self.directory / name)
+
+    def _names(self) -> list[str]:
+        with oserrors.translating(f"cannot list {self.directory}"):
+            return os.listdir(self.directory)
+
+
+def _id_of(name: str) -> volumes.VolumeId:
+    return volumes.VolumeId(name.removeprefix(_NEW).removeprefix(_GONE).partition(".")[0])
+
+
+def _free(directory: Place) -> None:
+    """Remove a directory of files, if it is there. Nothing depends on it, so nothing is synced."""
+    try:
+        for name in os.listdir(directory):
+            os.unlink(directory / name)
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        extra = {"directory": str(directory), "error": err}
+        _log.warning("what is left of a volume is not removed now", extra=extra)
