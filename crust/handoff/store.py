@@ -169,24 +169,15 @@ class Store:
             raise
         return Entry(paths.digest, paths.directory, record)
 
-    def rewrite(self, there: Record, mount: volumes.DeferredMount) -> Entry:
-        """Change what is published from `there`, a record that was read before, to `mount`. The entry may be claimed.
+    def rewrite(self, entry: Entry, mount: volumes.DeferredMount) -> Entry:
+        """Change the mount of an entry, which was read by the same thread just now. It may be claimed.
 
-        Returns the entry with the record's new generation. Raises `NotPublished`, and `EntryChanged` if the record
-        is not `there` any more: a change may take long, and the volume may be published again meanwhile.
+        Returns the entry with the record's new generation. Keys of a later version stay.
         """
-        entry = self.read(there.target)
-        if entry is None:
-            raise NotPublished(there.target)
-        if entry.require() != there:
-            raise errors.OperationPending.named(
-                "EntryChanged",
-                f"the entry for {there.target} was not changed",
-                why="it was published again or changed meanwhile",
-                hint="retry",
-            )
-        before = durable.read(self.layout.entry(there.target).record, limit_bytes=LIMIT_BYTES)
-        return self._replace(replace(there, mount=mount), entry, before=before)
+        record = replace(entry.require(), mount=mount)
+        path = self.layout.entry(record.target).record
+        before = durable.read(path, limit_bytes=LIMIT_BYTES)
+        return self._replace(record, entry, before=before)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""

@@ -89,7 +89,7 @@ class Entries:
         if there.same_content(record):
             return entry
         if entry.live and _same_source(there, record):
-            return self.store.rewrite(there, record.mount)
+            return self.store.rewrite(entry, record.mount)
         return self.store.publish(record, replace=True)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
@@ -182,7 +182,7 @@ class Entries:
         there = entry.require()
         mount = change(there.mount)
         if mount != there.mount:
-            entry = self.store.rewrite(there, mount)
+            entry = self.store.rewrite(entry, mount)
         return self.row_of(entry)
 
 

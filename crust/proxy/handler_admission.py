@@ -81,8 +81,12 @@ def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
         )
 
 
-def check_guest_work(handler: Handler, mount: volumes.DeferredMount) -> None:
-    """Raise `UnsupportedByHandler` if the handler cannot format, open or decrypt a volume that needs it."""
+def check_mount(handler: Handler, mount: volumes.DeferredMount) -> None:
+    """`check` and `check_limits`, and raise `UnsupportedByHandler` for work in the guest that the handler cannot do:
+    to format, open or decrypt the volume.
+    """
+    check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
+    check_limits(handler, mount.io_limits)
     if mount.format is not None and not mount.readonly and Feature.FORMAT not in handler.features:
         raise UnsupportedByHandler(
             handler.name,

@@ -252,11 +252,7 @@ class Publish:
         pod = run.wanted.pod
         handler_admission.check_answer(run.wanted.access, mount)
         if handler is not None:
-            handler_admission.check(
-                handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly
-            )
-            handler_admission.check_limits(handler, mount.io_limits)
-            handler_admission.check_guest_work(handler, mount)
+            handler_admission.check_mount(handler, mount)
             return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
         assert run.began is not None
         assert run.began.entry is not None

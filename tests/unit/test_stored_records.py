@@ -164,7 +164,7 @@ def test_keys_of_a_later_version_in_a_handoff_record_are_kept_by_a_rewrite(tmp_p
     stores = _opened(_written(tmp_path))
     path = Path(stores.handoff.layout.entry(TARGET).record)
     path.write_text(json.dumps(_with_later(json.loads(path.read_text()))))
-    stores.handoff.rewrite(RECORD, replace(RECORD.mount, capacity_bytes=7))
+    stores.handoff.rewrite(_entry(stores), replace(RECORD.mount, capacity_bytes=7))
     now = json.loads(path.read_text())
     assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
     assert now["later"] == now["crust"]["later"] == {"shiny": True}

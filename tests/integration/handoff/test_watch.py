@@ -76,7 +76,7 @@ async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -
     await _next(scans)
     published = store.publish(a_record())
     assert await _next(scans) == [published]
-    rewritten = store.rewrite(published.require(), a_record(capacity_bytes=1).mount)
+    rewritten = store.rewrite(published, a_record(capacity_bytes=1).mount)
     assert await _next(scans) == [rewritten]
     paths = store.layout.entry(TARGET)
     with claims.ClaimLock.acquire(paths, TARGET):

@@ -34,7 +34,10 @@ class Stores:
         self(number).publish(RECORD)
 
     def rewrite(self, number: int) -> None:
-        self(number).rewrite(RECORD, GROWN.mount)
+        store = self(number)
+        entry = store.read(TARGET)
+        assert entry is not None
+        store.rewrite(entry, GROWN.mount)
 
     def published(self, number: int) -> None:
         self.empty(number)
@@ -83,7 +86,7 @@ def test_rewrite_killed_at_any_call_leaves_the_old_or_the_new_record(stores: Sto
         assert entry is not None
         seen.add(entry.require().mount.capacity_bytes)
         assert entry.require().same_content(RECORD) or entry.require().same_content(GROWN)
-        assert store.rewrite(entry.require(), GROWN.mount).require().same_content(GROWN)
+        assert store.rewrite(entry, GROWN.mount).require().same_content(GROWN)
         _unpublish(store)
         assert _names(store) == []
     assert len(seen) == 2
