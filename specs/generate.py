@@ -83,6 +83,10 @@ def _name_whole(command: click.Command) -> None:
     command.short_help = (
         (command.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
     )
+    context = click.Context(
+        command
+    )  # click_man does not ask for the flags that are made from settings
+    command.params = [each for each in command.get_params(context) if "--help" not in each.opts]
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         _name_whole(below)
 

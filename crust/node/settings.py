@@ -35,7 +35,8 @@ class NodeSettings(ProgramSettings):
     own. Without it our driver runs if a shim has no `driver_socket`."""
 
     node_name: Annotated[str, pydantic.Field(min_length=1, max_length=253)] = os.uname().nodename
-    """The name of this node's Node object: the `node_id` of our driver and the `node_name` of `proxy.kubernetes`."""
+    """The name of this node's Node object: the `node_id` of our driver and the `node_name` of `proxy.kubernetes`.
+    Default: the host's name."""
 
     @property
     def runtime_socket(self) -> str:

@@ -1,55 +1,117 @@
-"""The commands that serve: node, proxy, shim, driver, kata. A flag here is a setting of the same name.
+"""The commands that serve: node, proxy, shim, driver, kata. Each setting of a daemon is a flag of the same name.
 
-A daemon's packages are imported when its command runs.
+The flags are made from the model of the settings when a command is looked at or run, and their help is the setting's
+own docstring: a setting is described once. A list is a flag in the singular that is repeated; tables have no flags,
+but for the two lists whose rows are few words. A daemon's packages are imported when its command runs.
 """
 
+import ast
+import functools
+import inspect
 import os
+import pkgutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
+
+if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
+    from crust.core.settings.program import ProgramSettings
+
+_ROWS = {"drivers": "NAME,SOCKET,BACKEND", "runtimes": "NAME,CONFIGURATION"}
+"""Lists of tables that are flags, too."""
+
+
+class _Setting(click.Option):
+    """The flag of a setting. pydantic checks its value, as that of every other source."""
+
+    def __init__(self, model: "type[ProgramSettings]", name: str) -> None:
+        field = model.model_fields[name]
+        self._of = model
+        flag, kind = name.replace("_", "-"), field.annotation
+        more: dict[str, Any] = {"metavar": _ROWS.get(name, "TEXT")}
+        declared = [f"--{flag}", name]
+        if kind is bool:
+            declared, more = [f"--{flag}/--no-{flag}", name], {}
+        elif get_origin(kind) is tuple:
+            declared, more["multiple"] = [f"--{flag.removesuffix('s')}", name], True
+        elif get_origin(kind) is Literal:
+            choices = get_args(kind)
+            more["metavar"] = f"[{'|'.join(choices)}]"
+            more["shell_complete"] = lambda *asked: [
+                each for each in choices if each.startswith(asked[2])
+            ]
+        self._default = field.default
+        super().__init__(declared, default=None, **more)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As click has it; the help is read from the settings' source only for who wants it."""
+        assert self.name is not None
+        self.help = _docstrings(self._of)[self.name]
+        shown = str(self._default).lower() if isinstance(self._default, bool) else self._default
+        if isinstance(shown, str | int | float) and shown not in ("", os.uname().nodename):
+            self.help += f"  [default: {shown}]"
+        return super().get_help_record(ctx)
+
+
+class _Daemon(click.Command):
+    """A command with a flag for each setting of `model` (module:class), or for those of `only`."""
+
+    def __init__(self, *args: Any, model: str, only: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._model, self._only = model, only
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """--config, the settings, --help."""
+        config, *others = super().get_params(ctx)
+        return [config, *_flags(self._model, self._only), *others]
+
+
+class _DaemonGroup(_Daemon, click.Group):
+    """A daemon with commands below it."""
+
+
+@functools.cache
+def _flags(path: str, only: tuple[str, ...]) -> tuple[click.Option, ...]:
+    model: type[ProgramSettings] = pkgutil.resolve_name(path)
+    plain = [
+        name
+        for name, field in model.model_fields.items()
+        if name in _ROWS or "core.settings" not in str(field.annotation)  # else a table
+    ]
+    return tuple(_Setting(model, name) for name in only or plain)
+
+
+@functools.cache
+def _docstrings(model: type) -> dict[str, str]:
+    """The text below each setting of the model, and of those that it builds upon."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if each.__module__.startswith("crust."):
+            found |= dict(_texts(each))
+    return found
+
+
+def _texts(model: type) -> Iterator[tuple[str, str]]:
+    (described,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(described, ast.ClassDef)
+    for field, text in zip(described.body, described.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            yield ast.unparse(field.target), " ".join(ast.literal_eval(text.value).split())
+
 
 _CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML settings. Default: /etc/crust/<program>.toml, if it is there.",
 )
-_LOG_LEVEL = click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-_LOG_FORMAT = click.option("--log-format", type=click.Choice(["json", "console"]))
-_METRICS = click.option(
-    "--metrics-address", metavar="HOST:PORT", help="Where Prometheus may read. Default: nowhere."
-)
-_TRACES = click.option(
-    "--traces/--no-traces",
-    default=None,
-    help="Send spans to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names. Default: no.",
-)
-_PROPAGATION = click.option(
-    "--check-propagation/--no-check-propagation",
-    default=None,
-    help="Refuse to start where mounts would not reach the host. Default: yes.",
-)
-_PROFILE = click.option("--csi-profile", type=click.Choice(["1.12", "1.13"]))
-_ROOT = click.option("--target-root", "target_roots", multiple=True, help="The kubelet's root.")
-
-_STATE_DIR = click.option("--state-dir", help="The pool. Default: /var/lib/crust/block.")
-_POOL_ID_FILE = click.option(
-    "--pool-id-file", help="Where the pool's id is remembered. Default: --state-dir with .pool-id."
-)
 
 
-def _of_a_daemon(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of every daemon, before its own."""
-    for option in (_TRACES, _METRICS, _LOG_FORMAT, _LOG_LEVEL, _CONFIG):
-        command = option(command)
-    return command
-
-
-@click.command()
-@_of_a_daemon
-@click.option("--node-name", help="This node's name in the cluster. Default: the host's name.")
+@click.command(cls=_Daemon, model="crust.node.settings:NodeSettings")
+@_CONFIG
 def node(**flags: Any) -> None:
     """Proxy, shim and driver in one process: the usual way on a node."""
     from crust.cli.programs import daemons
@@ -61,25 +123,8 @@ def node(**flags: Any) -> None:
     daemons.serve(NodeSettings, "node", process.run, flags, stop_s=daemons.STOP_OF_DRIVER_S)
 
 
-@click.command()
-@_of_a_daemon
-@_ROOT
-@_PROPAGATION
-@click.option("--run-dir", help="The proxy's own sockets. Default: /run/crust.")
-@click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
-@click.option(
-    "--handler-grace-s", type=float, help="How long a call waits for a handler after a start."
-)
-@click.option(
-    "--plugins-registry", help="Register drivers here: /var/lib/kubelet/plugins_registry."
-)
-@click.option(
-    "--driver",
-    "drivers",
-    multiple=True,
-    metavar="NAME,SOCKET,BACKEND",
-    help="A driver: its name, the socket the CO calls, the shim's socket.",
-)
+@click.command(cls=_Daemon, model="crust.core.settings.proxy:ProxySettings")
+@_CONFIG
 def proxy(**flags: Any) -> None:
     """Serve the CO's CSI sockets of this node."""
     from crust.cli.programs import daemons
@@ -92,38 +137,8 @@ def proxy(**flags: Any) -> None:
     daemons.serve(ProxySettings, "proxy", app.run, flags)
 
 
-@click.command()
-@_of_a_daemon
-@_PROFILE
-@click.option("--socket", help="What the proxy calls.")
-@click.option("--driver-socket", help="The driver that is wrapped.")
-@click.option(
-    "--driver-name",
-    help="Its name for the CO. Default: what it called itself when it was first asked.",
-)
-@click.option("--runtime-socket", help="The proxy's Runtime API. Default: /run/crust/runtime.sock.")
-@click.option(
-    "--wrap/--no-wrap",
-    default=None,
-    help="Defer volumes of a driver that does not defer by itself. Default: yes.",
-)
-@click.option("--kubelet-root", help="The kubelet's root directory. Default: /var/lib/kubelet.")
-@click.option(
-    "--defer",
-    type=click.Choice(["always", "never", "runtime-class"]),
-    help="For volumes whose context does not say. Default: never.",
-)
-@_PROPAGATION
-@click.option(
-    "--check-detach/--no-check-detach",
-    default=None,
-    help="With --controller: detach nothing that a guest may use. Default: yes, by the Kubernetes API.",
-)
-@click.option(
-    "--controller/--no-controller",
-    default=None,
-    help="Wrap the driver's controller, for its sidecars, and not its node part. Default: no.",
-)
+@click.command(cls=_Daemon, model="crust.core.settings.shim:ShimSettings")
+@_CONFIG
 def shim(**flags: Any) -> None:
     """Wrap one CSI driver."""
     from crust.cli.programs import daemons
@@ -135,29 +150,8 @@ def shim(**flags: Any) -> None:
     daemons.serve(ShimSettings, "shim", process.run, flags)
 
 
-@click.command()
-@_of_a_daemon
-@click.option(
-    "--runtime",
-    "runtimes",
-    multiple=True,
-    metavar="NAME,CONFIGURATION",
-    help="A runtime of containerd that is Kata's: its name, and Kata's configuration.toml.",
-)
-@click.option("--run-dir", help="The daemon's own sockets. Default: /run/crust/kata.")
-@click.option("--volumes-root", help="The handoff directory. Default: /run/crust/volumes.")
-@click.option(
-    "--handlers-socket", help="Where the proxy takes handlers. Default: /run/crust/handlers.sock."
-)
-@click.option("--nri-socket", help="The container engine's. Default: /run/nri/nri.sock.")
-@click.option(
-    "--default-runtime", help="containerd's default_runtime_name. Default: it is none of Kata's."
-)
-@click.option(
-    "--filesystem", "filesystems", multiple=True, help="The guest can mount it. Default: ext4, xfs."
-)
-@click.option("--kata-volumes", help="Kata's directory of direct volumes.")
-@click.option("--kata-sandboxes", help="Where Kata's Go runtime writes its state.")
+@click.command(cls=_Daemon, model="crust.core.settings.kata:KataSettings")
+@_CONFIG
 def kata(**flags: Any) -> None:
     """Let an unmodified Kata Containers use deferred volumes: an NRI plugin of the container engine."""
     from crust.cli.programs import daemons
@@ -170,43 +164,11 @@ def kata(**flags: Any) -> None:
     daemons.serve(KataSettings, "kata", process.run, flags)
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    cls=_DaemonGroup, model="crust.core.settings.driver:DriverSettings", invoke_without_command=True
+)
 @click.pass_context
-@_of_a_daemon
-@_PROFILE
-@_ROOT
-@_PROPAGATION
-@click.option("--socket", help="What the shim or the CO calls.")
-@_STATE_DIR
-@click.option(
-    "--create-pool/--no-create-pool", default=None, help="Make the pool at the first start."
-)
-@_POOL_ID_FILE
-@click.option("--driver-name", help="The driver's name. Default: block.csi.crust.dev.")
-@click.option(
-    "--mode",
-    type=click.Choice(["all", "controller", "node"]),
-    help="Which part of the driver runs here. Default: all.",
-)
-@click.option(
-    "--engine", type=click.Choice(["files", "rbd"]), help="What holds the volumes. Default: files."
-)
-@click.option(
-    "--node-deployment/--no-node-deployment",
-    default=None,
-    help="Each node's driver provisions for itself, by sidecars with the same flag. Default: no.",
-)
-@click.option("--run-dir", help="Invalid after a reboot. Default: /run/crust/driver.")
-@click.option("--node-id", help="This node's name. Default: the host's name.")
-@click.option(
-    "--overcommit",
-    type=float,
-    help="Provisioned capacity, as a multiple of the pool's size. Default: 1.",
-)
-@click.option("--pool-low-percent", type=int, help="Warn when less is free. Default: 10.")
-@click.option("--max-volumes", type=int, help="How many volumes the node takes. Default: 128.")
-@click.option("--runtime-socket", help="The proxy's Runtime API. Default: guests cannot be asked.")
-@click.option("--io-cgroup", help="The pods' control group. Default: the kubelet's.")
+@_CONFIG
 def driver(context: click.Context, /, **flags: Any) -> None:
     """Serve block.csi.crust.dev, the block-volume CSI driver."""
     if context.invoked_subcommand is not None:
@@ -227,10 +189,13 @@ def driver(context: click.Context, /, **flags: Any) -> None:
     )
 
 
-@driver.command("init-pool")
+@driver.command(
+    "init-pool",
+    cls=_Daemon,
+    model="crust.core.settings.driver:DriverSettings",
+    only=("state_dir", "pool_id_file"),
+)
 @_CONFIG
-@_STATE_DIR
-@_POOL_ID_FILE
 def init_pool(**flags: Any) -> None:
     """Make this node's pool, once, and print its id. If it is there already, nothing is changed.
 

@@ -17,14 +17,14 @@ TASKS_THAT_ARE_AWAITED = {
     "cli/programs/daemons.py",
     "csi_shim/deferral.py",  # the undo of a call, shielded
     "host/process/commands.py",
-    "kata/gate.py",  # one claim, shielded
-    "kata/nri.py",  # one call of the engine each; the session gathers them
     "core/operations.py",
     "proxy/events.py",
     "rpc/driver_facts.py",  # one question
     "rpc/port.py",  # a connection's state
     "conformance/runtimes/subject.py",  # a command, which waits for the first of two
     "core/supervised.py",
+    "kata/gate.py",  # the work of one call, which goes on where its time is over
+    "kata/nri.py",  # the calls of the engine, until the connection ends
 }
 """Files with tasks that are no loop: their makers wait for them, and get their errors."""
 

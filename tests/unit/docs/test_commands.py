@@ -53,7 +53,8 @@ def _unknown(line: str) -> list[str]:
     if command is main.main:
         return words[:1]
     group = isinstance(command, click.Group) and bool(words) and not words[0].startswith("-")
-    options = {each for param in command.params for each in (*param.opts, *param.secondary_opts)}
+    params = command.get_params(click.Context(command))
+    options = {each for param in params for each in (*param.opts, *param.secondary_opts)}
     given = [word.partition("=")[0].rstrip(",") for word in words if word.startswith("--")]
     return [word for word in given if word not in options] + words[:1] * group
 
