@@ -6,6 +6,7 @@
     entry         Kata's own file for a volume: the real one, and the placeholder that names no device
     evidence      which process is a sandbox's virtual machine, and what Kata has attached to it
     grants        the claim of a sandbox, its keeper, and the real entry for as long as a container needs it
+    statistics    what the proxy asks of the guest, by the shim's socket
     placeholders  a placeholder for each published volume, from the publish to the unpublish
     process       the daemon
 

@@ -63,7 +63,7 @@ class KataEvidence:
 
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """The process of the sandbox's virtual machine; `told` is the engine's word, 0 for none. Raises VmUnknown."""
-        _check_id(sandbox_id)
+        check_id(sandbox_id)
         pid: int = self._read(_SandboxFile, f"{sandbox_id}/persist.json", sandbox_id).hypervisor.pid
         if told and told != pid:
             raise VmUnknown(sandbox_id, f"the engine names process {told}, and Kata process {pid}")
@@ -75,8 +75,8 @@ class KataEvidence:
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
         """Raise `VolumeNotAttached` unless Kata attached the device and mounts it for this container."""
-        _check_id(sandbox_id)
-        _check_id(container_id)
+        check_id(sandbox_id)
+        check_id(container_id)
         path = f"{sandbox_id}/{container_id}/persist.json"
         mounts = self._read(_ContainerFile, path, sandbox_id).mounts or ()
         device = os.path.realpath(record.device)
@@ -147,7 +147,7 @@ def _content(pid: int, name: str) -> bytes:
         return b""
 
 
-def _check_id(text: str) -> None:
-    """An id is a part of a path, and one that is empty would be in every text."""
+def check_id(text: str) -> None:
+    """Raise VmUnknown for what is no id: it is a part of a path, and one that is empty would be in every text."""
     if len(text) < 8 or not text.isascii() or not text.replace("-", "").replace("_", "").isalnum():
         raise VmUnknown(text[:64], "this is not an id of a sandbox or a container")

@@ -23,18 +23,19 @@ from crust.host.process import workers
 from crust.kata import nri
 from crust.kata.entry import KataEntries
 from crust.kata.evidence import KataEvidence
-from crust.kata.gate import Bridge
+from crust.kata.gate import Bridge, Report
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
 from crust.kata.preflight import Configurations
+from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 
 _log = logging.getLogger(__name__)
 
-FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY})
+FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
 """What Kata's Go runtime does with a direct volume, whatever its hypervisor."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -63,10 +64,7 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         features = dict.fromkeys(handlers, FEATURES)
         grants = Grants(store, run_dir / "keepers", entries, features)
 
-        def report(part: str, problem: errors.CrustError | None) -> None:
-            loop.call_soon_threadsafe(_report, daemon, part, problem)
-
-        loop = asyncio.get_running_loop()
+        report = _reporting(daemon)
         watch = KeeperWatch(grants, evidence)
         await watch.look()
         await workers.run(grants.hide_unclaimed)
@@ -81,9 +79,21 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
             daemon.serves()
         )  # an engine that is away must not keep the node's start waiting
         await plugin.is_taken.wait()
+        serves = KataHandler(store, settings.kata_sandboxes)
+        stack.push_async_callback(serves.close)
         for handler in handlers:
-            await _registered(handler, settings, stack)
+            await _registered(handler, serves, settings, stack)
         yield daemon
+
+
+def _reporting(daemon: Daemon) -> Report:
+    """Report from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def report(part: str, problem: errors.CrustError | None) -> None:
+        loop.call_soon_threadsafe(_report, daemon, part, problem)
+
+    return report
 
 
 def _report(daemon: Daemon, part: str, problem: errors.CrustError | None) -> None:
@@ -110,7 +120,10 @@ async def _fit(
 
 
 async def _registered(
-    name: volumes.HandlerName, settings: KataSettings, stack: AsyncExitStack
+    name: volumes.HandlerName,
+    serves: service.Handler,
+    settings: KataSettings,
+    stack: AsyncExitStack,
 ) -> None:
     endpoint = f"{settings.run_dir}/{name}.sock"
     request = registration.RegisterRequest(
@@ -120,7 +133,7 @@ async def _registered(
         filesystems=frozenset(settings.filesystems),
         features=FEATURES,
     )
-    await stack.enter_async_context(service.serving(endpoint, service.HandlerBase()))
+    await stack.enter_async_context(service.serving(endpoint, serves))
     await stack.enter_async_context(registration.registered(settings.handlers_socket, request))
 
 

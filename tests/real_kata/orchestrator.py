@@ -1,4 +1,4 @@
-"""orchestrator.py up|unpublish|down NAME HANDLER STATE: one volume's CSI calls, in the order of a kubelet's."""
+"""orchestrator.py up|stats|grow|unpublish|down NAME HANDLER STATE: a volume's CSI calls, in a kubelet's order."""
 
 import asyncio
 import sys
@@ -8,7 +8,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import grpc.aio
 
-from tests.support.co import Co
+from crust.wire.csi.v1 import csi_pb2
+from tests.support.co import MIB, Co
 
 
 async def main(what: str, name: str, handler: str, state: str) -> None:
@@ -31,6 +32,18 @@ async def main(what: str, name: str, handler: str, state: str) -> None:
                 volume.volume_id, target, staging=staging, defer=False, volume_context=context
             )
             print(target)  # noqa: T201
+            return
+        if what == "stats":
+            answer = await co.stats(remembered.read_text(), target)
+            print(answer.usage[0].total, answer.usage[0].used)  # noqa: T201
+            return
+        if what == "grow":
+            wanted = csi_pb2.CapacityRange(required_bytes=128 * MIB)
+            request = csi_pb2.ControllerExpandVolumeRequest(
+                volume_id=remembered.read_text(), capacity_range=wanted
+            )
+            await co.controller.ControllerExpandVolume(request)
+            await co.expand(remembered.read_text(), target, 128 * MIB)
             return
         await co.unpublish(remembered.read_text(), target)
         if what == "down":

@@ -57,6 +57,17 @@ def test_a_container_writes_to_the_volume_and_unpublish_waits_for_the_sandbox(
     assert node.entries() == {}
 
 
+def test_statistics_are_the_guest_s_and_growth_is_refused(node: KataNode, volume: Volume) -> None:
+    name, target = volume
+    pod = _pod(node, name)
+    app = _started(node, pod, "app", target)
+    node.cri("exec", app, "/bin/sh", "-c", "dd if=/dev/zero of=/data/f bs=1M count=8 && sync")
+    total, used = map(int, node.co("stats", name).text.split())
+    assert 40 << 20 < total < 64 << 20
+    assert 8 << 20 <= used < total
+    assert "FilesystemNotGrown" in node.co("grow", name).text
+
+
 def test_init_container_then_app_then_a_second_container_and_a_crash_loop(
     node: KataNode, volume: Volume
 ) -> None:

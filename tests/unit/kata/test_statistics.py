@@ -1,0 +1,193 @@
+"""Statistics by the shim's socket: its own bytes, its errors, a shim that hangs, and numbers that a guest made up."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crust.core import volumes
+from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.kata import statistics
+from crust.kata.statistics import KataHandler
+from tests.support.raised import raised
+from tests.support.records.records import HANDLER, TARGET, a_record
+from tests.support.runtimes import fake_handler
+
+BODY = (
+    b'{"usage":[{"available":58650624,"total":58675200,"used":24576,"unit":1},'
+    b'{"available":16373,"total":16384,"used":11,"unit":2}],"volume_condition":{"message":"OK"}}'
+)
+"""What the real shim 4.1.0 answered."""
+Answers = Callable[[str], Awaitable[bytes]]
+
+
+def _ok(body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+    return head.encode() + body
+
+
+@asynccontextmanager
+async def _shim(root: Path, sandbox_id: str, answers: Answers) -> AsyncIterator[list[str]]:
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
+        asked.append(line)
+        writer.write(await answers(line))
+        writer.close()
+
+    (root / sandbox_id).mkdir()
+    server = await asyncio.start_unix_server(serve, str(root / sandbox_id / "shim-monitor.sock"))
+    async with server:
+        yield asked
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose sockets have paths of less than 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/volumes")
+    made.open()
+    return made
+
+
+async def _always(body: bytes) -> bytes:
+    return body
+
+
+def _published(store: Store, name: str) -> Record:
+    record = a_record(volumes.TargetPath.parse(f"/k/{name}/mount"))
+    store.publish(record)
+    return record
+
+
+async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) -> None:
+    record = replace(a_record(), target=TARGET)
+    store.publish(record)
+    handler = KataHandler(store, str(short))
+    async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:
+        with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
+            stats = await handler.get_stats(TARGET)
+    assert asked == ["/direct-volume/stats?path=%252Fdev%252Floop7"]  # quoted twice
+    in_bytes, inodes = stats.usage
+    assert (in_bytes.total, in_bytes.used, in_bytes.available) == (58675200, 24576, 58650624)
+    assert (inodes.unit, inodes.total) == (volumes.UsageUnit.INODES, 16384)
+    assert stats.condition is None
+
+
+async def test_a_full_disk_has_no_key_for_what_is_available() -> None:
+    stats = statistics._parsed(b'{"usage":[{"total":10,"used":10,"unit":1}]}')
+    assert stats.usage[0].available == 0
+
+
+async def test_between_two_containers_the_last_numbers_say_their_age(
+    store: Store, short: Path
+) -> None:
+    record = _published(store, "a")
+    answers = [
+        _ok(BODY),
+        b"HTTP/1.1 500 Internal Server Error\r\n\r\nmount /dev/loop7 not found in sandbox",
+    ]
+    handler = KataHandler(store, str(short))
+    async with _shim(short, "sandbox-1", lambda _: _always(answers.pop(0))):
+        with fake_handler.sandbox(
+            store.root, record.target.text, name="sandbox-1", handler=HANDLER
+        ):
+            first, second = [await handler.get_stats(record.target) for _ in range(2)]
+    assert first.usage == second.usage
+    assert second.condition is not None
+    assert "s old" in second.condition.message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 500 Internal Server Error\r\n\r\nstat nope: no such file or directory",
+        b"",
+        b"garbage",
+        _ok(b"[]"),
+        _ok(b'{"usage":[]}'),
+        _ok(b'{"usage":[{"total":-1,"unit":1}]}'),
+        _ok(b'{"usage":[{"total":1e300,"unit":1}]}'),
+        _ok(b'{"usage":[{"total":' + b"9" * 5000 + b',"unit":1}]}'),
+        _ok(b'{"usage":' + b"[" * 9000),
+        _ok(b"x" * 1_000_000),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: bytes) -> None:
+    record = _published(store, "a")
+    handler = KataHandler(store, str(short))
+    async with _shim(short, "sandbox-1", lambda _: _always(answer)):
+        with (
+            fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
+            raised("StatisticsUnavailable"),
+        ):
+            await handler.get_stats(record.target)
+
+
+@given(st.binary(max_size=300))
+def test_a_body_is_numbers_or_a_value_error(body: bytes) -> None:
+    try:
+        statistics._parsed(body)
+    except ValueError:
+        return
+
+
+async def test_without_a_sandbox_or_its_socket_it_says_so(store: Store, short: Path) -> None:
+    record = _published(store, "a")
+    handler = KataHandler(store, str(short))
+    with raised("NotInSandbox"):
+        await handler.get_stats(record.target)
+    with raised("NotPublished"):
+        await handler.get_stats(TARGET)
+    for name in ("sandbox-1", "../../etc"):
+        with (
+            fake_handler.sandbox(store.root, record.target.text, name=name, handler=HANDLER),
+            pytest.raises(Exception, match=r"StatisticsUnavailable|cannot be"),
+        ):
+            await handler.get_stats(record.target)
+
+
+async def test_a_shim_that_hangs_has_one_request_and_delays_nobody_else(
+    store: Store, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 sandboxes with 10 volumes each, of which one answers nothing."""
+    monkeypatch.setattr(statistics, "_ANSWER_S", 0.2)
+    never = asyncio.Event()
+
+    async def hang(_: str) -> bytes:
+        await never.wait()
+        return b""
+
+    handler = KataHandler(store, str(short))
+    records = {(box, at): _published(store, f"{box}-{at}") for box in range(10) for at in range(10)}
+    async with AsyncExitStack() as stack:
+        asked = []
+        for box in range(10):
+            answers: Answers = hang if box == 0 else lambda _: _always(_ok(BODY))
+            asked.append(await stack.enter_async_context(_shim(short, f"sandbox-{box}", answers)))
+        for (box, _), record in records.items():
+            target = record.target.text
+            held = fake_handler.sandbox(store.root, target, name=f"sandbox-{box}", handler=HANDLER)
+            stack.enter_context(held)
+        async with asyncio.timeout(60):
+            got = await asyncio.gather(
+                *(handler.get_stats(record.target) for record in records.values()),
+                return_exceptions=True,
+            )
+        await handler.close()
+        never.set()
+    assert len(asked[0]) == 1
+    assert [isinstance(each, volumes.VolumeStats) for each in got] == [False] * 10 + [True] * 90
