@@ -16,6 +16,7 @@ from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.kata.runtime import daemon, volume
 from examples.kata.runtime.client import RuntimeRefused
+from examples.kata.vm import machine
 from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(480)]
@@ -94,6 +95,7 @@ async def test_sandbox_that_is_stopped_while_the_cluster_is_leaves_nothing_when_
 ) -> None:
     """Its guest cannot unmount, so it is killed; the unpublish succeeds, and the claim is given back later."""
     monkeypatch.setattr(daemon, "GIVE_BACK_S", 1)
+    monkeypatch.setattr(machine, "SHUTDOWN_S", 5)
     target = await node.publish()
     await node.output("one", target, "echo kept > /data/f; sync")
     with stopped(storage.ceph):

@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 BOOT_S = 60.0
 UNPLUG_S = 20.0
+SHUTDOWN_S = 60.0
+"""What a guest has to end its containers and unmount its volumes."""
 _POWER_OFF_S = 20.0
 
 
@@ -155,7 +157,7 @@ class Machine:
         """
         stuck: list[str] = []
         try:
-            stuck = await self.guest.shutdown()
+            stuck = await self.guest.shutdown(SHUTDOWN_S)
             async with asyncio.timeout(_POWER_OFF_S):
                 await self._process.wait()
         except (errors.CrustError, TimeoutError) as err:
