@@ -97,7 +97,7 @@ async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_
     assert not healthy.volume_health.health_statuses
     pool = await node.NodeGetStorageHealth(csi_pb2.NodeGetStorageHealthRequest(), caller())
     assert not pool.backend_health
-    image.parent.rename(tmp_path / "pool")
+    image.parent.parent.rename(tmp_path / "pool")
     pool = await node.NodeGetStorageHealth(csi_pb2.NodeGetStorageHealthRequest(), caller())
     assert [each.status for each in pool.backend_health] == [csi_pb2.STORAGE_UNREACHABLE]
 
