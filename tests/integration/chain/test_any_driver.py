@@ -11,11 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from crust.core import volumes
 from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.proxy import guard
-from crust.runtime_handler import claim_volume
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
@@ -23,6 +21,7 @@ from tests.support.drivers.fake_driver import Context
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.support.nodes.served_node import sandbox
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -77,16 +76,6 @@ async def node(places: Places, device: str) -> AsyncIterator[Node]:
         yield running
 
 
-def _claimed(node: Node, target: str) -> Any:
-    return claim_volume(
-        node.places.volumes,
-        volumes.TargetPath(target),
-        volumes.SandboxId("box-1"),
-        volumes.HandlerName("kata"),
-        features=frozenset(volumes.HandlerFeature),
-    )
-
-
 def _unstage(node: Node, volume_id: str) -> Any:
     return node.co.unstage(volume_id, f"{node.places.kubelet}/staging")
 
@@ -95,7 +84,7 @@ def _unstage(node: Node, volume_id: str) -> Any:
 async def test_second_deferred_writer_is_refused(node: Node, volume_id: str) -> None:
     one, two = node.places.target("one"), node.places.target("two")
     await node.co.publish("vol-1", one)
-    with _claimed(node, one):
+    with sandbox(node.places, one):
         await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
     assert node.entry(two) is None
     assert two not in node.driver.published
@@ -169,7 +158,7 @@ async def test_readers_share_and_a_writer_is_refused(node: Node) -> None:
     one, two, three = (node.places.target(name) for name in ("one", "two", "three"))
     for reader in (one, two):
         await node.co.publish("vol-1", reader, readonly=True)
-    with _claimed(node, one), _claimed(node, two):
+    with sandbox(node.places, one), sandbox(node.places, two):
         await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, "readers")
     await node.co.unpublish("vol-1", one)
     await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, two)
@@ -181,7 +170,7 @@ async def test_live_sandbox_keeps_its_device(node: Node) -> None:
     """Unpublish and unstage reach the driver only when the sandbox is gone, whatever the driver would do."""
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
-    with _claimed(node, target):
+    with sandbox(node.places, target):
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-1")
         await refused(_unstage(node, "vol-1"), Code.FAILED_PRECONDITION, target)
     assert node.driver.called("NodeUnpublishVolume") == []

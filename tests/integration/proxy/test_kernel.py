@@ -19,7 +19,7 @@ from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
 from crust.proxy.target import Seen, Stack
-from crust.runtime_handler import Resolved, claim_volume, resolve_source
+from crust.runtime_handler import Resolved, resolve_source
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import MIB
@@ -27,7 +27,7 @@ from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.nodes.served_node import ext4_device, new_places
+from tests.support.nodes.served_node import ext4_device, new_places, sandbox
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
@@ -340,14 +340,7 @@ async def test_sdk_claim_blocks_host_mounts_and_unpublish(
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)
-    claim = claim_volume(
-        node.places.volumes,
-        volumes.TargetPath(target),
-        volumes.SandboxId("box-7"),
-        volumes.HandlerName("kata"),
-        features=frozenset(volumes.HandlerFeature),
-    )
-    with claim:
+    with sandbox(node.places, target, "box-7"):
         await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-7")
         await refused(node.co.expand("vol-1", target, 65 * MIB), Code.UNAVAILABLE, "bytes")
         node.driver.size_bytes.clear()  # it only said that the device grew

@@ -18,12 +18,13 @@ import grpc.aio
 import pytest
 
 from crust.csi_shim.wrap import leaves, private_directories, volume_operations
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import mount_api
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from examples.drivers import minimal
 from tests.integration.wrap.conftest import DEFERRED, Wrapped
 from tests.support.co import Co
+from tests.support.drivers import remnants
 from tests.support.drivers.wrapping_processes import wrapping
 from tests.support.faults.hung_files import HungFile
 from tests.support.faults.refusals import refused, refused_in_time, until_probe
@@ -176,8 +177,7 @@ def base() -> Iterator[Path]:
     """A directory with short paths, unmounted at the end."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
         yield Path(root)
-        for each in sorted(mountinfo.below(root), key=lambda mount: -len(mount.target)):
-            mount_api.unmount(each.target)
+        remnants.remove(root)
 
 
 def ready(base: Path) -> tuple[int, str]:

@@ -9,7 +9,12 @@ import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -189,18 +194,23 @@ class ServedNode:
         assert entry is not None
         return entry.require()
 
-    @contextmanager
-    def sandbox(self, target: str, name: str = "box-1") -> Iterator[str]:
-        """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
-        claim = claim_volume(
-            self.places.volumes,
-            volumes.TargetPath(target),
-            volumes.SandboxId(name),
-            volumes.HandlerName("kata"),
-            features=frozenset(volumes.HandlerFeature),
-        )
-        with claim:
-            yield claim.record.device
+    def sandbox(self, target: str, name: str = "box-1") -> AbstractContextManager[str]:
+        """A sandbox that has the volume; yields the device."""
+        return sandbox(self.places, target, name)
+
+
+@contextmanager
+def sandbox(places: Places, target: str, name: str = "box-1") -> Iterator[str]:
+    """A sandbox that has the volume: it holds lock and device as a VM does. Yields the device."""
+    claim = claim_volume(
+        places.volumes,
+        volumes.TargetPath(target),
+        volumes.SandboxId(name),
+        volumes.HandlerName("kata"),
+        features=frozenset(volumes.HandlerFeature),
+    )
+    with claim:
+        yield claim.record.device
 
 
 @contextmanager

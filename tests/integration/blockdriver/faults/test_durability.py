@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices
-from crust.host.mounts import mount_api, mountinfo
-from tests.support.drivers import pools
+from tests.support.drivers import pools, remnants
 from tests.support.drivers.block_driver import MIB, Bench
 from tests.support.faults import sync_trace
 from tests.support.faults.sync_trace import Event
@@ -25,11 +23,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "home"
     home.mkdir()
     yield home
-    for mount in sorted(mountinfo.below(f"{home}/pods"), key=lambda each: -len(each.target)):
-        mount_api.unmount(mount.target)
-    for device in loop_devices.list_all():
-        if device.backing.startswith(f"{home}/"):
-            loop.detach(device)
+    remnants.remove(str(home))
 
 
 def traced(home: Path, fs_type: str, trace: Path) -> list[Event]:
