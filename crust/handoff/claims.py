@@ -54,13 +54,19 @@ class NotPublished(errors.NotFound):
 class HeldBySandbox(errors.NotReady):
     """A live sandbox has the volume. `sandbox_id` is empty until the sandbox has written claim.json."""
 
-    def __init__(self, target: volumes.TargetPath, sandbox_id: str, handler: str) -> None:
-        named = f"sandbox {sandbox_id} of {handler} has it"
+    def __init__(
+        self, target: volumes.TargetPath, sandbox_id: str, handler: str, pid: int = 0
+    ) -> None:
+        named = f"sandbox {sandbox_id} of {handler} has it, for which process {pid} answers"
         unnamed = "a sandbox is claiming it, or it is being unpublished"
+        stop = (
+            "stop that sandbox first; if its runtime does not know it any more, the virtual machine goes on alone: "
+            "make sure of that, and end its hypervisor"
+        )
         super().__init__(
             f"the volume at {target} is in use",
             why=named if sandbox_id else unnamed,
-            hint="stop that sandbox first" if sandbox_id else "retry",
+            hint=stop if sandbox_id else "retry",
         )
         self.target = target
         self.sandbox_id = sandbox_id
@@ -280,7 +286,7 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
     except errors.CrustError:  # only the holder's name is missing then; the held lock is certain
         claim = None
     return (
-        HeldBySandbox(target, claim.sandbox_id, claim.handler)
+        HeldBySandbox(target, claim.sandbox_id, claim.handler, claim.pid)
         if claim
         else HeldBySandbox(target, "", "")
     )

@@ -61,7 +61,7 @@ class Grants:
     def grant(self, sandbox: Sandbox, record: Record, key: str) -> Undo:
         """Have Kata find the device at the mount source `key`; returns what undoes this call, and no earlier one.
 
-        Raises `VolumeHeldElsewhere`, `KataPathTooLong`, `KataEntryForeign`, and what `claim_volume` raises.
+        Raises `KataPathTooLong`, `KataEntryForeign`, and what `claim_volume` raises.
         """
         name = entry.name_of(key)
         with contextlib.ExitStack() as undo:
@@ -166,16 +166,18 @@ class Grants:
         return claim.record
 
     def _adopted(self, sandbox: Sandbox, record: Record, keeper: keepers.Keeper) -> Claim:
-        return adopt_volume(self.store.root, record.target, sandbox.id, record.handler, keeper.pid)
+        root, target = self.store.root, record.target
+        return adopt_volume(root, target, sandbox.id, record.handler, keeper.pid, pid=sandbox.pid)
 
     def _claim(self, sandbox: Sandbox, record: Record, undo: contextlib.ExitStack) -> Record:
-        features = self.handlers[record.handler]
-        try:
-            claim = claim_volume(
-                self.store.root, record.target, sandbox.id, record.handler, features=features
-            )
-        except claims.HeldBySandbox as held:
-            raise _held_elsewhere(held, self._pid_of(held.sandbox_id)) from held
+        claim = claim_volume(
+            self.store.root,
+            record.target,
+            sandbox.id,
+            record.handler,
+            features=self.handlers[record.handler],
+            pid=sandbox.pid,
+        )
         undo.callback(self._release, sandbox.id, claim)
         with self._keeper_of(sandbox) as keeper:
             keeper.hold(record.digest, claim.fds)
@@ -216,25 +218,3 @@ class Grants:
 
     def _connected(self, sandbox_id: str) -> keepers.Keeper:
         return keepers.connect(self.socket(sandbox_id))
-
-    def _pid_of(self, sandbox_id: str) -> int:
-        """The process that the keeper of a sandbox watches; -1 if there is none."""
-        if not sandbox_id or "/" in sandbox_id:
-            return -1
-        try:
-            with self._connected(sandbox_id) as keeper:
-                return keeper.vm_pid
-        except (errors.CrustError, OSError):
-            return -1
-
-
-def _held_elsewhere(held: claims.HeldBySandbox, pid: int) -> errors.CrustError:
-    """The machine is named: after its shim was killed no engine knows it any more."""
-    process = f", whose virtual machine is process {pid}," if pid > 0 else ""
-    return errors.NotReady.named(
-        "VolumeHeldElsewhere",
-        f"the volume at {held.target} is in use",
-        why=f"sandbox {held.sandbox_id or '(not named yet)'}{process} has it",
-        hint="delete that sandbox's pod; if no pod has that sandbox any more, its shim was killed and the machine "
-        "goes on alone: make sure of that, and end the process",
-    )

@@ -41,10 +41,11 @@ class ClaimLost(errors.NotReady):
 class Claim:
     """The claim of one sandbox on one volume.
 
+    `pid` is the process that answers for the sandbox (H-24): the hypervisor's, or 0 for this one.
     `record` is the record at the time of the claim or adoption, with the group that a CO gave to the guard mount.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a claim
         self,
         paths: layout.EntryPaths,
         record: Record,
@@ -53,12 +54,14 @@ class Claim:
         lock: claims.ClaimLock | None = None,
         device_fd: int = -1,
         claimed_at: datetime.datetime | None = None,
+        pid: int = 0,
     ) -> None:
         self.record = record
         self.sandbox_id = sandbox_id
         self._paths = paths
         self._lock = lock
         self._device_fd = device_fd
+        self._pid = pid or os.getpid()
         self._claimed_at = claimed_at or datetime.datetime.now(datetime.UTC)
 
     @property
@@ -151,7 +154,7 @@ class Claim:
             handler=self.record.handler,
             state=state,
             error=error,
-            pid=os.getpid(),
+            pid=self._pid,
             claimed_at=self._claimed_at,
             live=True,
             request_id=self.record.published_by.request_id,

@@ -169,12 +169,17 @@ class KeptVm:
         """Claim it again. A keeper that ends closes its socket a moment before the lock, which still names us."""
         for _ in range(int(_STILL_OURS_S * 1000 / _AGAIN_MS)):
             try:
-                return take_claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+                return self._reclaim(target)
             except claims.HeldBySandbox as err:
                 if err.sandbox_id != self.sandbox_id:
                     raise
             select.select([], [], [], _AGAIN_MS / 1000)
-        return take_claim.reclaim_volume(self.root, target, self.sandbox_id, self.handler)
+        return self._reclaim(target)
+
+    def _reclaim(self, target: volumes.TargetPath) -> claim.Claim:
+        return take_claim.reclaim_volume(
+            self.root, target, self.sandbox_id, self.handler, pid=self.pid
+        )
 
 
 def _has_ended(vm: int) -> bool:

@@ -44,9 +44,11 @@ def claim_volume(
     handler: volumes.HandlerName,
     *,
     features: Collection[volumes.HandlerFeature] = frozenset(),
+    pid: int = 0,
 ) -> Claim:
     """Claim the volume that is published at `target`, or raise and change nothing.
 
+    `pid` is the hypervisor's process, if it runs already.
     `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
     `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
     `devices.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
@@ -64,7 +66,7 @@ def claim_volume(
             device_fd = claimed_device.hold(record)
             if device_fd >= 0:
                 undo.append(lambda: os.close(device_fd))
-            claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd)
+            claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd, pid=pid)
             claim.report(claims.State.CLAIMED)
     except BaseException:
         for step in reversed(undo):
@@ -78,9 +80,12 @@ def reclaim_volume(
     target: volumes.TargetPath,
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
+    *,
+    pid: int = 0,
 ) -> Claim:
     """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
 
+    `pid` is its hypervisor's process.
     claim.json proves that nobody had the volume in between: every claimant removes or replaces it, and an entry that
     was published again has none. Raises `ClaimLost` if it does not name that sandbox, and what `claim_volume` raises;
     then the sandbox must be killed, and nothing has changed.
@@ -100,7 +105,13 @@ def reclaim_volume(
             raise WrongHandler(record, handler)
         device_fd = claimed_device.hold(record)
         claim = Claim(
-            paths, record, sandbox_id, lock=lock, device_fd=device_fd, claimed_at=found.claimed_at
+            paths,
+            record,
+            sandbox_id,
+            lock=lock,
+            device_fd=device_fd,
+            claimed_at=found.claimed_at,
+            pid=pid,
         )
         claim.report(found.state, found.error)
     except BaseException:
@@ -117,12 +128,15 @@ def adopt_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
     holder_pid: int,
+    *,
+    pid: int = 0,
 ) -> Claim:
     """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
     `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
-    copy of the lock's descriptor until `hand_over`. Raises `ClaimLost` if that process does not hold the lock or
-    claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the record's own error.
+    copy of the lock's descriptor until `hand_over`. `pid` is the hypervisor's process. Raises `ClaimLost` if the
+    holder does not hold the lock or claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the
+    record's own error.
     """
     paths = layout.Layout(root).entry(target)
     record = _record(root, target)
@@ -140,7 +154,7 @@ def adopt_volume(
     except BaseException:
         lock.close()  # not release: that would end the holder's claim
         raise
-    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at)
+    return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at, pid=pid)
 
 
 def _record(root: str, target: volumes.TargetPath) -> Record:

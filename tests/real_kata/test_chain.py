@@ -101,7 +101,7 @@ def test_other_runtimes_paths_in_the_volume_and_other_sandboxes_are_refused(
     assert "[WrongRuntime]" in refused.text
     assert target in refused.text
     second = _container(node, _pod(node, f"{name}-2"), "app", target)
-    assert "[VolumeHeldElsewhere]" in second.text
+    assert "[HeldBySandbox]" in second.text
     assert pod in second.text
     node.cri("stopp", other)
     node.cri("rmp", other)
@@ -140,8 +140,8 @@ def test_a_killed_shim_leaves_a_machine_that_keeps_the_volume_until_it_is_ended(
     node.cri("rmp", pod)
     assert "HeldBySandbox" in node.co("unpublish", name).text
     refused = _container(node, _pod(node, f"{name}-2"), "app", target)
-    assert "[VolumeHeldElsewhere]" in refused.text
-    machine = refused.text.partition("virtual machine is process ")[2].partition(",")[0]
+    assert "[HeldBySandbox]" in refused.text
+    machine = refused.text.partition("for which process ")[2].partition(" ")[0]
     assert node.run("kill", "-9", machine).is_ok
     node.wait(lambda: _container(node, _pod(node, f"{name}-3"), "app", target).is_ok)
 

@@ -129,7 +129,9 @@ async def test_another_sandbox_is_refused_with_the_holder_and_its_process(
     bridge = node.bridge()
     await bridge.create(pod(), container(record.target.text), soon())
     other = _of_two(record)
-    with raised("VolumeHeldElsewhere", match=f"{ONE}, whose virtual machine is process {one.pid}"):
+    with raised(
+        "HeldBySandbox", match=f"{ONE} of kata has it, for which process {one.pid} answers"
+    ):
         await bridge.create(pod(TWO), other, soon())
     assert keeper_pids(node, TWO) == ()
     end(node, one)
@@ -234,7 +236,7 @@ async def test_of_several_volumes_a_refused_one_leaves_no_claim_of_the_others(
         pod(TWO), container(second.target.text, pod_id=TWO, id_="container-0002"), soon()
     )
     both = container(first.target.text, second.target.text)
-    with raised("VolumeHeldElsewhere"):
+    with raised("HeldBySandbox"):
         await bridge.create(pod(), both, soon())
     assert node.claim(first) is None
     assert node.kind(first) is Kind.PLACEHOLDER
