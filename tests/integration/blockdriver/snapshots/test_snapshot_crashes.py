@@ -101,6 +101,7 @@ class Scene:
         return range(marks[0], marks[-1] + 1)
 
     def points(self, act: Callable[["Scene"], Coroutine[Any, Any, None]]) -> range:
+        """Where to cut `act` short."""
         return self.window(act) if self.mounted else range(1000)
 
     async def take(self) -> None:

@@ -175,6 +175,7 @@ def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.Monk
 
 
 def test_process_that_only_reads_refuses_nothing(disk: str) -> None:
+    """udev, smartd, multipathd."""
     with a_process("held = os.open(sys.argv[1], os.O_RDONLY)", disk):
         in_use.check(source(disk), readonly=False)
 

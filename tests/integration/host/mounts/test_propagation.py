@@ -60,6 +60,7 @@ def test_mounts_of_a_peer_of_the_host_propagate(kubelet: Path) -> None:
 
 
 def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
+    """What PrivateTmp= and HostToContainer give."""
     said = _checked(kubelet, propagation="slave")
     assert said.startswith("MountsNotPropagated")
     assert "slave" in said
