@@ -74,7 +74,7 @@ TESTS = {
     55: (MOVES, "wrong_key_stops_before_the_hypervisor"),
     56: (f"{INTEGRATION}/runtime_handler/test_keeper_files.py", "it_goes_with_what_ends_first"),
     35: (MOVES, "grown_image_grows_in_the_guest_alone"),
-    48: ("tests/e2e/test_deferred_volume.py", "filesystem_of_offline_expanded_volume_grows_at_next_mount"),
+    48: ("tests/e2e/test_runtime_conformance.py", "example_microvm_runtime_breaks_no_duty"),
 }  # fmt: skip
 
 ELSEWHERE = {
