@@ -21,7 +21,7 @@ from crust.handoff.store import Store
 from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
-from crust.kata.entry import KataEntries
+from crust.kata.entry import KEY_BYTES_MAX, KataEntries
 from crust.kata.evidence import KataEvidence
 from crust.kata.gate import Bridge, Report
 from crust.kata.grants import Grants
@@ -132,6 +132,7 @@ async def _registered(
         endpoint=endpoint,
         filesystems=frozenset(settings.filesystems),
         features=FEATURES,
+        max_target_path_bytes=KEY_BYTES_MAX,
     )
     await stack.enter_async_context(service.serving(endpoint, serves))
     await stack.enter_async_context(registration.registered(settings.handlers_socket, request))

@@ -3,6 +3,7 @@
 A deferred publish that the handler cannot serve is an error that says why; it never becomes a host mount.
 """
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -111,12 +112,21 @@ _POD = re.compile(r"(.*/pods/[^/]+/)")
 
 
 def check_place(handler: Handler, target: volumes.TargetPath, rows: Iterable[Target]) -> None:
-    """Raise TooManyVolumesInSandbox if the pod of the target has as many volumes as its sandbox can have.
+    """Raise TooManyVolumesInSandbox if the pod of the target has as many volumes as its sandbox can have, and
+    PathTooLongForHandler if the runtime cannot be given a volume at such a path.
 
     Those that are being published are among the rows: a kubelet publishes all volumes of a pod at once. The pod is
     known by the kubelet's path of a target; where a CO has other paths, the handler itself refuses what is too much,
     when the container starts.
     """
+    length = len(os.fsencode(target.text))
+    if 0 < handler.max_path_bytes < length:
+        raise errors.NotReady.named(
+            "PathTooLongForHandler",
+            f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
+            why=f"the path has {length} bytes, and its runtime takes {handler.max_path_bytes}",
+            hint="use a shorter name for the volume, or a kubelet's root with a shorter path",
+        )
     pod = _POD.match(target.text)
     if not handler.max_volumes or pod is None:
         return

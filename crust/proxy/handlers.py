@@ -45,6 +45,8 @@ class Handler:
     features: frozenset[Feature]
     max_volumes: int = 0
     """Deferred volumes per sandbox; 0: no limit is known."""
+    max_path_bytes: int = 0
+    """Of a target; 0: no limit is known."""
     registered_at_s: float = field(default_factory=time.time, compare=False)
 
 
@@ -215,6 +217,8 @@ def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
         )
     if request.max_volumes_per_sandbox < 0:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
+    if request.max_target_path_bytes < 0:
+        raise InvalidRegistration("max_target_path_bytes is negative")
     try:
         port = SocketPort(request.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
     except errors.InvalidRequest as err:
@@ -227,4 +231,5 @@ def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
         filesystems=frozenset(request.filesystems),
         features=frozenset(_FEATURES[each] for each in request.features if each in _FEATURES),
         max_volumes=request.max_volumes_per_sandbox,
+        max_path_bytes=request.max_target_path_bytes,
     )

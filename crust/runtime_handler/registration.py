@@ -50,6 +50,8 @@ class RegisterRequest:
     features: frozenset[Feature] = frozenset()
     max_volumes_per_sandbox: int = 0
     """0: no limit. The proxy refuses more for one pod."""
+    max_target_path_bytes: int = 0
+    """0: no limit. The proxy refuses a longer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,4 +218,5 @@ def _to_wire(request: RegisterRequest) -> handlers_pb2.RegisterRequest:
             handlers_pb2.HandlerFeature.ValueType(each.value) for each in request.features
         ),
         max_volumes_per_sandbox=request.max_volumes_per_sandbox,
+        max_target_path_bytes=request.max_target_path_bytes,
     )

@@ -180,6 +180,8 @@ def _check(request: handlers_pb2.RegisterRequest) -> None:
         raise InvalidRegistration("filesystems is empty, or holds an invalid name")
     if request.max_volumes_per_sandbox < 0:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
+    if request.max_target_path_bytes < 0:
+        raise InvalidRegistration("max_target_path_bytes is negative")
 
 
 @contextlib.asynccontextmanager

@@ -92,6 +92,7 @@ class RegisterRequest(_message.Message):
     FILESYSTEMS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     MAX_VOLUMES_PER_SANDBOX_FIELD_NUMBER: _builtins.int
+    MAX_TARGET_PATH_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """REQUIRED. The container runtime handler, e.g. "kata"; at most 63 characters: a-z, 0-9, '-', '.'."""
     version: _builtins.str
@@ -102,6 +103,8 @@ class RegisterRequest(_message.Message):
     """OPTIONAL. How many deferred volumes one sandbox can have; 0: no limit is known. A publish for a pod that has as
     many already is refused, because its container could not be started.
     """
+    max_target_path_bytes: _builtins.int
+    """OPTIONAL. The longest target path, in bytes, for which the runtime can be given a volume; 0: no limit is known."""
     @_builtins.property
     def volume_types(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.VolumeType.Type.ValueType]:
         """REQUIRED."""
@@ -124,10 +127,11 @@ class RegisterRequest(_message.Message):
         filesystems: _abc.Iterable[_builtins.str] | None = ...,
         features: _abc.Iterable[Global___HandlerFeature.ValueType] | None = ...,
         max_volumes_per_sandbox: _builtins.int = ...,
+        max_target_path_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "features", b"features", "filesystems", b"filesystems", "max_volumes_per_sandbox", b"max_volumes_per_sandbox", "name", b"name", "version", b"version", "volume_types", b"volume_types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "features", b"features", "filesystems", b"filesystems", "max_target_path_bytes", b"max_target_path_bytes", "max_volumes_per_sandbox", b"max_volumes_per_sandbox", "name", b"name", "version", b"version", "volume_types", b"volume_types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,7 @@ async def test_a_pod_gets_its_volume_and_every_other_way_to_it_is_refused(
     async with _node(node, settings, engine) as proxy:
         runtime = await proxy.registered("kata")
         assert runtime.features == process.FEATURES
+        assert runtime.request.max_target_path_bytes == 189
         assert set(proxy.runtimes) == {"kata"}  # the other would share the host's directory
         target, path = node.target("a").text, device("a").path
         os.makedirs(target)

@@ -78,10 +78,17 @@ async def running(
     filesystems: frozenset[str] = FILESYSTEMS,
     features: frozenset[registration.Feature] = ALL_FEATURES,
     max_volumes: int = 0,
+    max_path_bytes: int = 0,
 ) -> AsyncIterator[registration.Registration]:
     """The handler, served and registered, while the block runs."""
     request = registration.RegisterRequest(
-        volumes.HandlerName(name), "1.0", endpoint, filesystems, features, max_volumes
+        volumes.HandlerName(name),
+        "1.0",
+        endpoint,
+        filesystems,
+        features,
+        max_volumes,
+        max_path_bytes,
     )
     async with (
         service.serving(endpoint, handler),

@@ -89,6 +89,7 @@ async def test_session_gets_the_directory_and_ends_with_its_stream(registry: Any
         {"filesystems": []},
         {"filesystems": ["ext4 "]},
         {"max_volumes_per_sandbox": -1},
+        {"max_target_path_bytes": -1},
     ],
 )
 async def test_invalid_request_is_refused(registry: Any, changes: dict[str, Any]) -> None:

@@ -123,6 +123,16 @@ async def test_publish_beyond_the_limit_of_a_sandbox_is_refused(node: Node) -> N
         await node.co.publish("vol-8", target("one", "vol-8"))
 
 
+async def test_publish_at_a_path_that_is_too_long_for_the_runtime_is_refused(node: Node) -> None:
+    """Kata's directory has names of 255 bytes, made of the path: without a limit the container would not start."""
+    longest, longer = node.places.target("a"), node.places.target("aa")
+    async with node.handler(max_path_bytes=len(longest.encode())):
+        call = node.co.publish("vol-1", longer)
+        await refused(call, Code.FAILED_PRECONDITION, "[PathTooLongForHandler]")
+        node.check_untouched(longer)
+        await node.co.publish("vol-1", longest)
+
+
 async def test_unsupported_filesystem_of_the_answer_is_refused(node: Node, target: str) -> None:
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     async with node.handler(filesystems=frozenset({"xfs"})):
