@@ -14,6 +14,7 @@ An id becomes a path only if it has the form of this pool's ids: its callers hav
 node part asks for what a CO sent, refuses a name that could lead elsewhere.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -46,7 +47,7 @@ class StagedVolume:
     is_committed: bool = False
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
-        """Write the records, and name the directory. Durable; after an error it may have its name all the same."""
+        """Write the records, and name the directory, durably."""
         for kind, data in records.items():
             durable.write_staged(self.path / RECORDS[kind], data)
         durable.publish_directory(self.path, self.final)
@@ -117,6 +118,9 @@ class VolumeDirectories:
             yield staged
         except Exception:
             _free(path)
+            # the name may be there and not durable: a repeated call would find a volume, and answer
+            with contextlib.suppress(errors.CrustError):
+                self.remove(volume_id)
             raise
         if not staged.is_committed:
             _free(path)

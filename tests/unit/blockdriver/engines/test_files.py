@@ -1,5 +1,6 @@
 """Files as an engine: directories of volumes, records and snapshots."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from crust.blockdriver.engines.files.records import Reserve
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
@@ -57,6 +58,28 @@ def test_volume_that_is_not_committed_leaves_nothing(tmp_path: Path) -> None:
         Path(staged.image).touch()
         staged.commit(RECORDS)
     assert pool_layout.files(tmp_path) == pool_layout.files_of(tmp_path, [VOLUME])
+
+
+def test_volume_whose_name_may_not_be_durable_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sync = directories(tmp_path), os.fsync
+
+    def fails_for_the_parent(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path / "volumes"):
+            raise OSError(errno.EIO, "the disk fails")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fails_for_the_parent)
+
+    def make() -> None:
+        with made.making(VOLUME) as staged:
+            Path(staged.image).touch()
+            staged.commit(RECORDS)
+
+    with pytest.raises(errors.CrustError):
+        make()
+    assert made.ids() == frozenset(), "a repeated create would answer OK for it"
 
 
 @pytest.mark.parametrize("left", [(), ("content.json",), ("content.json", f"{VOLUME}.img")])
