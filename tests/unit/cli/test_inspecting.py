@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -222,20 +223,30 @@ async def test_unknown_volume_exits_1(node: Node) -> None:
     assert "[VolumeNotDeferred]" in result.output
 
 
-async def _started(node: Node, *words: str, stdout: int) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def _started(
+    node: Node, *words: str, stdout: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, which is killed where a test fails before it has ended."""
     arguments = (*words, "--watch", "--run-dir", node.places.run)
     environ = {**os.environ, "TERM": "xterm"}
     # a run that a shell has started in the background ignores SIGINT
     handled = ("env", "--default-signal=INT")
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *handled, sys.executable, "-m", "crust", *arguments, stdout=stdout, env=environ
     )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None:
-    process = await _started(node, "volumes", "-o", "json", stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
+    watch = _started(node, "volumes", "-o", "json", stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60), watch as process:
+        assert process.stdout is not None
         assert json.loads(await process.stdout.readline()) == {"volumes": []}
         await published(node)
         found = json.loads(await process.stdout.readline())
@@ -246,11 +257,13 @@ async def test_watch_prints_each_change_and_ctrl_c_exits_130(node: Node) -> None
 
 async def test_watch_on_a_terminal_restores_it(node: Node) -> None:
     leader, follower = pty.openpty()
-    process = await _started(node, "volumes", stdout=follower)
-    os.close(follower)
     text = b""
     try:
-        async with asyncio.timeout(60):
+        async with (
+            asyncio.timeout(60),
+            _started(node, "volumes", stdout=follower) as process,
+        ):
+            os.close(follower)
             while b"SANDBOX" not in text:
                 text += await asyncio.to_thread(os.read, leader, 4096)
             process.send_signal(signal.SIGINT)
