@@ -44,14 +44,14 @@ def read(ioctx: Any, name: str, length: int, offset: int = 0) -> bytes:
         return found
 
 
-_RECORDS = {RecordKind.VOLUMES: b"a volume", RecordKind.CONTENT: b"its content"}
+RECORDS = {RecordKind.VOLUMES: b"a volume", RecordKind.CONTENT: b"its content"}
 
 
 def create(engine: RbdProvisioning, volume_id: volumes.VolumeId, size_bytes: int) -> None:
     """Make a volume of zeros."""
     with engine.making(volume_id) as making:
         making.create(size_bytes)
-        making.commit(_RECORDS)
+        making.commit(RECORDS)
 
 
 def restore(
@@ -60,7 +60,7 @@ def restore(
     """Make a volume from a snapshot."""
     with engine.making(volume_id) as making:
         making.restore(image, size_bytes)
-        making.commit(_RECORDS)
+        making.commit(RECORDS)
 
 
 def clone(
@@ -74,7 +74,7 @@ def clone(
     """Make a volume from another one."""
     with engine.making(volume_id) as making:
         making.clone(source, source_bytes=source_bytes, size_bytes=size_bytes)
-        making.commit(_RECORDS)
+        making.commit(RECORDS)
 
 
 def note_removal(engine: RbdProvisioning, volume_id: volumes.VolumeId) -> None:

@@ -46,7 +46,9 @@ class FileMaking:
     """A volume that is being made: its image is a file in the `staged` directory."""
 
     staged: StagedVolume
-    provisioning: "FileProvisioning"
+    directories: VolumeDirectories
+    access: FileAccess
+    snapshots: FileSnapshots
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
@@ -54,13 +56,20 @@ class FileMaking:
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file."""
-        self.provisioning.snapshots.restore(image, self.staged.image, size_bytes)
+        self.snapshots.restore(image, self.staged.image, size_bytes)
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A copy of the volume's file."""
-        self.provisioning.copy(
-            source, self.staged.image, source_bytes=source_bytes, size_bytes=size_bytes
-        )
+        try:
+            self.snapshots.clone(
+                self.directories.image(source),
+                self.access.device_path(source),
+                self.staged.image,
+                source_bytes=source_bytes,
+                size_bytes=size_bytes,
+            )
+        except errors.NotFound as err:
+            raise ImageMissing(source) from err
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
@@ -77,7 +86,7 @@ class FileProvisioning:
         self._pool = directories.directory
         self._access = access
         self._others_bytes = 0
-        self.snapshots = snapshots
+        self._snapshots = snapshots
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -98,11 +107,11 @@ class FileProvisioning:
         """Settle the volumes, find the attached ones, and measure other files in the pool's filesystem."""
         self.directories.open()
         self._access.open()
-        self.snapshots.open()
+        self._snapshots.open()
         space = sparse.space(self._pool)
         used_bytes = space.total_bytes - space.available_bytes
         images = (self.directories.image(each) for each in self.directories.ids())
-        ours_bytes = self.snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
+        ours_bytes = self._snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
         self._others_bytes = max(used_bytes - ours_bytes, 0)
 
     def check(self) -> None:
@@ -118,7 +127,7 @@ class FileProvisioning:
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
         """In a directory without a name. Raises `PoolFull`."""
         with self._told_when_full(volume_id), self.directories.making(volume_id) as staged:
-            yield FileMaking(staged, self)
+            yield FileMaking(staged, self.directories, self._access, self._snapshots)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
@@ -161,7 +170,7 @@ class FileProvisioning:
         return PoolSpace(
             size_bytes=space.total_bytes - self._others_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=self.snapshots.blocks_bytes(),
+            snapshot_bytes=self._snapshots.blocks_bytes(),
             spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
         )
 
@@ -171,7 +180,7 @@ class FileProvisioning:
 
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshot files of the pool."""
-        return self.snapshots.ids()
+        return self._snapshots.ids()
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
@@ -192,7 +201,7 @@ class FileProvisioning:
 
     def copies_at_once(self) -> bool:
         """True on xfs and btrfs."""
-        return self.snapshots.by_reference
+        return self._snapshots.by_reference
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The allocated bytes of the file; 0 where files are cloned."""
@@ -204,13 +213,13 @@ class FileProvisioning:
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
-        self.snapshots.check(image)
+        self._snapshots.check(image)
 
     def take_snapshot(self, image: Image) -> None:
         """A read-only file beside the image."""
         device = self._access.device_path(image.volume_id)
         with self._told_when_full(image.snapshot_id):
-            self.snapshots.take(image, self.directories.image(image.volume_id), device)
+            self._snapshots.take(image, self.directories.image(image.volume_id), device)
 
     @property
     def is_used_elsewhere(self) -> bool:
@@ -220,32 +229,19 @@ class FileProvisioning:
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
         device = self._access.device_path(image.volume_id)
-        return self.snapshots.moved_on(image, self.directories.image(image.volume_id), device)
+        return self._snapshots.moved_on(image, self.directories.image(image.volume_id), device)
 
     def delete_snapshot(self, image: Image) -> None:
         """Unlink the file."""
-        self.snapshots.delete(image)
-
-    def copy(
-        self, source: volumes.VolumeId, image: Place, *, source_bytes: int, size_bytes: int
-    ) -> None:
-        """Copy a volume's file to `image`. Raises `ImageMissing`."""
-        device = self._access.device_path(source)
-        path = self.directories.image(source)
-        try:
-            self.snapshots.clone(
-                path, device, image, source_bytes=source_bytes, size_bytes=size_bytes
-            )
-        except errors.NotFound as err:
-            raise ImageMissing(source) from err
+        self._snapshots.delete(image)
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """The allocated parts of the snapshot's file."""
-        return self.snapshots.allocated(image)
+        return self._snapshots.allocated(image)
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
         """The parts that the two files do not share."""
-        return self.snapshots.changed(base, target)
+        return self._snapshots.changed(base, target)
 
     @contextmanager
     def _told_when_full(self, what: str) -> Iterator[None]:

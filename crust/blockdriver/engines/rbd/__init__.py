@@ -1,8 +1,9 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
     place, pool              where it is, which pool it is, and the lock of its active controller
-    records                  the records
+    records, intents         the records, and what is half made or half removed
     provisioning/            what a controller changes and asks: `engine` puts it together
+      lifecycle              the order in which a volume comes into being and goes
       images, snapshots,
       copies, limits, space  the images, and what is left for new ones
       image_use              who has an image open, asked before each change that could cut that client off

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver.engines.pool_store import RecordChanged
 from crust.blockdriver.engines.protocol import (
     ForeignImage,
     ImageMissing,
     StillAttached,
 )
+from crust.blockdriver.engines.rbd.intents import State
 from crust.blockdriver.engines.rbd.provisioning import header, images
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning, provisioning
@@ -22,6 +24,7 @@ from crust.ceph.cluster_image import ClusterImage
 from crust.core import errors
 from tests.support.ceph.rbd_images import (
     OBJECT,
+    RECORDS,
     SIZE,
     A,
     B,
@@ -94,6 +97,21 @@ def test_volume_that_is_noted_as_half_made_and_was_used_since_is_kept(
             call(A)
     assert read(guest, A, 4) == b"data"
     assert content.load(A) == b"formatted"
+
+
+def test_commit_after_the_volume_was_settled_is_refused(engine: RbdProvisioning) -> None:
+    """It would be the record of a volume without an image."""
+
+    def make() -> None:
+        with engine.making(A) as making:
+            making.create(SIZE)
+            engine.settle(A)
+            making.commit(RECORDS)
+
+    with pytest.raises(RecordChanged):
+        make()
+    assert engine.lifecycle.intents.state(A) == State()
+    assert names(engine) == []
 
 
 def test_removal_that_was_killed_goes_on_and_one_that_finds_a_user_is_taken_back(

@@ -19,7 +19,7 @@ from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import image_change, image_use
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features, user_snapshots
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
@@ -111,8 +111,6 @@ class RbdCopies:
         with image_change.changing(self.place, ioctx, source) as image:
             if image.size() < source_bytes:
                 raise _source_truncated(source, image.size(), source_bytes)
-            if name in user_snapshots(image):  # of a try that was killed
-                image.remove_snap(name)
             image.create_snap(name)
 
     def _clone(
