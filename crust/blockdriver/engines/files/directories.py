@@ -118,9 +118,10 @@ class VolumeDirectories:
             yield staged
         except Exception:
             _free(path)
-            # the name may be there and not durable: a repeated call would find a volume, and answer
-            with contextlib.suppress(errors.CrustError):
-                self.remove(volume_id)
+            if not staged.is_committed:
+                # the name may be there and not durable: a repeated call would find a volume, and answer
+                with contextlib.suppress(errors.CrustError):
+                    self.remove(volume_id)
             raise
         if not staged.is_committed:
             _free(path)
