@@ -16,21 +16,6 @@ from typing import Any, Protocol, cast
 from crust.core import errors
 
 
-class CephBindingMissing(errors.NotReady):
-    """The Python modules of Ceph cannot be imported."""
-
-    def __init__(self, module: str, why: str) -> None:
-        version = ".".join(map(str, sys.version_info[:2]))
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        super().__init__(
-            f"Ceph cannot be used: this Python {version} has no module {module!r}",
-            why=why,
-            hint=f"install python3-rados and python3-rbd of a distribution with this Python, and make "
-            f"{module}{suffix} visible to this environment: docs/settings.md, Ceph",
-        )
-        self.module = module
-
-
 class WriteOp(Protocol):
     """Changes of one object that are made together or not at all."""
 
@@ -181,5 +166,13 @@ def load() -> Binding:
         try:
             found[name] = importlib.import_module(name)
         except ImportError as err:
-            raise CephBindingMissing(name, str(err)) from err
+            version = ".".join(map(str, sys.version_info[:2]))
+            module = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+            raise errors.NotReady.named(
+                "CephBindingMissing",
+                f"Ceph cannot be used: this Python {version} has no module {name!r}",
+                why=str(err),
+                hint="install python3-rados and python3-rbd of a distribution with this Python, and make "
+                f"{module} visible to this environment: docs/settings.md, Ceph",
+            ) from err
     return Binding(found["rados"], found["rbd"])

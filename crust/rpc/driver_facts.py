@@ -23,18 +23,6 @@ TIMEOUT_S = 10.0
 """For one question, which needs no storage."""
 
 
-class DeferralUnsupported(errors.Unsupported):
-    """The driver does not support deferral."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the mount cannot be deferred",
-            why="the driver does not advertise DEFER_FS_OPS",
-            hint="use a driver that supports deferral, put a crust shim in front of it, or remove crust.dev/defer "
-            "from the StorageClass",
-        )
-
-
 class PerConnection(Generic[Fact]):
     """An answer, kept for as long as the connection that it came by; a "no" is not kept."""
 
@@ -162,7 +150,15 @@ class DriverFacts:
     async def check_defers(self, timeout_s: float | None = TIMEOUT_S) -> None:
         """Raise `DeferralUnsupported`, or `PeerStatus`, unless the driver defers."""
         if not await self.defers(timeout_s):
-            raise DeferralUnsupported()
+            raise errors.Unsupported.named(
+                "DeferralUnsupported",
+                "the mount cannot be deferred",
+                why="the driver does not advertise DEFER_FS_OPS",
+                hint=(
+                    "use a driver that supports deferral, put a crust shim in front of it, or remove crust.dev/defer "
+                    "from the StorageClass"
+                ),
+            )
 
     async def check_name(self, configured: str, timeout_s: float | None = TIMEOUT_S) -> None:
         """Raise `DriverNameMismatch`, or `PeerStatus`, unless the driver has the name."""

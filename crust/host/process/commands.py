@@ -58,19 +58,6 @@ class CommandFailed(errors.RuntimeFailed):
         self.stderr_tail = stderr_tail
 
 
-class CommandTimedOut(errors.RuntimeFailed):
-    """A program did not end in time, and was killed."""
-
-    def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
-        super().__init__(
-            f"{shlex.join(argv)} failed",
-            why=f"it did not end within {timeout_s:g} s and was killed",
-            hint="check whether the disk is slow or hangs",
-        )
-        self.argv = tuple(argv)
-        self.timeout_s = timeout_s
-
-
 async def run(
     argv: Sequence[str],
     *,
@@ -91,7 +78,12 @@ async def run(
             code = await process.wait()
     except TimeoutError as err:
         await _end(process)
-        raise CommandTimedOut(argv, timeout_s) from err
+        raise errors.RuntimeFailed.named(
+            "CommandTimedOut",
+            f"{shlex.join(argv)} failed",
+            why=f"it did not end within {timeout_s:g} s and was killed",
+            hint="check whether the disk is slow or hangs",
+        ) from err
     except BaseException:
         await _end(process)
         raise

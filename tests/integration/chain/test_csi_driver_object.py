@@ -8,11 +8,10 @@ import grpc
 import pytest
 
 from crust.blockdriver.services.roles import Role
-from crust.cli.doctor import csi_driver_check
+from crust.cli.doctor import csi_driver_objects
 from crust.core.settings.proxy import KubernetesSettings, ServedDriver
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import csi_driver_objects
 from crust.kubernetes_api.csi_driver import CsiDriverObject
 from crust.rpc.port import SocketPort
 from crust.wire.csi.v1 import csi_pb2
@@ -141,7 +140,7 @@ async def test_volume_lives_under_each_object(
         name=DRIVER, socket=chain.places.csi, backend=chain.places.shim, defer="runtime-class"
     )
     async with SocketPort(chain.places.csi) as port:
-        found = await csi_driver_check.mismatches(client, served, port)
+        found = await csi_driver_objects.of_driver(client, served, port)
     await client.close()
     said = {each.what.partition(" ")[0] for each in found}
     expected = set() if pod_info else {"podInfoOnMount"}

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crust.cli.doctor import csi_driver_objects
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import csi_driver, csi_driver_objects
+from crust.kubernetes_api import csi_driver
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.csi_driver import Configuration
 from tests.support.nodes import fake_kubernetes

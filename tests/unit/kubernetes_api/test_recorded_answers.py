@@ -13,9 +13,10 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from crust.cli.doctor import csi_driver_objects
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import csi_driver_objects, following, objects
+from crust.kubernetes_api import following, objects
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.following import Followed
 from crust.kubernetes_api.objects import KubernetesObject

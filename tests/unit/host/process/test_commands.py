@@ -100,13 +100,13 @@ async def test_run_of_a_file_that_is_not_executable_fails(tmp_path: Path) -> Non
 
 
 async def test_run_past_the_deadline_ends_the_program() -> None:
-    with pytest.raises(commands.CommandTimedOut, match=r"within 0.2 s"):
+    with raised("CommandTimedOut", match=r"within 0.2 s"):
         await commands.run(["sleep", "600"], timeout_s=0.2)
 
 
 async def test_run_with_output_left_open_ends_at_the_deadline() -> None:
     """The wait is for the output's end too, which a child in the background holds open."""
-    with pytest.raises(commands.CommandTimedOut):
+    with raised("CommandTimedOut"):
         await commands.run(["sh", "-c", "sleep 600 & exit 0"], timeout_s=0.5)
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.services.roles import Role
-from crust.cli.doctor import csi_driver_check
+from crust.cli.doctor import csi_driver_objects
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
@@ -171,7 +171,7 @@ async def said(client: KubernetesApi, socket: str) -> set[str]:
     """Which fields of the object do not go with the driver."""
     served = ServedDriver(name=NAME, socket=socket, backend=socket)
     async with SocketPort(socket) as driver:
-        found = await csi_driver_check.mismatches(client, served, driver)
+        found = await csi_driver_objects.of_driver(client, served, driver)
     assert not any(each.is_fatal for each in found)
     return {each.what.partition(" ")[0] for each in found}
 
