@@ -77,7 +77,7 @@ def pools(driver: str = "") -> show.Question:
 async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
     """Delete a volume, by its id or its PersistentVolume, after asking.
 
-    Raises `VolumeNotInPool`, `VolumeNotUnused`, and what its driver refuses.
+    Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and what its driver refuses.
     """
     async with asking.inspecting(run_dir) as proxy:
         known = [each for each in await show.drivers_of(proxy) if each.pool]
@@ -91,6 +91,13 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             f"{name} is not in a pool of this node",
             why="no driver that answers lists a volume of that id or name",
             hint="`crust pool -o wide` lists them",
+        )
+    if len(found) > 1:
+        raise errors.InvalidRequest.named(
+            "VolumeAmbiguous",
+            f"{name} is not deleted",
+            why=f"{len(found)} volumes have this name: {', '.join(each.volume_id for each in found)}",
+            hint="give the id of the volume",
         )
     (volume,) = found
     if volume.state != "unused":

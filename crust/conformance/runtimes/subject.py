@@ -105,29 +105,57 @@ class Subject:
         if self._process is not None and self._process.returncode is None:
             return
         await self.kill()
-        await self.proxy.lost(self.name)
+        await self._lost()
         for path in await workers.run(_dead_sockets, self.directory):
             os.unlink(path)
         await self.serve()
 
     async def kill(self) -> None:
-        """SIGKILL the command; its sandboxes live on."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-            self._process = None
+        """SIGKILL the command; its sandboxes live on. Raises `RuntimeNotUsable` if the runtime does, too."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        if await self._has_ended(process):
+            return
+        assert process.stdin is not None
+        process.stdin.close()  # a runtime that lives on reads from it
+        await self._has_ended(process)
+        raise self._outlived()
+
+    async def _has_ended(self, process: Process) -> bool:
+        """Whether it ends in time, with all that have its output."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _lost(self) -> None:
+        try:
+            await self.proxy.lost(self.name, self._timeout_s)
+        except TimeoutError:
+            raise self._outlived() from None
+
+    def _outlived(self) -> RuntimeNotUsable:
+        return RuntimeNotUsable(
+            self._command,
+            "it was killed, and the runtime lives on: it must be the runtime's own process, without a shell",
+        )
 
     async def restart(self) -> None:
-        """Start the command again, under the same name."""
+        """Start the command again, under the same name. Raises `RuntimeNotUsable`."""
         await self.kill()
-        await self.proxy.lost(self.name)
+        await self._lost()
         await self.serve()
 
     async def close(self) -> None:
         """End the command, and remove what the last case made."""
         await self.reset()
-        await self.kill()
+        with contextlib.suppress(RuntimeNotUsable):  # a case, or the end of the run, has said it
+            await self.kill()
 
     async def say(self, *words: str) -> str:
         """Write a line; return the answer."""
@@ -144,7 +172,10 @@ class Subject:
             async with asyncio.timeout(self._timeout_s):
                 answer = (await process.stdout.readline()).decode(errors="replace").strip()
         except (TimeoutError, BrokenPipeError, ConnectionResetError) as error:
-            raise AssertionError(f"no answer: {type(error).__name__}") from error
+            how = f"within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else "any more"
+            raise AssertionError(
+                f"no line on its standard output {how}: is each answer flushed?"
+            ) from error
         self.transcript.append(f"<- {answer or '(the command has ended)'}")
         return answer
 

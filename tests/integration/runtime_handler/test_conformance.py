@@ -101,6 +101,17 @@ def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> No
     assert sorted(outcome.failed) == ["R-106"]
 
 
+def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
+    tmp_path: Path, nothing_left: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = tmp_path / "box.py"
+    example.write_text(program(PAGE))
+    shell = f"sh -c '{_command(example)}; true'"
+    options = RunOptions(only=("R-106",), timeout_s=5)
+    assert suite.run(shell, options).failed == {"R-106"}
+    assert "without a shell" in capsys.readouterr().out
+
+
 def test_command_that_does_not_register_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = suite.run("sleep 30", RunOptions(timeout_s=0.5))
     assert (outcome.exit_code, outcome.each) == (3, [])
