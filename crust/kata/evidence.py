@@ -148,6 +148,6 @@ def _content(pid: int, name: str) -> bytes:
 
 
 def check_id(text: str) -> None:
-    """Raise VmUnknown for what is no id: it is a part of a path, and one that is empty would be in every text."""
+    """Raise VmUnknown for a text that is no id: an id is a part of a path, and the empty text is in every other one."""
     if len(text) < 8 or not text.isascii() or not text.replace("-", "").replace("_", "").isalnum():
         raise VmUnknown(text[:64], "this is not an id of a sandbox or a container")

@@ -86,7 +86,7 @@ def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: st
 @click.option("--driver", default="", help="This one's only.")
 @click.pass_context
 def pool(context: click.Context, run_dir: str, form: "Format", *, watch: bool, driver: str) -> None:
-    """The pools of this node's drivers: their space, and each volume, also one that no pod has."""
+    """The pools of this node's drivers: their space, and each volume, used or not."""
     from crust.cli.inspecting import pool, watching
 
     context.obj = run_dir
@@ -99,7 +99,7 @@ def pool(context: click.Context, run_dir: str, form: "Format", *, watch: bool, d
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def delete(run_dir: str, volume: str, *, yes: bool) -> None:
-    """Delete VOLUME, by its id or its PersistentVolume, with its data: one that no pod has, and that a CO forgot.
+    """Delete VOLUME, by its id or its PersistentVolume, with its data: a volume that no pod has and a CO forgot.
 
     Exit codes: 0 deleted, 1 refused or not confirmed, 2 the command cannot be understood, 3 the proxy does not
     answer.

@@ -134,7 +134,7 @@ class RbdContentRecords:
             omap.remove(ioctx, CONTENT + key, expected=expected)
 
     def make(self, key: str, data: bytes) -> None:
-        """Write the first record of a volume that is being made; one that is there is of no volume."""
+        """Write the first record of a volume that is being made; a record that is there belongs to no volume."""
         written = {**values("", data), _FIRST: digest(data).encode()}
         with self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx:
             omap.put(ioctx, CONTENT + key, written)
