@@ -148,6 +148,6 @@ def _content(pid: int, name: str) -> bytes:
 
 
 def check_id(text: str) -> None:
-    """Raise VmUnknown for a text that is no id: an id is a part of a path, and the empty text is in every other one."""
+    """Raise VmUnknown for a text that is no id: it becomes a part of a path, and must not be in every text."""
     if len(text) < 8 or not text.isascii() or not text.replace("-", "").replace("_", "").isalnum():
         raise VmUnknown(text[:64], "this is not an id of a sandbox or a container")

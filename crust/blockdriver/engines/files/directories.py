@@ -127,9 +127,10 @@ class VolumeDirectories:
             _free(path)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Take the name of a volume away, durably, then free its space. Without a volume record nothing is done."""
+        """Take the name of a volume away, durably, then free its space; of a volume without a record nothing."""
         present = self.directory / volume_id
         if not sparse.exists(present / RECORDS[RecordKind.VOLUMES]):
+            durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
         gone = self.directory / f"{_GONE}{volume_id}.{secrets.token_hex(4)}"
 

@@ -63,14 +63,8 @@ def test_volume_that_is_not_committed_leaves_nothing(tmp_path: Path) -> None:
 def test_volume_whose_name_may_not_be_durable_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, sync = directories(tmp_path), os.fsync
-
-    def fails_for_the_parent(fd: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path / "volumes"):
-            raise OSError(errno.EIO, "the disk fails")
-        sync(fd)
-
-    monkeypatch.setattr(os, "fsync", fails_for_the_parent)
+    made = directories(tmp_path)
+    _fail_syncs_of(tmp_path / "volumes", monkeypatch)
 
     def make() -> None:
         with made.making(VOLUME) as staged:
@@ -80,6 +74,33 @@ def test_volume_whose_name_may_not_be_durable_is_taken_back(
     with pytest.raises(errors.CrustError):
         make()
     assert made.ids() == frozenset(), "a repeated create would answer OK for it"
+
+
+def test_removal_that_failed_at_its_sync_is_synced_by_the_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = directories(tmp_path)
+    with made.making(VOLUME) as staged:
+        Path(staged.image).touch()
+        staged.commit(RECORDS)
+    with monkeypatch.context() as patch:
+        _fail_syncs_of(tmp_path / "volumes", patch)
+        for _ in range(2):
+            with pytest.raises(errors.CrustError):
+                made.remove(VOLUME)
+    made.remove(VOLUME)
+    assert made.ids() == frozenset()
+
+
+def _fail_syncs_of(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def failing(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(directory):
+            raise OSError(errno.EIO, "the disk fails")
+        sync(fd)
+
+    patch.setattr(os, "fsync", failing)
 
 
 @pytest.mark.parametrize("left", [(), ("content.json",), ("content.json", f"{VOLUME}.img")])
