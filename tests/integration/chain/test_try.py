@@ -122,7 +122,7 @@ async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
 
 @pytest.mark.parametrize("step", ["CreateVolume", "NodeStageVolume", "NodePublishVolume"])
 async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: str) -> None:
-    killed = _killed_after(chain, step)
+    killed = _KilledTrial(chain, step)
     options = run.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
     with killed:
         assert await run.collect(options, kernel.Host()) == (), "it runs"
@@ -132,7 +132,7 @@ async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: 
     assert_nothing_left(chain)
 
 
-class _killed_after:
+class _KilledTrial:
     """`crust try` in a process of its own, which is killed when it has printed that a step was made."""
 
     def __init__(self, chain: Chain, step: str) -> None:
@@ -143,7 +143,7 @@ class _killed_after:
             [sys.executable, "-m", "crust", *arguments, root], stdout=subprocess.PIPE, text=True
         )
 
-    def __enter__(self) -> "_killed_after":
+    def __enter__(self) -> "_KilledTrial":
         return self
 
     def wait_for_step(self) -> None:
