@@ -1,7 +1,6 @@
 """Sparse files as the images of volumes and snapshots: created, grown and removed.
 
-Nothing here makes an image smaller, and nothing follows a
-symbolic link.
+Nothing here makes an image smaller, and nothing follows a symbolic link.
 
 Whether a file is open for writing anywhere, loop devices included: one question to the kernel about the file.
 

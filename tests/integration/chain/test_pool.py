@@ -32,9 +32,10 @@ async def test_pool_shows_space_and_who_has_each_volume(chain: Chain) -> None:
     on_host = (await chain.co.create("other", capability(), size=32 * MIB)).volume_id
     await chain.stage(on_host, "second")
     host_target = chain.places.target("pod-2")
-    await chain.co.publish(
+    published = chain.co.publish(
         on_host, host_target, capability(), defer=False, staging=chain.staging("second")
     )
+    await chain.note_publish(on_host, host_target, published)
     unused = (await chain.co.create("idle", capability(), size=32 * MIB)).volume_id
     with chain.sandbox(target):
         found = await shown(chain)

@@ -55,15 +55,11 @@ def _grow(path: str) -> None:
     assert sparse.grow(path, 128 * MIB) == 128 * MIB
 
 
-def _create(path: str) -> None:
-    sparse.create(path, 128 * MIB)
-
-
 def _attach(path: str) -> None:
     loop.detach(loop.attach(path))
 
 
-@pytest.mark.parametrize("open_it", [_open_and_close, _grow, _create, _attach])
+@pytest.mark.parametrize("open_it", [_open_and_close, _grow, _attach])
 def test_has_writers_during_an_open_lets_both_succeed_and_is_not_signalled(
     sparse_file: MakeFile, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[str], None]
 ) -> None:
