@@ -4,13 +4,14 @@ gRPC's own text for a socket that nobody serves names no reason that an operator
 before the first call: is it there, may we open it, does anybody listen?
 """
 
+import asyncio
 import errno
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 import grpc
@@ -21,8 +22,8 @@ from crust.rpc import channel
 from crust.rpc import status as codes
 from crust.rpc.messages import extensions
 from crust.rpc.port import SocketPort, stub
-from crust.rpc.status import PeerStatus
-from crust.wire.v1 import inspect_pb2_grpc
+from crust.rpc.status import Metadata, PeerStatus
+from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stubs only
 
@@ -67,6 +68,36 @@ async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
             yield stub(inspect_pb2_grpc.InspectStub, port)
         except PeerStatus as err:
             raise answer_of("the proxy", path, err) from err
+
+
+async def events_of(inspect: Stub) -> AsyncIterator[inspect_pb2.Event]:
+    """The proxy's events from now on; returns when the proxy has begun to send them."""
+    begun = asyncio.Event()
+
+    async def begin(_: Metadata) -> None:
+        begun.set()
+
+    watch: Any = inspect.Watch  # a port's stub, which takes more than the generated type says
+    events = watch(inspect_pb2.WatchRequest(), begun=begin)
+    first = asyncio.ensure_future(anext(events, None))
+    waiting = asyncio.ensure_future(begun.wait())
+    try:
+        await asyncio.wait((first, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return _joined(first, events)
+
+
+async def _joined(
+    first: asyncio.Future[inspect_pb2.Event | None], others: AsyncGenerator[inspect_pb2.Event, None]
+) -> AsyncIterator[inspect_pb2.Event]:
+    try:
+        event = await first
+        while event is not None:
+            yield event
+            event = await anext(others, None)
+    finally:
+        first.cancel()
 
 
 def answer_of(who: str, path: str, err: PeerStatus) -> errors.CrustError:

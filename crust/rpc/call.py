@@ -1,32 +1,36 @@
-"""One call that is being served: what its caller sent beside the request, and what goes back beside the answer."""
+"""One call, served or made: what its caller sends beside the request, and what goes back beside the answer."""
 
 import time
 from collections.abc import Awaitable, Callable
 
 from crust.rpc.status import Metadata
 
-Send = Callable[[Metadata], Awaitable[None]]
+Begun = Callable[[Metadata], Awaitable[None]]
 
 
 class Call:
     """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `left_s`.
 
-    `send` sends what comes before the answer; without it the caller reads `initial`.
+    `begun` is called with what comes before the answer; without it the caller reads `initial`. `waits`: the caller
+    waits for a peer that is absent.
     """
 
-    __slots__ = ("_ends_s", "_metadata", "_send", "initial", "method", "trailing")
+    __slots__ = ("_begun", "_ends_s", "_metadata", "initial", "method", "trailing", "waits")
 
     def __init__(
         self,
         method: str,
         metadata: Metadata = (),
         left_s: float | None = None,
-        send: Send | None = None,
+        begun: Begun | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.method = method
         self._metadata = metadata
         self._ends_s = None if left_s is None else time.monotonic() + left_s
-        self._send = send
+        self._begun = begun
+        self.waits = waits
         self.initial: Metadata = ()
         self.trailing: Metadata = ()
         """What goes after the answer."""
@@ -42,5 +46,5 @@ class Call:
     async def begin(self, initial: Metadata = ()) -> None:
         """Let the caller know that its call has begun, before the first answer."""
         self.initial = initial
-        if self._send is not None:
-            await self._send(initial)
+        if self._begun is not None:
+            await self._begun(initial)

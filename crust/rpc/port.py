@@ -11,26 +11,24 @@ of `channel` a port finds a restarted process within a fraction of a second.
 """
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from crust.core import errors, logs, traces
 from crust.rpc import channel
-from crust.rpc.call import Call
+from crust.rpc.call import Begun, Call
 from crust.rpc.messages import call_fields
 from crust.rpc.status import Metadata, PeerStatus, pairs
 
 Stub = TypeVar("Stub")
-Answer = TypeVar("Answer")
 
 _READY = grpc.ChannelConnectivity.READY
-_ENDED = "the connection has ended"
 _TOO_LARGE = "larger than max"
 """In gRPC's text about a message that is larger than the channel allows."""
 
@@ -39,36 +37,6 @@ _REASONS = (
     ("Connection refused", "no process listens there any more"),
     ("Permission denied", "this user may not connect to it"),
 )
-
-
-@dataclass(slots=True)
-class Heard:
-    """The metadata that a peer sent beside its answer: before it, and after it."""
-
-    initial: Metadata = ()
-    trailing: Metadata = ()
-
-
-class Answers(ABC, Generic[Answer]):
-    """The answers of a call with a stream of them. Iterating raises `PeerStatus` where the peer refuses."""
-
-    @abstractmethod
-    async def initial_metadata(self) -> Metadata:
-        """The metadata before the first answer; waits until the peer has begun."""
-
-    @abstractmethod
-    async def trailing_metadata(self) -> Metadata:
-        """The metadata after the last answer."""
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """End the call, if it runs."""
-
-    @abstractmethod
-    async def __anext__(self) -> Answer: ...
-
-    def __aiter__(self) -> Self:
-        return self
 
 
 class Port(ABC):
@@ -84,39 +52,16 @@ class Port(ABC):
         """Whether there is a connection; if there is none, the port begins to connect."""
 
     @abstractmethod
-    async def call(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        heard: Heard | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> bytes:
-        """The answer to a request of `method` (`/csi.v1.Node/NodeStageVolume`); `heard` takes the peer's metadata.
-
-        Raises `PeerStatus`. `wait_for_ready`: an absent peer is waited for.
-        """
+    async def answer(self, call: Call, data: bytes) -> bytes:
+        """The answer to a request; the call gets the metadata that came with it. Raises `PeerStatus`."""
 
     @abstractmethod
     async def forward(self, call: Call, data: bytes) -> bytes:
-        """Pass on a call with one answer that is being served: request, metadata, deadline, and what comes back.
-
-        Raises as `call`; `PeerNotResponding` a little before the caller's own deadline.
-        """
+        """As `answer`, for a call that is being served; `PeerNotResponding` a little before the caller's deadline."""
 
     @abstractmethod
-    def stream(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> Answers[bytes]:
-        """The answers to a request of a method that may have any number of them."""
+    def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The answers to a request of a method that may have any number of them. Raises `PeerStatus`."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -160,73 +105,63 @@ class SocketPort(Port):
         """See `Port`."""
         return self._channel.get_state(try_to_connect=True) is _READY
 
-    async def call(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        heard: Heard | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> bytes:
+    async def answer(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
-        peer = self._unary.get(method)
+        return await self._answer(call, data, call.time_remaining())
+
+    async def _answer(self, call: Call, data: bytes, timeout_s: float | None) -> bytes:
+        peer = self._unary.get(call.method)
         if peer is None:
-            peer = self._unary[method] = self._channel.unary_unary(method)
+            peer = self._unary[call.method] = self._channel.unary_unary(call.method)
+        metadata = identified(call.invocation_metadata())
         running = peer(
-            data,
-            metadata=identified(metadata),
-            timeout=timeout_s,
-            wait_for_ready=wait_for_ready or None,
+            data, metadata=metadata, timeout=timeout_s, wait_for_ready=call.waits or None
         )
         try:
             answer: bytes = await running
-            if heard is not None:
-                heard.initial = pairs(await running.initial_metadata())
-                heard.trailing = pairs(await running.trailing_metadata())
+            initial = pairs(await running.initial_metadata())
+            call.trailing = pairs(await running.trailing_metadata())
         except grpc.aio.AioRpcError as error:
-            raise self.refusal(error) from None
+            raise self._refusal(error) from None
+        if initial:
+            await call.begin(initial)
         return answer
 
     async def forward(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
         timeout_s = call.time_remaining()
-        if timeout_s is not None:
-            timeout_s -= min(_RESERVE_S, timeout_s / 10)
-        began_s, heard = time.monotonic(), Heard()
+        if timeout_s is None:
+            return await self._answer(call, data, None)
+        timeout_s -= min(_RESERVE_S, timeout_s / 10)
+        began_s = time.monotonic()
         try:
-            answer = await self.call(
-                call.method, data, call.invocation_metadata(), timeout_s, heard
-            )
+            return await self._answer(call, data, timeout_s)
         except PeerStatus as status:
             elapsed_s = time.monotonic() - began_s
-            if timeout_s is not None and _ran_out(status, elapsed_s, timeout_s):
+            if _ran_out(status, elapsed_s, timeout_s):
                 raise _not_responding(call.method, elapsed_s) from status
             raise
-        if heard.initial:
-            await call.begin(heard.initial)
-        call.trailing = heard.trailing
-        return answer
 
-    def stream(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> Answers[bytes]:
+    async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         """See `Port`."""
-        peer: Any = self._channel.unary_stream(method)  # not kept: a caller may choose the name
+        peer: Any = self._channel.unary_stream(
+            call.method
+        )  # not kept: a caller may choose the name
         running = peer(
             data,
-            metadata=identified(metadata),
-            timeout=timeout_s,
-            wait_for_ready=wait_for_ready or None,
+            metadata=identified(call.invocation_metadata()),
+            timeout=call.time_remaining(),
+            wait_for_ready=call.waits or None,
         )
-        return _SocketAnswers(running, self)
+        try:
+            await call.begin(pairs(await running.initial_metadata()))
+            async for answer in running:
+                yield answer
+            call.trailing = pairs(await running.trailing_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise self._refusal(error) from None
+        finally:
+            running.cancel()
 
     async def aclose(self) -> None:
         """See `Port`."""
@@ -235,7 +170,7 @@ class SocketPort(Port):
             await asyncio.wait([self._lasts])
         await self._channel.close()
 
-    def refusal(self, error: grpc.aio.AioRpcError) -> PeerStatus:
+    def _refusal(self, error: grpc.aio.AioRpcError) -> PeerStatus:
         """The peer's status; or what gRPC reports, in our words: a peer that answers is connected."""
         code, text, trailing = (
             error.code(),
@@ -249,31 +184,6 @@ class SocketPort(Port):
             if code is grpc.StatusCode.UNAVAILABLE and not is_connected:
                 return PeerStatus.of(_not_reachable(self._path, text))
         return PeerStatus(code, text, trailing)
-
-
-class _SocketAnswers(Answers[bytes]):
-    def __init__(self, running: Any, port: SocketPort) -> None:
-        self._running = running
-        self._port = port
-        self._answers: AsyncIterator[bytes] = running.__aiter__()
-
-    async def initial_metadata(self) -> Metadata:
-        try:
-            return pairs(await self._running.initial_metadata())
-        except grpc.aio.AioRpcError as error:
-            raise self._port.refusal(error) from None
-
-    async def trailing_metadata(self) -> Metadata:
-        return pairs(await self._running.trailing_metadata())
-
-    async def aclose(self) -> None:
-        self._running.cancel()
-
-    async def __anext__(self) -> bytes:
-        try:
-            return await anext(self._answers)
-        except grpc.aio.AioRpcError as error:
-            raise self._port.refusal(error) from None
 
 
 _RESERVE_S = 1.0
@@ -298,7 +208,7 @@ def _not_reachable(path: str, text: str) -> errors.PeerUnavailable:
     return errors.PeerUnavailable.named(
         "PeerNotReachable",
         f"the process that serves {path} cannot be reached",
-        why=next((why for words, why in _REASONS if words in text), _ENDED),
+        why=next((why for words, why in _REASONS if words in text), "the connection has ended"),
         hint="start it, and look at its log; as root, if this user may not connect",
     )
 
@@ -313,8 +223,8 @@ def _answer_too_large(path: str) -> errors.Exhausted:
 
 
 def stub(kind: Callable[[grpc.aio.Channel], Stub], port: Port) -> Stub:
-    """A generated stub whose calls go through the port: its methods take `metadata`, `timeout` in s, `heard` and
-    `wait_for_ready`, and have an answer to await, or `Answers`.
+    """A generated stub whose calls go through the port: its methods take `metadata`, `timeout` in s and
+    `wait_for_ready`, those with a stream `begun` too, and have an answer to await, or a generator of answers.
     """
     return kind(cast("grpc.aio.Channel", _Codec(port)))
 
@@ -332,21 +242,17 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        async def call(
+        async def ask(
             request: Any,
             *,
             metadata: Metadata = (),
             timeout: float | None = None,
-            heard: Heard | None = None,
             wait_for_ready: bool = False,
         ) -> Any:
-            data = request_serializer(request)
-            answer = await self._port.call(
-                method, data, metadata, timeout, heard, wait_for_ready=wait_for_ready
-            )
-            return response_deserializer(answer)
+            call = Call(method, metadata, timeout, waits=wait_for_ready)
+            return response_deserializer(await self._port.answer(call, request_serializer(request)))
 
-        return call
+        return ask
 
     def unary_stream(
         self,
@@ -355,38 +261,21 @@ class _Codec:
         response_deserializer: Callable[[bytes], Any],
         **_: object,
     ) -> Any:
-        def call(
+        async def ask(
             request: Any,
             *,
             metadata: Metadata = (),
             timeout: float | None = None,
             wait_for_ready: bool = False,
-        ) -> Answers[Any]:
-            data = request_serializer(request)
-            answers = self._port.stream(
-                method, data, metadata, timeout, wait_for_ready=wait_for_ready
-            )
-            return _Decoded(answers, response_deserializer)
+            begun: Begun | None = None,
+        ) -> AsyncGenerator[Any, None]:
+            call = Call(method, metadata, timeout, begun, waits=wait_for_ready)
+            stream = self._port.stream(call, request_serializer(request))
+            async with contextlib.aclosing(stream) as answers:
+                async for answer in answers:
+                    yield response_deserializer(answer)
 
-        return call
-
-
-class _Decoded(Answers[Any]):
-    def __init__(self, answers: Answers[bytes], decode: Callable[[bytes], Any]) -> None:
-        self._answers = answers
-        self._decode = decode
-
-    async def initial_metadata(self) -> Metadata:
-        return await self._answers.initial_metadata()
-
-    async def trailing_metadata(self) -> Metadata:
-        return await self._answers.trailing_metadata()
-
-    async def aclose(self) -> None:
-        await self._answers.aclose()
-
-    async def __anext__(self) -> Any:
-        return self._decode(await anext(self._answers))
+        return ask
 
 
 def volume_metadata() -> Metadata:

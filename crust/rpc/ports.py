@@ -5,17 +5,17 @@ the paths that they have in common lead from one part to the other without a soc
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
 
 import grpc
 
 from crust.core import errors, logs
 from crust.rpc.call import Call
-from crust.rpc.port import Answers, Heard, Port, SocketPort
+from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service
-from crust.rpc.status import Metadata, PeerStatus
+from crust.rpc.status import PeerStatus
 
 
 class LocalPort(Port):
@@ -33,43 +33,39 @@ class LocalPort(Port):
         """Always."""
         return True
 
-    async def call(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        heard: Heard | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> bytes:
+    async def answer(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
-        call = Call(method, metadata, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._part(method).answer(call, data, is_inner=True)
+            async with asyncio.timeout(call.time_remaining()):
+                return await self._part(call.method).answer(call, data, is_inner=True)
         except TimeoutError:
             raise _timed_out() from None
-        if heard is not None:
-            heard.initial, heard.trailing = call.initial, call.trailing
-        return answer
 
     async def forward(self, call: Call, data: bytes) -> bytes:
         """See `Port`. The caller's own deadline holds."""
         return await self._part(call.method).answer(call, data, is_inner=True)
 
-    def stream(
-        self,
-        method: str,
-        data: bytes,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> Answers[bytes]:
-        """See `Port`. The method runs while its reader waits for an answer, and no longer."""
-        call = Call(method, metadata, timeout_s)
-        return _LocalAnswers(self._part(method).stream(call, data, is_inner=True), call)
+    async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+        """See `Port`. The method runs while its reader waits for an answer, and no longer; it has fields of its own,
+        and its reader goes on with those of the reader.
+        """
+        answers = self._part(call.method).stream(call, data, is_inner=True)
+        fields = logs.context.get()
+        async with contextlib.aclosing(answers):
+            while True:
+                around = logs.context.get()
+                logs.context.set(fields)
+                try:
+                    async with asyncio.timeout(call.time_remaining()):
+                        answer = await anext(answers, None)
+                except TimeoutError:
+                    raise _timed_out() from None
+                finally:
+                    fields = logs.context.get()
+                    logs.context.set(around)
+                if answer is None:
+                    return
+                yield answer
 
     async def aclose(self) -> None:
         """Nothing to do."""
@@ -86,35 +82,6 @@ class LocalPort(Port):
                 )
             )
         return service
-
-
-class _LocalAnswers(Answers[bytes]):
-    def __init__(self, answers: AsyncGenerator[bytes, None], call: Call) -> None:
-        self._answers = answers
-        self._call = call
-        self._fields = logs.context.get()
-
-    async def initial_metadata(self) -> Metadata:
-        return self._call.initial
-
-    async def trailing_metadata(self) -> Metadata:
-        return self._call.trailing
-
-    async def aclose(self) -> None:
-        await self._answers.aclose()
-
-    async def __anext__(self) -> bytes:
-        """The method runs with its own fields, and its reader goes on with those of the reader."""
-        around = logs.context.get()
-        logs.context.set(self._fields)
-        try:
-            async with asyncio.timeout(self._call.time_remaining()):
-                return await anext(self._answers)
-        except TimeoutError:
-            raise _timed_out() from None
-        finally:
-            self._fields = logs.context.get()
-            logs.context.set(around)
 
 
 def _timed_out() -> PeerStatus:
@@ -136,7 +103,7 @@ class Ports:
             return SocketPort(path)
         return LocalPort(lambda: self._services[path])
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def serving(
         self, path: str, service: Service, *, lock_path: str | None = ""
     ) -> AsyncIterator[None]:

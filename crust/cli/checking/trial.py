@@ -162,9 +162,8 @@ async def watching(
     inspect: asking.Stub, target: str, state: State, show: Show
 ) -> AsyncIterator[SandboxEvents]:
     """The events from now on. `state` asks for the volume as it is."""
-    stream = inspect.Watch(inspect_pb2.WatchRequest())  # ends with the port of `inspect`
-    await stream.initial_metadata()
-    yield SandboxEvents(aiter(stream), target, state, show)
+    events = await asking.events_of(inspect)  # they end with the port of `inspect`
+    yield SandboxEvents(events, target, state, show)
 
 
 @dataclass

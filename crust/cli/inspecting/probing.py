@@ -15,8 +15,9 @@ from crust.cli.inspecting import views
 from crust.core import errors
 from crust.host.process import workers
 from crust.rpc import status as codes
+from crust.rpc.call import Call
 from crust.rpc.messages import extensions
-from crust.rpc.port import Heard, SocketPort, stub
+from crust.rpc.port import SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, pool_pb2, pool_pb2_grpc
@@ -77,9 +78,9 @@ async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
     )
     async with SocketPort(socket) as port:
         identity = stub(csi_pb2_grpc.IdentityStub, port)
-        request, heard = csi_pb2.ProbeRequest().SerializeToString(), Heard()
-        answer = await port.call(_PROBE, request, _METADATA, TIMEOUT_S, heard)
-        answered, said = csi_pb2.ProbeResponse.FromString(answer), dict(heard.trailing)
+        call = Call(_PROBE, _METADATA, TIMEOUT_S)
+        answer = await port.answer(call, csi_pb2.ProbeRequest().SerializeToString())
+        answered, said = csi_pb2.ProbeResponse.FromString(answer), dict(call.trailing)
         if answered.HasField("ready") and not answered.ready.value:
             raise _not_ready(name, said.get(extensions.NOT_READY, b""))
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=TIMEOUT_S)

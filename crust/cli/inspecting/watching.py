@@ -21,7 +21,6 @@ from rich.text import Text
 from crust.cli import asking, output
 from crust.cli.inspecting import show
 from crust.core import errors
-from crust.wire.v1 import inspect_pb2
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -74,9 +73,7 @@ async def _follow(
     run_dir: str, question: show.Question, form: output.Format, put: Callable[[Text], None]
 ) -> None:
     async with asking.inspecting(run_dir) as stub:
-        events = stub.Watch(inspect_pb2.WatchRequest())
-        await events.initial_metadata()  # what changes from here on is an event
-        each = aiter(events)
+        each = await asking.events_of(stub)  # what changes from here on is an event
         event = asyncio.ensure_future(anext(each, None))
         try:
             while True:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -31,7 +31,7 @@ from crust.rpc.status import PeerStatus
 _log = logging.getLogger(__name__)
 
 Unary = Callable[[Call, bytes], Awaitable[bytes]]
-Stream = Callable[[Call, bytes], AsyncIterator[bytes]]
+Stream = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
 
 
 class Methods(NamedTuple):
@@ -154,24 +154,13 @@ class Service:
             raise no_method()
         return await self._others.forward(call, data)
 
-    async def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+    def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         method = self._streams.get(call.method)
         if method is not None:
-            async for answer in method(call, data):
-                yield answer
-            return
+            return method(call, data)
         if self._others is None:
             raise no_method()
-        answers = self._others.stream(
-            call.method, data, call.invocation_metadata(), call.time_remaining()
-        )
-        async with contextlib.aclosing(answers):
-            initial = await answers.initial_metadata()
-            if initial:
-                await call.begin(initial)
-            async for answer in answers:
-                yield answer
-            call.trailing = await answers.trailing_metadata()
+        return self._others.stream(call, data)
 
     def _record(self, method: str, is_inner: bool) -> CallRecord:  # noqa: FBT001
         record = self._records.get((method, is_inner))
@@ -263,7 +252,7 @@ def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
 
 
 def _stream(kind: Any, served: Callable[[Any, Call], AsyncGenerator[Any, None]]) -> Stream:
-    async def answers(call: Call, data: bytes) -> AsyncIterator[bytes]:
+    async def answers(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         request = requests.parse(kind, data)
         limits.check_secrets(request)
         async with contextlib.aclosing(served(request, call)) as each:

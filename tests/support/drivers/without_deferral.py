@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.status import Metadata, PeerStatus, pairs
@@ -33,7 +34,7 @@ class _Version(grpc.GenericRpcHandler):
                 metadata = _without_deferral(metadata)
             method, left_s = handler_call_details.method, context.time_remaining()
             try:
-                return await self._driver.call(method, data, metadata, left_s)
+                return await self._driver.answer(Call(method, metadata, left_s), data)
             except PeerStatus as refusal:
                 await context.abort(refusal.code, refusal.text, refusal.trailing)
                 raise

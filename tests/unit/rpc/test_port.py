@@ -16,7 +16,7 @@ import pytest_asyncio
 from crust.core import errors, logs
 from crust.rpc import channel
 from crust.rpc.call import Call
-from crust.rpc.port import Heard, Port, SocketPort, stub
+from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.ports import LocalPort, Ports
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
@@ -119,10 +119,10 @@ def allocated(to: Port, snapshot_id: str = "", count: int = 5) -> Any:
 
 
 async def test_answer_metadata_and_deadline_travel_both_ways(port: Port, node: Node) -> None:
-    heard = Heard()
-    data = await port.call(STATS, b"", (("asked", "yes"),), 9, heard)
+    call = Call(STATS, (("asked", "yes"),), 9)
+    data = await port.answer(call, b"")
     assert csi_pb2.NodeGetVolumeStatsResponse.FromString(data).usage[0].total == 7
-    assert (dict(heard.initial), dict(heard.trailing)) == ({"first": "1"}, {"last": "2"})
+    assert (dict(call.initial), dict(call.trailing)) == ({"first": "1"}, {"last": "2"})
     assert node.metadata["asked"] == "yes"
     assert node.remaining_s is not None
     # gRPC counts from a clock that it reads once per turn: a little more than 9 is right
@@ -168,7 +168,7 @@ async def test_status_of_a_peer_has_code_text_and_metadata(port: Port) -> None:
 
 
 async def test_unknown_method_is_unimplemented(port: Port) -> None:
-    await refused(port.call("/csi.v1.Node/Nothing", b"", timeout_s=20), Code.UNIMPLEMENTED)
+    await refused(port.answer(Call("/csi.v1.Node/Nothing", (), 20), b""), Code.UNIMPLEMENTED)
 
 
 async def test_deadline_ends_the_method(port: Port, node: Node) -> None:
@@ -222,13 +222,13 @@ async def test_pass_through_calls_reach_it(port: Port, node: Node) -> None:
         await stats(outer, "abort")
     assert caught.value.code is Code.ABORTED
     assert dict(caught.value.trailing)["peer"] == "said"
-    heard = Heard()
-    await outer.call(STATS, b"", (("asked", "yes"),), 20, heard)
-    assert (dict(heard.initial), dict(heard.trailing)) == ({"first": "1"}, {"last": "2"})
+    call = Call(STATS, (("asked", "yes"),), 20)
+    await outer.answer(call, b"")
+    assert (dict(call.initial), dict(call.trailing)) == ({"first": "1"}, {"last": "2"})
     assert node.metadata["asked"] == "yes"
     found = [each.volume_capacity_bytes async for each in allocated(outer)]
     assert found == list(range(5))
-    await refused(outer.call("/csi.v1.Node/Nothing", b"", timeout_s=20), Code.UNIMPLEMENTED)
+    await refused(outer.answer(Call("/csi.v1.Node/Nothing", (), 20), b""), Code.UNIMPLEMENTED)
 
 
 async def test_pass_through_call_that_goes_away_ends_the_method(port: Port, node: Node) -> None:

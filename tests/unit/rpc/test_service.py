@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -38,7 +38,7 @@ class Behaviour:
         await self.behave(call)
         return b"ok"
 
-    async def _stream(self, call: Call, request: bytes) -> AsyncIterator[bytes]:
+    async def _stream(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b"first"
         await self.behave(call)
 

@@ -17,6 +17,7 @@ from crust.proxy import handler_calls
 from crust.proxy.handlers import Handler
 from crust.proxy.runtime_api import REASON
 from crust.rpc import channel, status
+from crust.rpc.call import Call
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import SocketPort
 from crust.rpc.status import PeerStatus
@@ -113,7 +114,7 @@ async def test_status_text_of_a_peer_is_cut_to_what_passes_on(places: Places) ->
     path = f"{places.root}/h.sock"
     async with serving(path, Hostile(text="ä" * 100_000)), SocketPort(path) as port:  # type: ignore[abstract]
         with pytest.raises(PeerStatus) as caught:
-            await port.call("/crust.v1.RuntimeHandler/GetVolumeStats", b"", timeout_s=60)
+            await port.answer(Call("/crust.v1.RuntimeHandler/GetVolumeStats", (), 60), b"")
     assert caught.value.code is grpc.StatusCode.INTERNAL
     assert caught.value.text.encode() == "ä".encode() * (status.PEER_TEXT_MAX_BYTES // 2)
 
