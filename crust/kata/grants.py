@@ -179,25 +179,10 @@ class Grants:
             pid=sandbox.pid,
         )
         undo.callback(self._release, sandbox.id, claim)
-        with self._keeper_of(sandbox) as keeper:
+        with keepers.start(self.socket(sandbox.id), sandbox.pid) as keeper:
             keeper.hold(record.digest, claim.fds)
         claim.hand_over()
         return claim.record
-
-    def _keeper_of(self, sandbox: Sandbox) -> keepers.Keeper:
-        """The sandbox's keeper, started if there is none. One of another process with this id ends by itself."""
-        path = self.socket(sandbox.id)
-        try:
-            keeper = keepers.connect(path)
-        except keepers.KeeperGone:
-            return keepers.start(path, sandbox.pid)
-        if keeper.vm_pid == sandbox.pid:
-            return keeper
-        keeper.close()
-        raise evidence.VmUnknown(
-            sandbox.id,
-            f"its keeper watches process {keeper.vm_pid}, and Kata names process {sandbox.pid}",
-        )
 
     def _release(self, sandbox_id: str, claim: Claim) -> None:
         """Undo a claim that no container of the sandbox uses."""

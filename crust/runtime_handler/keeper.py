@@ -2,15 +2,11 @@
 
 For hypervisors that cannot take descriptors of others (specs/handoff.md, H-43 to H-46). A program of its own, which
 imports nothing but the standard library: it survives the runtime's daemon and is small.
-`crust.runtime_handler.keepers` starts it and is its client:
+`crust.runtime_handler.keepers` starts it and is its client, for `crust keeper` as well:
 
     python -IS keeper.py <listening socket> <pidfd of the VM>        both inherited
 
-    request    {"op": "hold", "name": ...} with descriptors | {"op": "release", "name": ...} | {"op": "held"}
-               {"op": "put", "name": ..., "over": path, "new": path, "back": path}
-               {"op": "withdraw", "name": ..., "over": path}
-    answer     {"pids": [keeper, standby], "vm": pid, "held": {name: count}, "put": {path: name}}
-               after the request is done, or {"error": ...}
+The requests of its clients are in docs/runtime-author.md: a line of JSON each, answered by one.
 
 A runtime that reads a file of its own (Kata's entry) may find the device there only under the claim: `put` renames
 the file `new` over `over`, and `withdraw`, the claim's release and the VM's end rename `back` over it, before a
@@ -33,7 +29,7 @@ import signal
 import socket
 import sys
 
-_MESSAGE_BYTES = 4096
+_REQUEST_BYTES = 4096
 _DESCRIPTORS = 16
 _AGAIN_MS = 1000
 
@@ -52,7 +48,7 @@ class Keeper:
         self._held: dict[str, list[int]] = {}
         self._put: dict[str, tuple[str, str]] = {}
         """By the path of a file that was put: the name of its claim, and the file that replaces it at last."""
-        self._clients: dict[int, socket.socket] = {}
+        self._clients: dict[int, _Client] = {}
         self._standby_pid = 0
         self._standby = -1
         self._token = (-1, -1)
@@ -147,17 +143,17 @@ class Keeper:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the client has given up
             client, _ = self._listener.accept()
-            self._clients[client.fileno()] = client
+            self._clients[client.fileno()] = _Client(client)
 
-    def _serve(self, client: socket.socket) -> None:
+    def _serve(self, client: "_Client") -> None:
         try:
-            data, fds = _receive(client)
-            if data:
-                client.send(json.dumps(self._answer(data, fds)).encode())
-                return
-        except OSError:  # it has gone
+            if (request := client.receive()) is not None:
+                answer = self._answer(*request)
+                client.socket.sendall(json.dumps(answer).encode() + b"\n")
+            return
+        except OSError:  # it has gone, or sends what is no line
             pass
-        del self._clients[client.fileno()]
+        del self._clients[client.socket.fileno()]
         client.close()
 
     def _answer(self, data: bytes, fds: list[int]) -> dict[str, object]:
@@ -215,10 +211,42 @@ class Keeper:
     def _state(self) -> dict[str, object]:
         return {
             "pids": [os.getpid(), self._standby_pid],
-            "vm": _pid_of(self._vm),
+            "vm": pid_of(self._vm),
             "held": {name: len(fds) for name, fds in self._held.items()},
             "put": {over: name for over, (name, _) in self._put.items()},
         }
+
+
+class _Client:
+    """A connection, and what came of a request that has not come whole."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._data = b""
+        self._fds: list[int] = []
+
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """Read once; a line and its descriptors when it is whole. OSError: nothing more can come."""
+        fds = array.array("i")
+        space = socket.CMSG_LEN(_DESCRIPTORS * fds.itemsize)
+        data, ancillary, _, _ = self.socket.recvmsg(_REQUEST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        self._fds += fds
+        self._data += data
+        if not data or len(self._data) > _REQUEST_BYTES or len(self._fds) > _DESCRIPTORS:
+            raise OSError
+        if not self._data.endswith(b"\n"):
+            return None
+        line, held, self._data, self._fds = self._data, self._fds, b"", []
+        return line, held
+
+    def close(self) -> None:
+        """With the descriptors of a request that has not come whole."""
+        self.socket.close()
+        for fd in self._fds:
+            os.close(fd)
 
 
 def _parsed(data: bytes) -> dict[str, str]:
@@ -229,7 +257,7 @@ def _parsed(data: bytes) -> dict[str, str]:
         return {}
 
 
-def _pid_of(pidfd: int) -> int:
+def pid_of(pidfd: int) -> int:
     """The process of a pidfd; -1 if it has ended (proc_pid_fdinfo(5))."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("Pid:")), -1)
@@ -241,16 +269,6 @@ def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(timeout_ms)}
-
-
-def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
-    fds = array.array("i")
-    space = socket.CMSG_LEN(_DESCRIPTORS * fds.itemsize)
-    data, ancillary, _, _ = client.recvmsg(_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return data, list(fds)
 
 
 def _close(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts the keeper of a VM, and calls it (keeper.py).
+"""Starts the keeper of a VM, and calls it (keeper.py). `crust keeper` is this module for runtimes in other languages.
 
     keeper = keepers.start(socket_path, vm_pid)     once the VM's process runs
     keeper.hold(name, claim.fds)                    from now on the claim lives as long as the VM
@@ -31,11 +31,12 @@ __all__ = [
     "KeeperGone",
     "KeeperNotResponding",
     "connect",
+    "pid_of",
     "start",
 ]
 
 _ANSWER_S = 10.0
-_ANSWER_BYTES = 1024 * 1024
+_READ_BYTES = 64 * 1024
 _SUCCESSIONS = 16
 """How often a keeper may be killed while one connects before that counts as gone."""
 
@@ -126,14 +127,16 @@ class Keeper:
     def _ask(self, request: dict[str, str], fds: Sequence[int] = ()) -> dict[str, int]:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._line.sendmsg([json.dumps(request).encode()], rights)
-            data = self._line.recv(_ANSWER_BYTES)
+            self._line.sendmsg([json.dumps(request).encode() + b"\n"], rights)
+            data = b""
+            while not data.endswith(b"\n"):
+                if not (more := self._line.recv(_READ_BYTES)):
+                    raise KeeperGone(self.path, "it closed the connection")
+                data += more
         except TimeoutError as err:
             raise KeeperNotResponding(self.path) from err
         except OSError as err:
             raise KeeperGone(self.path, err.strerror or str(err)) from err
-        if not data:
-            raise KeeperGone(self.path, "it closed the connection")
         answer = json.loads(data)
         if "error" in answer:
             raise errors.RuntimeFailed.named(
@@ -147,25 +150,21 @@ class Keeper:
         return held
 
 
-def start(path: Path, vm_pid: int) -> Keeper:
-    """Start the keeper of the VM of process `vm_pid`, on a socket at `path`.
+def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
+    """The keeper of the VM of process `vm_pid`, which listens at `path`: the one that runs there, or a new one.
 
-    The directory of `path` must be the caller's alone, and one VM has one keeper. Raises `errors.NotFound` if the VM
-    has ended, KeeperRuns, KeeperGone if the keeper does not start, and the errors of `path`.
+    `vm_pidfd` is that process, where its id may be another's by now. The directory of `path` must be the caller's
+    alone. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there is another VM's, KeeperGone if
+    it does not start, KeeperNotResponding, and the errors of `path`.
     """
-    with contextlib.suppress(KeeperGone), connect(path) as found:
-        raise errors.Conflict.named(
-            "KeeperRuns",
-            f"no keeper is started at {path}",
-            why=f"process {found.pid} is the keeper there",
-            hint="connect to it; a VM has one keeper, and each has a socket of its own",
-        )
+    with contextlib.suppress(KeeperGone):
+        return _of_vm(connect(path), vm_pid)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):
-        vm = os.pidfd_open(vm_pid)
+        vm = os.pidfd_open(vm_pid) if vm_pidfd is None else os.dup(vm_pidfd)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(path))
                 os.chmod(path, 0o600)
                 listener.listen(8)
@@ -173,6 +172,28 @@ def start(path: Path, vm_pid: int) -> Keeper:
         finally:
             os.close(vm)
     return connect(path)
+
+
+def pid_of(pidfd: int) -> int:
+    """The process of a pidfd. Raises `errors.NotFound` if it has ended, or the descriptor is no pidfd."""
+    with oserrors.translating(f"cannot look at descriptor {pidfd}"):
+        pid = keeper_program.pid_of(pidfd)
+    if pid < 0:
+        raise errors.NotFound(f"descriptor {pidfd} is not a pidfd of a process that runs")
+    return pid
+
+
+def _of_vm(keeper: Keeper, vm_pid: int) -> Keeper:
+    """The keeper, unless it watches another VM: that one's claims can only be released by its end."""
+    if keeper.vm_pid == vm_pid:
+        return keeper
+    keeper.close()
+    raise errors.Conflict.named(
+        "KeeperRuns",
+        f"no keeper of process {vm_pid} is started at {keeper.path}",
+        why=f"process {keeper.pid} is the keeper there, of process {keeper.vm_pid}",
+        hint="a VM has one keeper, and each keeper a socket of its own",
+    )
 
 
 def connect(path: Path) -> Keeper:
@@ -191,7 +212,7 @@ class _Broken(Exception):  # it is no error
 
 
 def _connect(path: Path) -> Keeper:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.settimeout(_ANSWER_S)
     keeper = Keeper(path, line)
     try:

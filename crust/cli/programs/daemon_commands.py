@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from crust.cli.programs.keeper_command import keeper
+
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
     from crust.core.settings.program import ProgramSettings
 
@@ -230,4 +232,4 @@ def _here() -> dict[str, Any]:
     return {"node_id": os.uname().nodename}
 
 
-COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata)
+COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata, keeper)

@@ -198,7 +198,7 @@ def _hold(name: str, fd: int) -> tuple[list[bytes], list[tuple[int, int, bytes]]
     import json
     import socket as sockets
 
-    request = json.dumps({"op": "hold", "name": name}).encode()
+    request = json.dumps({"op": "hold", "name": name}).encode() + b"\n"
     return [request], [(sockets.SOL_SOCKET, sockets.SCM_RIGHTS, array.array("i", [fd]).tobytes())]
 
 
@@ -263,11 +263,10 @@ def test_keeper_of_another_version_refuses_by_name(
         line._ask({"op": "invented"})
 
 
-def test_start_beside_a_running_keeper_is_refused(
-    vm: subprocess.Popen[bytes], socket: Path
-) -> None:
-    """Its socket would be gone, and what it holds could only be released by the VM's end."""
-    with keepers.start(socket, vm.pid) as line:
-        with raised("KeeperRuns", match=str(line.pid)):
-            keepers.start(socket, vm.pid)
+def test_start_beside_a_running_keeper_finds_it(vm: subprocess.Popen[bytes], socket: Path) -> None:
+    """Another one's socket would take its place, and what it holds could only be released by the VM's end."""
+    with keepers.start(socket, vm.pid) as line, keepers.start(socket, vm.pid) as again:
+        assert again.pids == line.pids
+        with vm_process() as another, raised("KeeperRuns", match=str(line.pid)):
+            keepers.start(socket, another.pid)
         assert line.held() == {}

@@ -1,0 +1,194 @@
+"""`crust keeper`, started by a shell: a runtime not in Python, which speaks to the socket by itself."""
+
+import json
+import os
+import select
+import signal
+import socket as sockets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crust.core import volumes
+from crust.handoff.store import Store
+from crust.runtime_handler import Claim, claim_volume
+from tests.integration.runtime_handler.conftest import (
+    MakeDevice,
+    is_held,
+    kept_process,
+    record_of,
+    vm_process,
+    wait_for_end,
+)
+from tests.support.records.records import HANDLER, TARGET
+
+pytestmark = pytest.mark.root
+
+RUNTIME = 'set -e; line=$("$0" -m crust keeper "$@"); echo "$line"'
+"""A shell that starts the keeper and reads its line, as a runtime in any language does."""
+
+
+@pytest.fixture
+def socket(run_dir: str) -> Path:
+    return Path(run_dir) / "keeper.sock"
+
+
+@pytest.fixture
+def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A VM's process; its keeper ends with it, before the next test begins."""
+    with kept_process(socket) as process:
+        yield process
+
+
+@pytest.fixture
+def claim(store: Store, device: MakeDevice) -> Claim:
+    store.publish(record_of(device("a"), TARGET))
+    return claim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), HANDLER)
+
+
+def _run(*arguments: object, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", RUNTIME, sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, pass_fds=fds, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def _started(*arguments: object, fds: tuple[int, ...] = ()) -> dict[str, Any]:
+    ran = _run(*arguments, fds=fds)
+    assert ran.returncode == 0, ran.stderr
+    state: dict[str, Any] = json.loads(ran.stdout)
+    return state
+
+
+def _held_by_keeper(socket: Path, vm: subprocess.Popen[bytes], claim: Claim) -> dict[str, Any]:
+    lock, device = claim.fds
+    own = ("--socket", socket, "--pid", vm.pid, "--hold", f"volume={lock},{device}")
+    state = _started(*own, fds=claim.fds)
+    claim.hand_over()
+    return state
+
+
+def _asked(socket: Path, *pieces: bytes) -> dict[str, Any]:
+    """The answer to one request, as a client in any language gets it."""
+    with sockets.socket(sockets.AF_UNIX) as client:
+        client.connect(str(socket))
+        for piece in pieces:
+            client.sendall(piece)
+        answer: dict[str, Any] = json.loads(client.makefile().readline())
+        return answer
+
+
+@pytest.mark.spec("H-44")
+@pytest.mark.spec("H-45")
+def test_each_process_may_be_killed_and_the_claim_ends_with_the_hypervisor(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    state = _held_by_keeper(socket, vm, claim)
+    assert (state["vm"], state["held"]) == (vm.pid, {"volume": 2})
+    for number in (0, 1):
+        assert is_held(store, claim.record.device)
+        killed = os.pidfd_open(state["pids"][number])
+        signal.pidfd_send_signal(killed, signal.SIGKILL)
+        wait_for_end(killed)
+        state = _asked(socket, b'{"op": "held"}\n')
+        assert state["held"] == {"volume": 2}
+    ends = [os.pidfd_open(pid) for pid in state["pids"]]
+    vm.kill()
+    for end in ends:
+        wait_for_end(end)
+    assert not is_held(store, claim.record.device)
+
+
+def test_running_keeper_takes_more_and_releases_by_its_socket(
+    store: Store, claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    first = _held_by_keeper(socket, vm, claim)
+    own = ("--socket", socket, "--pid", vm.pid)
+    with open(os.devnull, "rb") as other:
+        fd = other.fileno()
+        state = _started(*own, "--hold", f"other={fd}", fds=(fd,))
+    assert (state["pids"][0], state["held"]) == (first["pids"][0], {"volume": 2, "other": 1})
+    assert _asked(socket, b'{"op": "rele', b'ase", "name": "other"}\n')["held"] == {"volume": 2}
+    assert _started(*own)["held"] == {"volume": 2}
+    assert is_held(store, claim.record.device)
+
+
+def test_keeper_has_no_descriptor_that_it_was_not_given(
+    claim: Claim, vm: subprocess.Popen[bytes], socket: Path, tmp_path: Path
+) -> None:
+    lock, device = claim.fds
+    end = os.pidfd_open(vm.pid)
+    with open(tmp_path / "another", "w") as another:
+        state = _started(
+            "--socket", socket, "--pidfd", end, "--hold", f"volume={lock},{device}",
+            fds=(*claim.fds, end, another.fileno()),
+        )  # fmt: skip
+    os.close(end)
+    for pid in state["pids"]:
+        paths = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        assert str(tmp_path / "another") not in paths
+        assert claim.record.device in paths
+    claim.release()
+
+
+def test_client_that_sends_no_line_is_the_only_one_whose_connection_ends(
+    claim: Claim, vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    _held_by_keeper(socket, vm, claim)
+    with sockets.socket(sockets.AF_UNIX) as client, sockets.socket(sockets.AF_UNIX) as other:
+        for each in (client, other):
+            each.connect(str(socket))
+        client.sendall(b"x" * 8192)
+        assert select.select([client], [], [], 20)[0]
+        with pytest.raises(ConnectionError):
+            assert client.recv(1) or client.send(b"x") * client.send(b"x")
+        other.sendall(b'{"op": "held"}\n')
+        assert json.loads(other.makefile().readline())["held"] == {"volume": 2}
+    assert "unknown request" in _asked(socket, b"[]\n")["error"]
+
+
+def test_another_machine_than_the_keepers_is_refused(
+    vm: subprocess.Popen[bytes], socket: Path
+) -> None:
+    _started("--socket", socket, "--pid", vm.pid)
+    with vm_process() as another:
+        ran = _run("--socket", socket, "--pid", another.pid)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "[KeeperRuns]" in ran.stderr
+    assert f"of process {vm.pid}" in ran.stderr
+
+
+def test_hypervisor_that_has_ended_is_refused(socket: Path) -> None:
+    with vm_process() as process:
+        end = os.pidfd_open(process.pid)
+    for given, says in (
+        (("--pid", process.pid), "No such process"),
+        (("--pidfd", end), "is not a pidfd of a process that runs"),
+    ):
+        ran = _run("--socket", socket, *given, fds=(end,))
+        assert ran.returncode == 1, ran.stderr
+        assert says in ran.stderr
+    os.close(end)
+    assert not socket.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--pid or by --pidfd"),
+        (("--pid", "1", "--pidfd", "0"), "--pid or by --pidfd"),
+        (("--pid", "1", "--hold", "volume"), "is not NAME=FD,FD"),
+        (("--pid", "1", "--hold", "volume=99"), "was it inherited?"),
+    ],
+)
+def test_command_that_cannot_be_understood_starts_nothing(
+    socket: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    ran = _run("--socket", socket, *arguments)
+    assert ran.returncode == 2
+    assert says in ran.stderr
+    assert not socket.exists()
