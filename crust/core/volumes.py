@@ -381,6 +381,7 @@ class HandlerFeature(enum.Enum):
     LUKS = 12
     NETWORK_IMAGE = 13
     GROW = 14
+    SUB_PATH = 15
 
 
 class AccessMode(enum.Enum):

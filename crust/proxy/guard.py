@@ -1,9 +1,9 @@
 """The guard mount on a deferred target, and what is observed there.
 
-The guard mount is a tmpfs that takes names and no data. A kubelet finds a mount point whose root it may chown, and in
-which it may create the directories of a `subPath`. A runtime that does not find the handoff entry gets ENOSPC and
-cannot write to the node's disk. All methods except `check_allowed` block: callers use a thread hop. No symbolic link
-below the kubelet's root is followed.
+The guard mount is a tmpfs that takes no data. A kubelet finds a mount point whose root it may chown, and in which it
+may create the directories of a `subPath`, if the handler mounts such paths: else the guard takes no names either. A
+runtime that does not find the handoff entry gets ENOSPC and cannot write to the node's disk. All methods except
+`check_allowed` block: callers use a thread hop. No symbolic link below the kubelet's root is followed.
 """
 
 import logging
@@ -22,7 +22,7 @@ from crust.host.block.devices import NotABlockDevice
 from crust.host.block.holders import Writers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
-from crust.proxy.target import Seen, Stack
+from crust.proxy.target import Guard, Seen, Stack
 
 _log = logging.getLogger(__name__)
 
@@ -121,12 +121,13 @@ class Targets:
         is_buried = any(map(mount_api.is_guard, mountinfo.stacked_at(target.text)))
         return Seen(stack=Stack.BURIED if is_buried else Stack.FOREIGN, mount=mount)
 
-    def group_of(self, target: volumes.TargetPath) -> int | None:
-        """The group of the guard's root; None unless the guard is on top."""
+    def guard_at(self, target: volumes.TargetPath) -> Guard | None:
+        """The guard that is on top; None if none is."""
         if self.look(target).stack is not Stack.GUARD:
             return None
         try:
-            return os.stat(target.text, follow_symlinks=False).st_gid
+            group = os.stat(target.text, follow_symlinks=False).st_gid
+            return Guard(group, mount_api.takes_names(target.text))
         except OSError:  # it was unmounted just now
             return None
 
@@ -149,14 +150,24 @@ class Targets:
         """Whether mounts may have changed since the last question. Never blocks."""
         return self._changes.seen()
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
-        """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount."""
+    def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
+        """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount.
+
+        The guard of an attempt for a handler with other features is replaced.
+        """
         with target_paths.made_directory(target, self._roots) as (directory, made):
             if made or not self._guard_on(target):
-                mount_api.mount_guard(directory)
+                mount_api.mount_guard(directory, names=names)
+                return
+        if mount_api.takes_names(target.text) is not names:
+            self.unmount_guard(target)
+            self.mount_guard(target, names=names)
 
-    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
-        """Mount the guard that was lost, with its group, also over files that were written meanwhile."""
+    def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
+        """Mount the guard that was lost, as it was, also over files that were written meanwhile.
+
+        One that was not seen before takes no names.
+        """
         if self._guard_on(target):
             return
         target_paths.remove_empty_below(target, self._roots)  # a kubelet's, for a subPath
@@ -168,7 +179,10 @@ class Targets:
                 extra={"target": target.text, "error": str(error)},
             )
         with target_paths.opened(target, self._roots) as directory:
-            mount_api.mount_guard(directory, group=group)
+            if guard is None:
+                mount_api.mount_guard(directory)
+            else:
+                mount_api.mount_guard(directory, names=guard.names, group=guard.group)
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         """Unmount the guard and remove the directory. Idempotent; raises TargetMounted for another mount."""

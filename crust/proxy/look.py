@@ -2,8 +2,8 @@
 
 Runtimes write the claims, so the proxy learns of them by looking; an event of the watch means "look again". A guard
 is lost when somebody unmounts it, or when the mounts of a container end with it. The target is open then: a runtime
-that misses the entry would write to the node's disk. So the guard is mounted again, with the group that the last look
-has seen, as an operation at the target. What the proxy cannot mend it reports as its health: a guard that cannot be
+that misses the entry would write to the node's disk. So the guard is mounted again, as the last look has seen it, by
+an operation at the target. What the proxy cannot mend it reports as its health: a guard that cannot be
 mounted or whose group nobody knows, a mount over a guard, a device that is gone or another one now.
 
 The mounts are listed only when they have changed, and a device is checked when its entry is read.
@@ -26,7 +26,7 @@ from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
-from crust.proxy.target import OnLook, Stack, Target, group_unknown, lost_its_group, on_look
+from crust.proxy.target import Guard, OnLook, Stack, Target, group_unknown, lost_its_group, on_look
 from crust.rpc.serving.health import Health
 
 _PAUSE_FACTOR = 10
@@ -98,7 +98,7 @@ class Looks:
         row = self._entries.row_of(entry)
         if entry.record is None:
             return row
-        return replace(row, group=self._targets.group_of(entry.record.target))
+        return replace(row, guard=self._targets.guard_at(entry.record.target))
 
     def _device_problem(self, row: Target) -> errors.CrustError | None:
         record = row.record
@@ -143,7 +143,7 @@ class Looks:
                 target,
                 "restore of the guard mount",
                 None,
-                lambda: workers.run(self._mount, target, row.group),
+                lambda: workers.run(self._mount, target, row.guard),
                 limit_s=_RESTORE_S,
             )
         except (operations.OperationInProgress, operations.ShuttingDown, workers.NoWorkerFree):
@@ -176,13 +176,13 @@ class Looks:
         if lost_its_group(row):
             self._report(name, "group", group_unknown(row.path))
 
-    def _mount(self, target: volumes.TargetPath, group: int | None) -> bool:
+    def _mount(self, target: volumes.TargetPath, guard: Guard | None) -> bool:
         """Mount the guard, if it is lost; returns whether it was. Blocks."""
         entry = self._entries.store.read(target)
         seen = self._targets.look(target)
         if entry is None or entry.record is None or seen.stack is Stack.GUARD:
             return False
-        self._targets.restore_guard(target, group)
+        self._targets.restore_guard(target, guard)
         return True
 
     def _report(self, name: str, part: str, problem: errors.CrustError | None) -> None:

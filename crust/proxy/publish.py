@@ -25,7 +25,7 @@ from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets, devices_at, observe, verify
-from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
     Asked,
@@ -204,7 +204,7 @@ class Publish:
         seen = observe(self._entries.store, self._targets, run.target)
         plan = begin_publish(seen, run.wanted)
         if plan is Begin.DEFER and handler is not None:
-            self._targets.mount_guard(run.target)
+            self._targets.mount_guard(run.target, names=Feature.SUB_PATH in handler.features)
         if plan is Begin.RENEW:
             is_lost = seen.stack is Stack.CLEAR and lost_its_group(
                 replace(run.row, entry=seen.entry)
@@ -212,7 +212,7 @@ class Publish:
             if is_lost or "group" in run.row.problems:
                 raise group_unknown(run.target.text)
             if seen.stack is Stack.CLEAR:
-                self._targets.restore_guard(run.target, run.row.group)
+                self._targets.restore_guard(run.target, run.row.guard)
         return seen
 
     async def _call_driver(

@@ -264,7 +264,7 @@ def _observed(known: Target | None, read: Target) -> Target:
         devices=read.devices,
         readonly=read.readonly,
         handler=read.handler,
-        group=known.group if read.group is None else read.group,
+        guard=known.guard if read.guard is None else read.guard,
     )
 
 

@@ -66,6 +66,16 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """What a guard mount has, and nothing else remembers: a restored one gets it again."""
+
+    group: int
+    """Of its root: a kubelet sets it (H-38)."""
+    names: bool
+    """Whether it takes names (H-39)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One row of the table: what was observed last at a target, and what only the proxy can remember of it."""
 
@@ -86,8 +96,8 @@ class Target:
     """A raw block volume that the driver published: no deferred one, and it reserves nothing for runtimes."""
     busy: bool = False
     """An operation is at work here: what a look sees meanwhile is older than what the operation will know."""
-    group: int | None = None
-    """The guard's group that was seen last: a kubelet sets it, and it exists nowhere else (H-38)."""
+    guard: Guard | None = None
+    """The guard that was seen last."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     reported: Claim | None = None
     """The live claim that was reported last."""
@@ -317,7 +327,7 @@ def lost_its_group(row: Target) -> bool:
     record = row.record
     if record is None or record.mount.group is not None or record.readonly:
         return False
-    return row.group is None
+    return row.guard is None
 
 
 def group_unknown(target: str) -> errors.CrustError:
@@ -335,7 +345,7 @@ class OnLook(enum.Enum):
     """What a look does about a target."""
 
     NOTHING = "nothing"
-    RESTORE = "mount the guard, with the group that was seen last"
+    RESTORE = "mount the guard as it was seen last"
     REPORT = "report a problem"
 
 

@@ -87,7 +87,8 @@ class FakeProxy:
     ) -> Record:
         """Publish the device at the target; `mount` are fields of `volumes.DeferredMount`, e.g. readonly=True.
 
-        With `guard` the target gets its guard mount, which needs root; `unpublish` removes it.
+        With `guard` the target gets its guard mount, which needs root; `unpublish` removes it. It takes names if the
+        runtime is registered with SUB_PATH, as the proxy's does (H-39).
         """
         where = volumes.TargetPath.parse(target)
         described: dict[str, Any] = {
@@ -102,7 +103,9 @@ class FakeProxy:
         made = volumes.DeferredMount(**described)
         record = Record.of(made, key, where, volumes.HandlerName(handler))
         if guard:
-            mount_api.mount_guard(where.text)
+            runtime = self.runtimes.get(handler)
+            offered = runtime.features if runtime is not None else frozenset()
+            mount_api.mount_guard(where.text, names=volumes.HandlerFeature.SUB_PATH in offered)
         self.store.publish(record)
         return record
 

@@ -23,6 +23,7 @@ NOT_OFFERED_BY_ALL = {
     "R-215",
     "R-217",  # FORMAT,
     "R-219",  # LUKS,
+    "R-220",  # SUB_PATH,
     "R-307",  # and FREEZE
 }
 """Cases for runtimes that lack a feature."""

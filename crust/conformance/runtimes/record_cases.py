@@ -148,3 +148,7 @@ async def test_r218_blank(s: Subject) -> None:
 
 async def test_r219_encrypted(s: Subject) -> None:
     await _refused_and_free(s, await s.volume(encryption=volumes.Encryption.LUKS))
+
+
+async def test_r220_sub_path_not_offered(s: Subject) -> None:
+    await s.refused("box-1", f"{await s.volume()}/below")

@@ -25,7 +25,9 @@ from crust.host.process import oserrors, syscalls
 
 GUARD_SOURCE = "crust-deferred"
 GUARD_FILLER = ".crust-guard"
-_GUARD_NAMES_MAX = 1024
+_GUARD_INODES = 1024
+_GUARD_SEALED_INODES = 2
+_GUARD_MARK = "trusted.crust"
 _KERNEL_HINT = "use Linux 5.12 or later, and allow the mount syscalls in the seccomp profile"
 _STACK_MAX = 64
 _LOOKS_MAX = 4
@@ -97,19 +99,20 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         _attach(mount, onto, target)
 
 
-def mount_guard(target: str, *, group: int | None = None) -> None:
-    """Mount the fail-closed tmpfs on the directory `target`: it takes names, an owner and a mode, and no data.
+def mount_guard(target: str, *, names: bool = False, group: int | None = None) -> None:
+    """Mount the fail-closed tmpfs on the directory `target`: it takes an owner, a mode and a security label, no data,
+    and names only with `names`.
 
-    A kubelet creates the directory of a `subPath` in the target, so there are inodes to spare. The one page that a
-    tmpfs has at least is filled by a root-only file, so every write of data gets ENOSPC: a runtime that misses a
-    deferral writes nothing onto the node's disk. The page is filled, and the root has its `group`, before the mount
-    is attached: no guard is ever visible without them.
+    A runtime that misses a deferral writes nothing onto the node's disk: every write of data gets ENOSPC, and without
+    `names` every new name does. With `names` a kubelet creates the directories of a `subPath` in the target. The
+    guard is full, and the root has its `group`, before the mount is attached: no guard is ever visible without them.
     """
     with _target(target, directory=True) as onto:
         with oserrors.translating("cannot make a guard mount"):
-            mount = _guard_mount()
+            mount = _guard_mount(_GUARD_INODES if names else _GUARD_SEALED_INODES)
             try:
-                _fill(mount)
+                if names or not _is_sealed(mount):
+                    _fill(mount)
                 if group is not None:
                     os.chown(".", -1, group, dir_fd=mount)
             except BaseException:
@@ -118,11 +121,16 @@ def mount_guard(target: str, *, group: int | None = None) -> None:
         _attach(mount, onto, target)
 
 
-def _guard_mount() -> int:
+def takes_names(guard: str) -> bool:
+    """Whether the guard mount at this path was made with `names`."""
+    return os.statvfs(guard).f_files > _GUARD_SEALED_INODES
+
+
+def _guard_mount(inodes: int) -> int:
     parameters = (
         ("source", GUARD_SOURCE),
         ("size", "4k"),  # the kernel makes it one page
-        ("nr_inodes", f"{_GUARD_NAMES_MAX}"),
+        ("nr_inodes", f"{inodes}"),
         ("mode", "0755"),
     )
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
@@ -133,7 +141,23 @@ def _guard_mount() -> int:
         return syscalls.fsmount(context, attributes)
 
 
+def _is_sealed(mount: int) -> bool:
+    """Whether a guard of two inodes has none left, once its root has a small attribute.
+
+    Since Linux 6.6 a tmpfs counts extended attributes as parts of an inode: what the mark leaves of the second one is
+    too little for a name, and enough for the security label that a container engine gives to the root. Earlier
+    kernels, and those without attributes on a tmpfs, count a label as nothing, and a file has to take the inode.
+    """
+    try:
+        os.setxattr(f"/proc/self/fd/{mount}", _GUARD_MARK, b"1")
+    except OSError as err:
+        if err.errno != errno.EOPNOTSUPP:
+            raise
+    return os.fstatvfs(mount).f_ffree == 0
+
+
 def _fill(mount: int) -> None:
+    """Fill the only page of a guard by a file of root's, which takes an inode too."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     filler = os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)
     try:

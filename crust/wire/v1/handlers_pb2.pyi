@@ -52,6 +52,10 @@ class _HandlerFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handle
     """Grows a filesystem that is smaller than its device when it mounts it. Without it nobody grows the filesystem, and an
     expansion says so.
     """
+    HANDLER_FEATURE_SUB_PATH: _HandlerFeature.ValueType  # 15
+    """Mounts a path inside a volume (subPath), resolved in the sandbox. Without it the guard mount takes no names, so a CO
+    cannot make the directories of a subPath there.
+    """
 
 class HandlerFeature(_HandlerFeature, metaclass=_HandlerFeatureEnumTypeWrapper): ...
 
@@ -78,6 +82,10 @@ HANDLER_FEATURE_NETWORK_IMAGE: HandlerFeature.ValueType  # 13
 HANDLER_FEATURE_GROW: HandlerFeature.ValueType  # 14
 """Grows a filesystem that is smaller than its device when it mounts it. Without it nobody grows the filesystem, and an
 expansion says so.
+"""
+HANDLER_FEATURE_SUB_PATH: HandlerFeature.ValueType  # 15
+"""Mounts a path inside a volume (subPath), resolved in the sandbox. Without it the guard mount takes no names, so a CO
+cannot make the directories of a subPath there.
 """
 Global___HandlerFeature: _TypeAlias = HandlerFeature  # noqa: Y015
 

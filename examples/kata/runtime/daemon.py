@@ -41,6 +41,7 @@ FEATURES = frozenset(
         Feature.FREEZE,
         Feature.IO_LIMITS,
         Feature.FORMAT,
+        Feature.SUB_PATH,
     }
 )
 FILESYSTEMS = frozenset({"btrfs", "ext4", "xfs"})

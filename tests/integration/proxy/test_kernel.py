@@ -18,7 +18,7 @@ from crust.host.block import holders, loop_devices
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
-from crust.proxy.target import Seen, Stack
+from crust.proxy.target import Guard, Seen, Stack
 from crust.runtime_handler import Resolved, resolve_source
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import inspect_pb2
@@ -148,23 +148,37 @@ async def test_unmounted_guard_is_restored_over_what_was_written_below_it(node: 
 
 def test_guard_is_seen_after_a_restart_and_a_second_one_is_not_mounted(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
-    guard.Targets([places.kubelet]).mount_guard(target)
+    guard.Targets([places.kubelet]).mount_guard(target, names=True)
     here = guard.Targets([places.kubelet])
     assert here.look(target).stack is Stack.GUARD
-    here.mount_guard(target)
-    here.restore_guard(target, 7)
-    assert (len(mountinfo.stacked_at(target.text)), here.group_of(target)) == (1, 0)
+    here.mount_guard(target, names=True)
+    here.restore_guard(target, Guard(7, names=False))
+    assert len(mountinfo.stacked_at(target.text)) == 1
+    assert here.guard_at(target) == Guard(0, names=True)
     here.unmount_guard(target)
     assert here.look(target) == Seen()
-    assert here.group_of(target) is None
+    assert here.guard_at(target) is None
     assert not os.path.lexists(target.text)
 
 
-def test_restored_guard_has_its_group_from_the_first_moment(places: Places) -> None:
+def test_guard_of_an_attempt_for_a_handler_with_other_features_is_replaced(places: Places) -> None:
     target = volumes.TargetPath(places.target("one"))
     here = guard.Targets([places.kubelet])
-    here.restore_guard(target, 4711)
-    assert here.group_of(target) == 4711
+    for names in (True, False, True):
+        here.mount_guard(target, names=names)
+        assert here.guard_at(target) == Guard(0, names=names)
+        assert len(mountinfo.stacked_at(target.text)) == 1
+    here.unmount_guard(target)
+
+
+@pytest.mark.parametrize("seen", [Guard(4711, names=True), Guard(4711, names=False), None])
+def test_restored_guard_is_as_it_was_seen_from_the_first_moment(
+    places: Places, seen: Guard | None
+) -> None:
+    target = volumes.TargetPath(places.target("one"))
+    here = guard.Targets([places.kubelet])
+    here.restore_guard(target, seen)
+    assert here.guard_at(target) == (seen or Guard(0, names=False))
     with pytest.raises(OSError, match="No space"):
         Path(f"{target}/data").write_text("lost")
     here.unmount_guard(target)
@@ -175,9 +189,10 @@ def test_refused_target_keeps_no_descriptor(places: Places) -> None:
     Path(target.text).symlink_to(places.root)
     here = guard.Targets([places.kubelet])
     before = len(os.listdir("/proc/self/fd"))
-    for act in (here.mount_guard, lambda each: here.restore_guard(each, None)):
-        with pytest.raises(target_paths.SymlinkInPath):
-            act(target)
+    with pytest.raises(target_paths.SymlinkInPath):
+        here.mount_guard(target, names=False)
+    with pytest.raises(target_paths.SymlinkInPath):
+        here.restore_guard(target, None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -188,7 +203,7 @@ def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
     elsewhere = Path(places.root, "alias")
     elsewhere.symlink_to(places.kubelet)
     aliased = guard.Targets([str(elsewhere)])
-    here.mount_guard(one)
+    here.mount_guard(one, names=False)
     os.makedirs(two.text)
     mount_api.bind(places.root, two.text)
     try:
@@ -208,7 +223,7 @@ def test_mounts_are_listed_as_a_co_spells_their_targets(places: Places) -> None:
 def test_another_mount_is_never_treated_as_the_former_guard(places: Places, beside: str) -> None:
     target = volumes.TargetPath(places.target("one"))
     here = guard.Targets([places.kubelet])
-    here.mount_guard(target)
+    here.mount_guard(target, names=False)
     if beside == "in its place":
         mount_api.unmount(target.text)
     mount_api.bind(places.root, target.text)
@@ -216,7 +231,7 @@ def test_another_mount_is_never_treated_as_the_former_guard(places: Places, besi
         wanted = Stack.BURIED if beside == "over the guard" else Stack.FOREIGN
         assert here.look(target).stack is wanted
         for act in (
-            here.mount_guard,
+            lambda each: here.mount_guard(each, names=False),
             here.unmount_guard,
             lambda each: here.restore_guard(each, None),
         ):

@@ -50,6 +50,7 @@ FAULTS = {
     "pass_fds=claim.fds, ": ("", {"R-106"}),
     "await asyncio.to_thread(claim.release)": ("pass", {"R-104"}),
     "found.require_whole().target": ("volumes.TargetPath.parse(source)", {"R-211"}),
+    "found.require_whole()": ("found.record", {"R-220"}),
 }
 
 

@@ -17,7 +17,7 @@ from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 from crust.proxy import guard
-from crust.proxy.target import Seen, Stack
+from crust.proxy.target import Guard, Seen, Stack
 from tests.support.drivers import fake_driver
 
 GUARD = ".guarded"
@@ -38,6 +38,8 @@ class FakeTargets(guard.Targets):
         """The devices of the filesystems that a driver has mounted on targets."""
         self.groups: dict[str, int] = {}
         """The groups of guards, as a kubelet sets them."""
+        self.named: set[str] = set()
+        """The targets whose guard takes names."""
 
     def look(self, target: volumes.TargetPath) -> Seen:
         guarded = os.path.exists(f"{target}/{GUARD}")
@@ -46,8 +48,10 @@ class FakeTargets(guard.Targets):
             return Seen(stack=stack, mount=_mount(target.text))
         return Seen(stack=Stack.GUARD if guarded else Stack.CLEAR)
 
-    def group_of(self, target: volumes.TargetPath) -> int | None:
-        return self.groups.get(target.text, 0) if self.has_guard(target) else None
+    def guard_at(self, target: volumes.TargetPath) -> Guard | None:
+        if not self.has_guard(target):
+            return None
+        return Guard(self.groups.get(target.text, 0), target.text in self.named)
 
     def check_unused(
         self,
@@ -67,8 +71,9 @@ class FakeTargets(guard.Targets):
     def mounted_device(self, path: str) -> str | None:
         return self.host_mounts.get(path)
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
         self._check_free(target)
+        (self.named.add if names else self.named.discard)(target.text)
         if self.has_guard(target):
             return
         target_paths.make_directory(target, [self.root])
@@ -76,10 +81,10 @@ class FakeTargets(guard.Targets):
         with oserrors.translating(f"cannot mount on {target}"):
             os.close(os.open(f"{target}/{GUARD}", os.O_WRONLY | os.O_CREAT, 0o600))
 
-    def restore_guard(self, target: volumes.TargetPath, group: int | None) -> None:
-        self.mount_guard(target)
-        if group is not None:
-            self.groups[target.text] = group
+    def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
+        self.mount_guard(target, names=guard is not None and guard.names)
+        if guard is not None:
+            self.groups[target.text] = guard.group
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:
         self._check_free(target)

@@ -56,7 +56,7 @@ TESTS = {
     36: (VOLUME, "record_limits_are_set_before_mount"),
     37: (VOLUME, "resume_sets_the_current_limits_of_the_record"),
     38: (CLAIM, "group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes"),
-    39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_takes_names_an_owner_and_a_mode_but_no_data"),
+    39: (f"{INTEGRATION}/host/mounts/test_mount_api.py", "mount_guard_without_names_takes_owner_mode_and_label"),
     41: ("tests/unit/proxy/csi/test_refusals.py", "unreadable_entry_blocks_what_may_be_its"),
     42: (f"{UNIT}/test_store.py", "files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish"),
     40: (f"{UNIT}/test_record.py", "group_without_a_policy_is_changed_only_on_root_mismatch"),

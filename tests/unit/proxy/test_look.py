@@ -16,6 +16,7 @@ from crust.handoff import entry, layout, look
 from crust.handoff.claims import Claim, State
 from crust.proxy import look as proxy_look
 from crust.proxy.events import Event, Events
+from crust.proxy.target import Guard
 from crust.rpc.serving.health import Health
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
@@ -101,16 +102,17 @@ async def test_exchanged_device_is_reported_until_the_volume_is_unpublished(kata
     assert await _problems(kata) == []
 
 
-@pytest.mark.spec("H-38")
+@pytest.mark.spec("H-38", "H-39")
 async def test_restored_guard_has_the_group_that_was_seen(kata: Node, published: str) -> None:
     kata.targets.groups[published] = 3000
     await kata.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest(), timeout=10)
     async with _events(kata) as next_of:
         os.unlink(f"{published}/{GUARD}")
         kata.targets.groups.clear()
+        kata.targets.named.clear()
         _touch(kata, published)
         assert await next_of("guard-restored") == published
-    assert kata.targets.groups[published] == 3000
+    assert kata.targets.guard_at(volumes.TargetPath(published)) == Guard(3000, names=True)
     assert await _problems(kata) == []
 
 

@@ -299,7 +299,11 @@ async def test_no_exception_ends_in_a_final_code_while_something_stands(
         match where:
             case "Targets.mount_guard":
                 guard = kata.targets.mount_guard
-                patched.setattr(kata.targets, "mount_guard", lambda path: (guard(path), fail()))
+                patched.setattr(
+                    kata.targets,
+                    "mount_guard",
+                    lambda path, names: (guard(path, names=names), fail()),
+                )
             case "Targets.writers":
                 patched.setattr(kata.targets, "writers", fail)
             case "Entries.devices":

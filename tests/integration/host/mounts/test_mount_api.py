@@ -18,6 +18,9 @@ from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
+LABEL = b"system_u:object_r:container_file_t:s0:c123,c456\0"
+"""As a container engine sets it on the root of a volume on nodes with SELinux."""
+
 
 @pytest.fixture
 def ext4(attach: Attach) -> loop_devices.LoopDevice:
@@ -233,7 +236,8 @@ def test_unmount_busy_names_mounts_and_loop_devices_on_it(
 
 def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str) -> None:
     """A runtime that misses a deferral writes nothing; a kubelet's chown and its mkdir for subPath succeed."""
-    mount_api.mount_guard(mountpoint)
+    mount_api.mount_guard(mountpoint, names=True)
+    assert mount_api.takes_names(mountpoint)
     mount = mountinfo.at(mountpoint)
     assert mount is not None
     assert mount_api.is_guard(mount)
@@ -252,7 +256,7 @@ def test_mount_guard_takes_names_an_owner_and_a_mode_but_no_data(mountpoint: str
 
 
 def test_mount_guard_keeps_its_full_page_from_everyone_but_root(mountpoint: str) -> None:
-    mount_api.mount_guard(mountpoint)
+    mount_api.mount_guard(mountpoint, names=True)
     filler = os.stat(f"{mountpoint}/{mount_api.GUARD_FILLER}")
     assert (filler.st_uid, stat.S_IMODE(filler.st_mode)) == (0, 0o400)
     space = os.statvfs(mountpoint)
@@ -261,12 +265,51 @@ def test_mount_guard_keeps_its_full_page_from_everyone_but_root(mountpoint: str)
 
 
 def test_mount_guard_limits_the_number_of_names(mountpoint: str) -> None:
-    mount_api.mount_guard(mountpoint)
+    mount_api.mount_guard(mountpoint, names=True)
     free = os.statvfs(mountpoint).f_ffree
     for number in range(free):
         os.mkdir(f"{mountpoint}/{number}")
     with pytest.raises(OSError, match="No space"):
         os.mkdir(f"{mountpoint}/one-more")
+
+
+def _names(mountpoint: str) -> list[Callable[[], object]]:
+    """Every call that makes a name on a filesystem."""
+    path = f"{mountpoint}/name"
+    return [
+        lambda: os.mkdir(path),
+        lambda: os.close(os.open(path, os.O_CREAT | os.O_WRONLY)),
+        lambda: os.close(os.open(mountpoint, os.O_TMPFILE | os.O_WRONLY)),
+        lambda: os.symlink("elsewhere", path),
+        lambda: os.mkfifo(path),
+        lambda: os.mknod(path, stat.S_IFCHR, os.makedev(1, 3)),
+    ]
+
+
+@pytest.mark.parametrize("kernel", ["this one", "before 6.6"])
+def test_mount_guard_without_names_takes_owner_mode_and_label(
+    mountpoint: str, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """A container that misses its volume can make nothing; the kubelet and the container engine set what they set.
+
+    A kernel before 6.6 counts no attributes: there the guard cannot be sealed by one, and a file takes the inode.
+    """
+    if kernel == "before 6.6":
+        monkeypatch.setattr(mount_api, "_is_sealed", lambda _: False)
+    mount_api.mount_guard(mountpoint, group=2000)
+    assert not mount_api.takes_names(mountpoint)
+    for make in _names(mountpoint):
+        with pytest.raises(OSError, match="No space"):
+            make()
+    os.chown(mountpoint, 1000, 2001)
+    os.chmod(mountpoint, 0o2775)
+    if kernel == "this one":
+        os.setxattr(mountpoint, "security.selinux", b"x" * 512)
+        os.setxattr(mountpoint, "security.selinux", LABEL)
+        assert os.getxattr(mountpoint, "security.selinux") == LABEL
+        assert os.listdir(mountpoint) == []
+        with pytest.raises(OSError, match="No space"):
+            os.mkdir(f"{mountpoint}/name")
 
 
 def test_is_guard_of_an_ordinary_tmpfs_is_false(mountpoint: str) -> None:

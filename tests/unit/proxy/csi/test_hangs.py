@@ -38,10 +38,10 @@ class HangingTargets(FakeTargets):
         self.released = threading.Event()
         self._more = threading.Condition()
 
-    def mount_guard(self, target: volumes.TargetPath) -> None:
+    def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
         self._hang(target)
         with self._more:
-            super().mount_guard(target)
+            super().mount_guard(target, names=names)
             self._more.notify_all()
 
     def unmount_guard(self, target: volumes.TargetPath) -> None:

@@ -7,12 +7,14 @@ import grpc
 import pytest
 
 from crust.core import volumes
+from crust.proxy.target import Guard
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import capability, publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes.node import Node, until
+from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 Code = grpc.StatusCode
 
@@ -24,6 +26,19 @@ async def test_deferred_publish_leaves_entry_and_guard(kata: Node, target: str) 
     kata.check_published("vol-1", target)
     await kata.co.unpublish("vol-1", target)
     kata.check_untouched(target)
+
+
+@pytest.mark.spec("H-39")
+async def test_guard_takes_names_only_for_a_handler_with_sub_path(node: Node, target: str) -> None:
+    """Also one that an attempt for another handler has left, whose unpublish failed."""
+    node.driver.failures["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "restarting")
+    async with node.handler():
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE)
+        assert node.targets.guard_at(volumes.TargetPath(target)) == Guard(0, names=True)
+    node.driver.failures.clear()
+    async with node.handler(features=ALL_FEATURES - {volumes.HandlerFeature.SUB_PATH}):
+        await node.co.publish("vol-1", target)
+        assert node.targets.guard_at(volumes.TargetPath(target)) == Guard(0, names=False)
 
 
 async def test_record_holds_the_request_and_the_drivers_answer(kata: Node, target: str) -> None:
