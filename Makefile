@@ -175,10 +175,6 @@ proto: $(VENV)/.done ## generate crust/wire, the JSON schema, the test vectors a
 docs-output: $(VENV)/.done ## write docs/commands.md: what the commands for operators print
 	$(PY) -m tests.support.pages.cli_output > docs/commands.md
 
-.PHONY: docs-pictures
-docs-pictures: root setup ## write docs/dashboard.png and docs/alerts.png from a node that a real Prometheus scrapes (root)
-	$(PRIVATE) $(PY) -m tests.support.pages.pictures docs
-
 .PHONY: check-generated
 check-generated: $(VENV)/.done ## check that the generated files are current
 	$(PY) specs/generate.py --check

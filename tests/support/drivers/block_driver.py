@@ -45,16 +45,6 @@ def is_there(path: str) -> bool:
     return os.path.lexists(path)
 
 
-def write_raw(path: str) -> None:
-    """Write to a device, through to its image."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(fd, b"raw bytes", 4096)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def mount(
     fs_type: str = "ext4",
     *flags: str,

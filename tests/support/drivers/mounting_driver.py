@@ -1,7 +1,6 @@
 """A fake driver that shows its mounts: a file on the target, over the guard or not; and what it has staged.
 
-The target of a raw block volume is a file, as CSI says. A volume that needs an attachment is used only
-with the publish_context of one.
+The target of a raw block volume is a file, as CSI says.
 
 It can be downgraded: then it neither advertises deferral nor knows the flag, and mounts on the host.
 """
@@ -12,8 +11,6 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.fake_driver import Context, FakeDriver, device_of
@@ -28,11 +25,7 @@ class MountingDriver(FakeDriver):
         self._sizes_file = sizes_file
         self.leaves = ""
         """A file that an unpublish leaves in the target."""
-        self.keeps_raw_targets = False
         self.staged: set[tuple[str, str]] = set()
-        self.needs_attachment = False
-        self.unattached: list[str] = []
-        """Calls that came without a publish_context."""
         self.hangs: asyncio.Event | None = None
         """Calls are accepted, and go on when this event is set."""
 
@@ -43,7 +36,6 @@ class MountingDriver(FakeDriver):
     async def NodePublishVolume(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
-        await self._check_attached("publish", request, context)
         answer = await super().NodePublishVolume(request, context)
         if request.volume_capability.HasField("block"):
             Path(request.target_path).touch()
@@ -58,7 +50,7 @@ class MountingDriver(FakeDriver):
         target = Path(request.target_path)
         mounted = target / MOUNTED
         answer = await super().NodeUnpublishVolume(request, context)
-        if target.is_file() and not self.keeps_raw_targets:
+        if target.is_file():
             target.unlink()
         elif self.leaves:
             (target / self.leaves).touch()
@@ -71,7 +63,6 @@ class MountingDriver(FakeDriver):
     async def NodeStageVolume(
         self, request: csi_pb2.NodeStageVolumeRequest, context: Context
     ) -> csi_pb2.NodeStageVolumeResponse:
-        await self._check_attached("stage", request, context)
         answer = await super().NodeStageVolume(request, context)
         self.staged.add((request.volume_id, request.staging_target_path))
         return answer
@@ -96,14 +87,3 @@ class MountingDriver(FakeDriver):
         if self.hangs is not None:
             await self.hangs.wait()
         await super()._enter(method, request, context)
-
-    async def _check_attached(
-        self,
-        what: str,
-        request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
-        context: Context,
-    ) -> None:
-        is_inline = request.volume_id.startswith("csi-")
-        if self.needs_attachment and not is_inline and not request.publish_context:
-            self.unattached.append(f"{what} of {request.volume_id}")
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not attached")

@@ -11,10 +11,10 @@ to a kubelet that nothing exists, and it never unpublishes what it forgot.
     disk        the directories below /var/lib/kubelet, vol_data.json, removal of the target
     mount_points  mount points and bind mounts: of a fake kernel
     csi         the calls, each on a connection of its own, and the journal of their answers
-    operations  mount, unmount, unmount device, expand: of filesystems, of inline ephemeral volumes
+    operations  mount, unmount, unmount device, expand: of filesystems
     block_operations, block_disk  the same of raw block volumes, and their other paths
-    attach      the attach-detach controller and the external-attacher beside it: VolumeAttachments, volumesInUse
     kubelet     the reconciler; restart and reconstruction; statistics; republish
 
-Left out, by name: SELinux, fsGroup by the kubelet's own chown, volume limits.
+Left out, by name: SELinux, fsGroup by the kubelet's own chown, volume limits, and what a proxy on the node does not
+see: attachments, subPath, and that an inline volume is one.
 """

@@ -5,8 +5,6 @@ pod's volume is uncertain before its unmap begins; a device is unmapped only whe
 an expansion of a running pod names the target as its path and no staging path.
 """
 
-from collections.abc import Mapping
-
 from tests.support.kubelet.block_disk import BlockDisk
 from tests.support.kubelet.csi import CapabilitiesUnknown, CsiClient, OperationFailed
 from tests.support.kubelet.state import Actual, MountedPod, Pod, State, Volume
@@ -28,11 +26,11 @@ class BlockOperations:
         self._disk = disk
         self._csi = csi
 
-    async def set_up_device(self, volume: Volume, publish_context: Mapping[str, str]) -> None:
+    async def set_up_device(self, volume: Volume) -> None:
         """SetUpDevice: stage. A final error removes what a publish or a stage would have left."""
         self._disk.save(volume)
         try:
-            await self._csi.stage(volume, self._disk.staging(volume.name), publish_context)
+            await self._csi.stage(volume, self._disk.staging(volume.name))
         except OperationFailed as error:
             there = self._actual.attach(volume)
             is_done = error.is_final and not isinstance(error, CapabilitiesUnknown)
@@ -40,13 +38,11 @@ class BlockOperations:
                 self._disk.remove(volume.name)
             raise
 
-    async def map_pod_device(
-        self, volume: Volume, pod: Pod, token: str, publish_context: Mapping[str, str]
-    ) -> None:
+    async def map_pod_device(self, volume: Volume, pod: Pod, token: str) -> None:
         """MapPodDevice: publish. Then the kubelet's own bind, link and loop device."""
         self._disk.make_publish_directory(volume.name)
         staging, target = self._disk.staging(volume.name), self._disk.target(pod.uid, volume.name)
-        await self._csi.publish(volume, pod, staging, target, token, publish_context)
+        await self._csi.publish(volume, pod, staging, target, token)
         self._disk.map(pod, volume.name)
 
     async def unmap(self, pod: Pod, volume_name: str) -> None:

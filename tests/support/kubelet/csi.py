@@ -4,7 +4,7 @@ NodeGetCapabilities comes before most of them. If that fails, the kubelet treats
 effect, whatever the code: only the operation's own call can be "in progress".
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,14 +77,9 @@ class CsiClient:
         self._now_s = now_s
         self.timeout_s = timeout_s
 
-    async def stage(self, volume: Volume, staging: str, publish_context: Mapping[str, str]) -> None:
-        """NodeStageVolume. `publish_context`: from the VolumeAttachment."""
+    async def stage(self, volume: Volume, staging: str) -> None:
         request = stage_request(
-            volume.handle,
-            staging,
-            _capability(volume),
-            publish_context=publish_context,
-            volume_context=volume.context,
+            volume.handle, staging, _capability(volume), volume_context=volume.context
         )
         await self._operate("NodeStageVolume", request, staging)
 
@@ -93,20 +88,13 @@ class CsiClient:
         await self._operate("NodeUnstageVolume", request, staging)
 
     async def publish(
-        self,
-        volume: Volume,
-        pod: Pod,
-        staging: str,
-        target: str,
-        token: str,
-        publish_context: Mapping[str, str],
+        self, volume: Volume, pod: Pod, staging: str, target: str, token: str
     ) -> None:
         """NodePublishVolume, with the pod's information and, if the volume wants it, a token."""
         context = {
             **volume.context,
             "csi.storage.k8s.io/pod.name": pod.uid,
             "csi.storage.k8s.io/pod.uid": pod.uid,
-            "csi.storage.k8s.io/ephemeral": "true" if volume.ephemeral else "false",
         }
         if volume.republish:
             context["csi.storage.k8s.io/serviceAccount.tokens"] = token
@@ -116,7 +104,6 @@ class CsiClient:
             _capability(volume),
             defer=False,
             staging=staging,
-            publish_context=publish_context,
             readonly=volume.readonly,
             volume_context=context,
         )

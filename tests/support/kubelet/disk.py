@@ -32,7 +32,6 @@ class Found:
     handle: str
     target: str
     block: bool = False
-    ephemeral: bool = False
 
 
 class Disk:
@@ -52,10 +51,6 @@ class Disk:
     def target(self, pod_uid: str, volume_name: str) -> str:
         """The target path of a pod's volume."""
         return f"{self._root}/pods/{pod_uid}/volumes/kubernetes.io~csi/{volume_name}/mount"
-
-    def sub_path(self, pod_uid: str, volume_name: str) -> str:
-        """Where a container's subPath is bound to: its first volumeMount with one."""
-        return f"{self._root}/pods/{pod_uid}/volume-subpaths/{volume_name}/c/0"
 
     def save_staging(self, volume: Volume) -> None:
         """Make the global mount's directory and its vol_data.json."""
@@ -87,22 +82,6 @@ class Disk:
         except OSError as error:
             raise TargetNotRemoved(str(error)) from error
 
-    def make_sub_path(self, pod: Pod, volume_name: str, name: str) -> None:
-        """SafeMakeDir in the target, and the bind that becomes the container's mount source."""
-        target = self.target(pod.uid, volume_name)
-        os.makedirs(f"{target}/{name}", 0o750, exist_ok=True)
-        bound = self.sub_path(pod.uid, volume_name)
-        os.makedirs(bound, 0o750, exist_ok=True)
-        if not self._mount_points.is_mount_point(bound):
-            self._mount_points.bind(f"{target}/{name}", bound)
-
-    def clean_sub_paths(self, pod_uid: str, volume_name: str) -> None:
-        """CleanSubPaths: unbind, and remove the directories, before the volume is unpublished."""
-        bound = self.sub_path(pod_uid, volume_name)
-        if self._mount_points.is_mount_point(bound):
-            self._mount_points.unmount(bound)
-        shutil.rmtree(os.path.dirname(os.path.dirname(bound)), ignore_errors=True)
-
     def has_mounts(self, pod_uid: str) -> bool:
         """Whether something is mounted on a target of the pod, or a raw volume of it is linked."""
         if any(uid == pod_uid for uid, _ in self.block.find_all()):
@@ -121,11 +100,8 @@ class Disk:
             target = str(directory / "mount")
             data = self._saved(target)
             if data is not None:
-                ephemeral = data["volumeLifecycleMode"] == "Ephemeral"
-                yield Found(
-                    directory.parents[2].name, directory.name, data["volumeHandle"], target,
-                    ephemeral=ephemeral,
-                )  # fmt: skip
+                pod_uid = directory.parents[2].name
+                yield Found(pod_uid, directory.name, data["volumeHandle"], target)
         for pod_uid, name in self.block.find_all():
             handle = self.block.saved_handle(name)
             if handle is not None:
@@ -143,6 +119,6 @@ class Disk:
             "specVolID": volume.name,
             "volumeHandle": volume.handle,
             "driverName": self._driver,
-            "volumeLifecycleMode": "Ephemeral" if volume.ephemeral else "Persistent",
+            "volumeLifecycleMode": "Persistent",
         }
         (Path(path).parent / _DATA).write_text(json.dumps(data), encoding="utf-8")

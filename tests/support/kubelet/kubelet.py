@@ -7,19 +7,18 @@ pod's volumes are unpublished when its containers are gone, whether or not its s
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tests.support.kubelet.attach import Attachments, Controller, NotAttached
 from tests.support.kubelet.block_disk import NotRemoved
 from tests.support.kubelet.block_operations import NoBlockData, StillReferenced
 from tests.support.kubelet.clock import Clock
 from tests.support.kubelet.csi import Answer, CsiClient, OperationFailed
 from tests.support.kubelet.disk import Disk, Found, TargetNotRemoved
 from tests.support.kubelet.mount_points import MountPoints
-from tests.support.kubelet.operations import ModeNotSupported, NoVolumeData, VolumeOperations
+from tests.support.kubelet.operations import NoVolumeData, VolumeOperations
 from tests.support.kubelet.pending import ANY_POD, PendingOperations
 from tests.support.kubelet.state import Actual, ActualVolume, MountedPod, Pod, State, Volume
 
@@ -30,15 +29,14 @@ REPUBLISH_EVERY_S = 5.0
 """A real one: with every pod sync, 30 to 90 s apart. Sooner here, so that it meets more."""
 
 _FAILURES = (
-    OperationFailed, NoVolumeData, TargetNotRemoved, NotAttached, ModeNotSupported, NoBlockData,
-    NotRemoved, StillReferenced,
+    OperationFailed, NoVolumeData, TargetNotRemoved, NoBlockData, NotRemoved, StillReferenced,
 )  # fmt: skip
 
 
 class Runtime(Protocol):
     """The container runtime beside the kubelet."""
 
-    async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
+    async def start(self, pod: Pod) -> bool:
         """Start sandbox and containers; False if it has to be tried again at the next sync."""
 
     async def stop_containers(self, pod: Pod) -> None:
@@ -69,18 +67,8 @@ class Kubelet:
         runtime: Runtime,
         on_answer: Callable[[Answer], None] = lambda _: None,
         timeout_s: float = 120,
-        controller: Controller | None = None,
-        force_detach_after_s: float | None = None,
-        lifecycle_modes: frozenset[str] = frozenset({"Persistent", "Ephemeral"}),
     ) -> None:
-        """`controller`: the CSIDriver says attachRequired, and that is who attaches."""
         self.clock = Clock()
-        self.attachments = (
-            Attachments(controller, self.clock, force_after_s=force_detach_after_s)
-            if controller is not None
-            else None
-        )
-        self._lifecycle_modes = lifecycle_modes
         self.journal: list[Answer] = []
         self.pods: dict[str, PodStatus] = {}
         self.wanted_bytes: dict[str, int] = {}
@@ -128,15 +116,11 @@ class Kubelet:
 
     @property
     def empty(self) -> bool:
-        """Whether no pod is left, no volume in the actual state, and none attached."""
-        attached = self.attachments is not None and self.attachments.all
-        return not (self.pods or self.actual.volumes or attached)
+        """Whether no pod is left, and no volume in the actual state."""
+        return not (self.pods or self.actual.volumes)
 
     async def turn(self) -> None:
         """One round of the reconciler and what comes beside it; then its time passes."""
-        if self.attachments is not None:
-            of_pods = [volume for each in self.pods.values() for volume in each.pod.volumes]
-            await self.attachments.turn(of_pods, self._volumes_in_use)
         self._mark_remounts()
         begun = [*self._unmounts(), *self._mounts(), *self._device_unmounts()]
         await asyncio.gather(*begun)
@@ -170,14 +154,11 @@ class Kubelet:
     async def _reconstruct(self, found: Found) -> None:
         wanted = self.is_desired(found.pod_uid)
         pod = self.pods[found.pod_uid].pod if wanted else Pod(found.pod_uid, ())
-        volume = Volume(
-            found.volume_name, found.handle, block=found.block, ephemeral=found.ephemeral
-        )
+        volume = Volume(found.volume_name, found.handle, block=found.block)
         if found.block or self._mount_points.is_mount_point(found.target):
             state = State.UNCERTAIN if wanted else State.MOUNTED
             there = self.actual.attach(volume)
-            if not found.ephemeral:
-                there.device = state
+            there.device = state
             there.pods[pod.uid] = MountedPod(pod, state, reconstructed=True)
         elif not wanted:  # "volume is not mounted": unpublished once, and never unstaged
             with contextlib.suppress(*_FAILURES):
@@ -193,13 +174,6 @@ class Kubelet:
     def _is_known(self, pod_uid: str, name: str) -> bool:
         there = self.actual.volumes.get(name)
         return self.is_desired(pod_uid) or (there is not None and pod_uid in there.pods)
-
-    def _volumes_in_use(self) -> Iterator[str]:
-        """volumesInUse of the node's status: what is desired, and what is globally mounted or uncertain."""
-        yield from (volume.name for _, volume in self._desired())
-        for name, there in self.actual.volumes.items():
-            if there.pods or there.device is not State.NOT_MOUNTED:
-                yield name
 
     def _published_at(self, pod_uid: str, volume: Volume) -> str:
         """The path of a pod's volume that containers get."""
@@ -236,12 +210,7 @@ class Kubelet:
         self.actual = Actual()
         self._failures: dict[tuple[str, str], str] = {}
         self._pending = PendingOperations(self.clock)
-        self._operations = VolumeOperations(
-            self.actual, self.disk, self.csi, self._publish_context, self._lifecycle_modes
-        )
-
-    def _publish_context(self, volume: Volume) -> Mapping[str, str]:
-        return {} if self.attachments is None else self.attachments.publish_context(volume)
+        self._operations = VolumeOperations(self.actual, self.disk, self.csi)
 
     def _heard(self, answer: Answer) -> None:
         self.journal.append(answer)
@@ -349,18 +318,8 @@ class Kubelet:
                 continue
             if not all(self._is_mounted(status.pod, volume) for volume in status.pod.volumes):
                 continue
-            status.running = await self._start(status.pod)
+            status.running = await self._runtime.start(status.pod)
             status.next_sync_s = self.clock.now_s + POD_SYNC_S
-
-    async def _start(self, pod: Pod) -> bool:
-        sources = {volume.name: self._published_at(pod.uid, volume) for volume in pod.volumes}
-        for volume_name, name in pod.sub_paths.items():
-            try:
-                self.disk.make_sub_path(pod, volume_name, name)
-            except OSError:
-                return False  # CreateContainerConfigError, until the next sync
-            sources[volume_name] = self.disk.sub_path(pod.uid, volume_name)
-        return await self._runtime.start(pod, sources)
 
     def _is_mounted(self, pod: Pod, volume: Volume) -> bool:
         there: ActualVolume | None = self.actual.volumes.get(volume.name)

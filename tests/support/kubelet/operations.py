@@ -4,7 +4,6 @@ Every one raises when it failed, after it has put into the actual state what the
 """
 
 import itertools
-from collections.abc import Callable, Mapping
 
 from tests.support.kubelet.block_operations import BlockOperations
 from tests.support.kubelet.csi import CapabilitiesUnknown, Code, CsiClient, OperationFailed
@@ -16,47 +15,28 @@ class NoVolumeData(Exception):
     """vol_data.json is gone: the kubelet does not know which volume to unpublish."""
 
 
-class ModeNotSupported(Exception):
-    """The CSIDriver's volumeLifecycleModes do not have the volume's: nothing is called."""
-
-
 class VolumeOperations:
     """What the operation generator makes."""
 
-    def __init__(
-        self,
-        actual: Actual,
-        disk: Disk,
-        csi: CsiClient,
-        publish_context: Callable[[Volume], Mapping[str, str]],
-        lifecycle_modes: frozenset[str],
-    ) -> None:
+    def __init__(self, actual: Actual, disk: Disk, csi: CsiClient) -> None:
         self._actual = actual
         self._disk = disk
         self._csi = csi
         self._block = BlockOperations(actual, disk.block, csi)
-        self._publish_context = publish_context
-        self._modes = lifecycle_modes
         self._tokens = itertools.count()
 
     async def mount(self, pod: Pod, volume: Volume, wanted_bytes: int) -> None:
-        """MountDevice unless it is mounted, SetUp, and an expansion that is due. An inline volume has no device."""
+        """MountDevice unless it is mounted, SetUp, and an expansion that is due."""
         there = self._actual.attach(volume)
-        mode = "Ephemeral" if volume.ephemeral else "Persistent"
-        if mode not in self._modes:
-            raise ModeNotSupported(mode)
-        publish_context: Mapping[str, str] = {}
-        if not volume.ephemeral:
-            publish_context = self._publish_context(volume)
-            if there.device is not State.MOUNTED:
-                await self._mount_device(volume, publish_context)
-        await self._set_up(pod, volume, publish_context)
+        if there.device is not State.MOUNTED:
+            await self._mount_device(volume)
+        await self._set_up(pod, volume)
         if wanted_bytes > there.size_bytes:
             await self._expand_at_mount(pod, volume, wanted_bytes)
         there.pods[pod.uid] = MountedPod(pod, State.MOUNTED)
 
     async def unmount(self, pod: Pod, volume_name: str) -> None:
-        """CleanSubPaths, TearDown: whatever the error, the volume is uncertain and the operation is retried."""
+        """TearDown: whatever the error, the volume is uncertain and the operation is retried."""
         known = self._actual.volumes.get(volume_name)
         if known is not None and known.volume.block:
             return await self._block.unmap(pod, volume_name)
@@ -64,7 +44,6 @@ class VolumeOperations:
         handle = self._disk.saved_handle(target)
         if handle is None:
             raise NoVolumeData(target)
-        self._disk.clean_sub_paths(pod.uid, volume_name)
         there = self._actual.volumes.get(volume_name)
         try:
             await self._csi.unpublish(handle, target)
@@ -100,35 +79,35 @@ class VolumeOperations:
             raise
         there.size_bytes = wanted_bytes
 
-    async def _mount_device(self, volume: Volume, publish_context: Mapping[str, str]) -> None:
+    async def _mount_device(self, volume: Volume) -> None:
         try:
             if volume.block:
-                await self._block.set_up_device(volume, publish_context)
+                await self._block.set_up_device(volume)
             else:
-                await self._stage(volume, publish_context)
+                await self._stage(volume)
         except OperationFailed as error:
             self._note_forgotten(volume, self._actual.attach(volume).device, error)
             self._actual.device_failed(volume, is_final=error.is_final)
             raise
         self._actual.attach(volume).device = State.MOUNTED
 
-    async def _stage(self, volume: Volume, publish_context: Mapping[str, str]) -> None:
+    async def _stage(self, volume: Volume) -> None:
         staging = self._disk.staging(volume.handle)
         self._disk.save_staging(volume)
         try:
-            await self._csi.stage(volume, staging, publish_context)
+            await self._csi.stage(volume, staging)
         except OperationFailed as error:
             if error.is_final and not isinstance(error, CapabilitiesUnknown):
                 self._disk.remove(staging)
             raise
 
-    async def _set_up(self, pod: Pod, volume: Volume, publish_context: Mapping[str, str]) -> None:
+    async def _set_up(self, pod: Pod, volume: Volume) -> None:
         token = f"token-{next(self._tokens)}"
         try:
             if volume.block:
-                await self._block.map_pod_device(volume, pod, token, publish_context)
+                await self._block.map_pod_device(volume, pod, token)
             else:
-                await self._publish(volume, pod, token, publish_context)
+                await self._publish(volume, pod, token)
         except OperationFailed as error:
             state = self._actual.attach(volume).state_for(pod.uid)
             self._note_forgotten(volume, state, error)
@@ -138,14 +117,12 @@ class VolumeOperations:
             self._actual.mount_failed(volume, pod, is_final=error.is_final)
             raise
 
-    async def _publish(
-        self, volume: Volume, pod: Pod, token: str, publish_context: Mapping[str, str]
-    ) -> None:
+    async def _publish(self, volume: Volume, pod: Pod, token: str) -> None:
         target = self._disk.target(pod.uid, volume.name)
         self._disk.save_target(pod, volume)
-        staging = "" if volume.ephemeral else self._disk.staging(volume.handle)
+        staging = self._disk.staging(volume.handle)
         try:
-            await self._csi.publish(volume, pod, staging, target, token, publish_context)
+            await self._csi.publish(volume, pod, staging, target, token)
         except OperationFailed as error:
             if error.is_final and not isinstance(error, CapabilitiesUnknown):
                 self._disk.remove(target)

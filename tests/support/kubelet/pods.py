@@ -19,10 +19,9 @@ class Sandboxes:
         self.live: dict[str, ExitStack] = {}
         self.pods: dict[str, Pod] = {}
         self.containers: set[str] = set()
-        self.sources: dict[str, dict[str, str]] = {}
         self.disk: Disk
 
-    async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
+    async def start(self, pod: Pod) -> bool:
         """Claim every volume, or none. A raw device is no claim's: it is a container's by its path."""
         with ExitStack() as stack:
             for volume in [each for each in pod.volumes if not each.block]:
@@ -34,7 +33,6 @@ class Sandboxes:
             self.live[pod.uid] = stack.pop_all()
         self.pods[pod.uid] = pod
         self.containers.add(pod.uid)
-        self.sources[pod.uid] = sources
         return True
 
     async def stop_containers(self, pod: Pod) -> None:
@@ -51,7 +49,7 @@ class PlainContainers:
     def __init__(self) -> None:
         self.containers: set[str] = set()
 
-    async def start(self, pod: Pod, sources: dict[str, str]) -> bool:
+    async def start(self, pod: Pod) -> bool:
         self.containers.add(pod.uid)
         return True
 

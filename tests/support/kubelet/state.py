@@ -5,7 +5,6 @@ unmounted when it is not. What is in no state is not there, to a kubelet: nothin
 """
 
 import enum
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 class Volume:
     """A volume of a CSI driver. `republish`: the CSIDriver says requiresRepublish, with tokens.
 
-    `block`: a PersistentVolume of volumeMode Block. `ephemeral`: an inline volume of a pod's own.
+    `block`: a PersistentVolume of volumeMode Block.
     """
 
     name: str
@@ -24,22 +23,14 @@ class Volume:
     readonly: bool = False
     republish: bool = False
     block: bool = False
-    ephemeral: bool = False
-
-    @classmethod
-    def inline(cls, pod_uid: str, name: str, context: Mapping[str, str]) -> "Volume":
-        """An inline volume of a pod, with the handle that a kubelet makes for it."""
-        digest = hashlib.sha256(f"{pod_uid}{name}".encode()).hexdigest()
-        return cls(name, f"csi-{digest}", context, ephemeral=True)
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod and its volumes. `sub_paths`: by a volume's name, what its container mounts of it."""
+    """A pod and its volumes."""
 
     uid: str
     volumes: tuple[Volume, ...]
-    sub_paths: Mapping[str, str] = field(default_factory=dict)
 
 
 class State(enum.Enum):
@@ -79,7 +70,7 @@ class ActualVolume:
 
 @dataclass
 class Actual:
-    """The actual state of the world. An inline volume has a name of its own here: a test gives it one."""
+    """The actual state of the world."""
 
     volumes: dict[str, ActualVolume] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)

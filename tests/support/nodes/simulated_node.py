@@ -21,7 +21,6 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Gate
 from tests.support.drivers.mounting_driver import MountingDriver
-from tests.support.kubelet.attaching_controller import AttachingController
 from tests.support.kubelet.csi import Answer
 from tests.support.kubelet.kubelet import Kubelet
 from tests.support.kubelet.mount_points import FakeMountPoints
@@ -40,28 +39,27 @@ TIMEOUT_WHILE_HUNG_S = 0.15
 
 @dataclass
 class Figures:
-    """What a run did, and what it found. The last six must be empty."""
+    """What a run did, and what it found. The last five must be empty."""
 
     counts: Counter[str] = field(default_factory=Counter)
     final_with_residue: list[str] = field(default_factory=list)
     expansions_given_up: list[str] = field(default_factory=list)
     two_writers: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
-    unattached: list[str] = field(default_factory=list)
-    detached_in_use: list[str] = field(default_factory=list)
+    unstaged_in_use: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
         return [
             *self.final_with_residue, *self.expansions_given_up, *self.two_writers, *self.leaks,
-            *self.unattached, *self.detached_in_use,
+            *self.unstaged_in_use,
         ]  # fmt: skip
 
 
 class SimulatedNode:
-    """One node. Start and stop its parts in any order. `attaches`: its driver's volumes have to be attached first."""
+    """One node. Start and stop its parts in any order."""
 
-    def __init__(self, places: Places, *, attaches: bool = False) -> None:
+    def __init__(self, places: Places) -> None:
         self.places = places
         self.figures = Figures()
         self.driver = MountingDriver(places.sizes)
@@ -71,8 +69,6 @@ class SimulatedNode:
         self._session: registration.Registration | None = None
         self._shim: Killable | None = None
         self._handler = fake_handler.FakeHandler()
-        self.controller = AttachingController(self._check_detach)
-        self.driver.needs_attachment = attaches
         self._mount_points = FakeMountPoints(_is_mount_point)
         self.kubelet = Kubelet(
             root=places.kubelet,
@@ -82,7 +78,6 @@ class SimulatedNode:
             runtime=self.sandboxes,
             on_answer=self._check_answer,
             timeout_s=TIMEOUT_S,
-            controller=self.controller if attaches else None,
         )
         self.sandboxes.disk = self.kubelet.disk
         os.mkdir(places.run, 0o700)
@@ -212,13 +207,10 @@ class SimulatedNode:
 
     def check_clean(self) -> None:
         """Nothing of any volume is left on the node."""
-        self.figures.unattached.extend(self.driver.unattached)
         leaks = self.figures.leaks
         leaks.extend(f"bind {target}" for target in self._mount_points.binds)
         leaks.extend(f"loop device on {path}" for path in self.kubelet.disk.block.loops)
         leaks.extend(f"raw target {target}" for target in self.kubelet.disk.block.targets())
-        if self.kubelet.attachments is not None:
-            leaks.extend(f"attachment of {name}" for name in self.kubelet.attachments.all)
         leaks.extend(f"entry {name}" for name in self.places.entries())
         leaks.extend(f"published {target}" for target in self.driver.published)
         found = (each.target for each in self.kubelet.disk.find_all())
@@ -235,6 +227,9 @@ class SimulatedNode:
                 self.figures.final_with_residue.append(f"{code.name} with {left}: {answer.details}")
         if answer.method == "NodeExpandVolume" and code is grpc.StatusCode.FAILED_PRECONDITION:
             self.figures.expansions_given_up.append(answer.details)
+        is_unstaged = answer.method == "NodeUnstageVolume" and code is grpc.StatusCode.OK
+        if is_unstaged and self._claims()[answer.handle]:
+            self.figures.unstaged_in_use.append(answer.handle)
 
     def _residue(self, target: str) -> list[str]:
         """What exists of a publish at a target."""
@@ -254,10 +249,6 @@ class SimulatedNode:
     def _claims(self) -> Counter[str]:
         pods = (self.sandboxes.pods[uid] for uid in self.sandboxes.live)
         return Counter(volume.handle for pod in pods for volume in pod.volumes if not volume.block)
-
-    def _check_detach(self, handle: str) -> None:
-        if self._claims()[handle]:
-            self.figures.detached_in_use.append(f"{handle} was detached under its sandbox")
 
 
 def _is_mount_point(path: str) -> bool:

@@ -6,7 +6,7 @@ runs it and prints the figures. A run ends with good faults: everything is up, a
 must run, and after the last pod is deleted nothing may be left. What a kubelet forgets by its own doing
 (NodeGetCapabilities failed while a volume was uncertain) is found by the reconstruction after its restart, so such a
 run ends with one. A raw block volume that was lost by a restart is found by nobody, and keeps its device: there an
-operator unpublishes it, by hand. Odd seeds have a driver whose volumes are attached first.
+operator unpublishes it, by hand.
 """
 
 import argparse
@@ -73,7 +73,6 @@ class Simulation:
             (self._exchange_driver, 1),
             (self._wait_a_minute, 2),
             (self._hang, 1),
-            (self._fail_controller, 1),
         ]
         acts, weights = zip(*happens, strict=True)
         act = self._random.choices(acts, weights)[0]
@@ -89,11 +88,7 @@ class Simulation:
         if self._random.random() < 0.2:
             chosen.append(self._random.choice(self._raw))
             self._count["raw block volumes of pods"] += 1
-        if self._random.random() < 0.2:
-            chosen.append(Volume.inline(f"pod-{self._pods}", f"inline-{self._pods}", CONTEXT))
-            self._count["inline volumes of pods"] += 1
-        paths = {chosen[0].name: "data"} if self._random.random() < 0.3 else {}
-        self._kubelet.add(Pod(f"pod-{self._pods}", tuple(chosen), paths))
+        self._kubelet.add(Pod(f"pod-{self._pods}", tuple(chosen)))
         self._count["pods"] += 1
         self._count["volumes of pods"] += len(chosen)
 
@@ -123,9 +118,6 @@ class Simulation:
     async def _hang(self) -> None:
         self._node.hang(self._random.choice(("driver", "shim", "handler")))
         self._count["peers that hung"] += 1
-
-    async def _fail_controller(self) -> None:
-        self._node.controller.fails = self._random.randint(1, 3)
 
     async def _revive(self) -> None:
         self._node.unhang()
@@ -167,7 +159,6 @@ class Simulation:
 
     async def _end_well(self) -> None:
         self._node.unhang()
-        self._node.controller.fails = 0
         self._node.driver.downgrade(to_old=False)
         for part in PARTS:
             self._note_death(part)
@@ -217,8 +208,7 @@ class Simulation:
 async def simulate(seed: int) -> Figures:
     """One run with its own node."""
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        node = SimulatedNode(Places.make(root), attaches=seed % 2 == 1)
-        return await Simulation(seed, node).run()
+        return await Simulation(seed, SimulatedNode(Places.make(root))).run()
 
 
 def main() -> int:

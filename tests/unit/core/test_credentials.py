@@ -5,11 +5,19 @@ import io
 import logging
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
-from crust.core import credentials, logs, mount_options
+from crust.blockdriver import serve
+from crust.core import credentials, deferral_keys, errors, logs, mount_options, volumes
+from crust.core.deferral_keys import Defer
+from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
+from crust.host.filesystems import mkfs, superblocks, supported
+from crust.host.mounts import mount_parameters
 from crust.proxy.events import Event, Events
+from examples.kata.guest import kernel
+from examples.kata.guest.agent import format as guest_format
 from tests.support.raised import raised
 
 SECRET = "s3same-0pen"
@@ -150,3 +158,138 @@ def test_a_credential_is_refused_and_its_value_is_not_in_the_error(word: str) ->
 def test_options_that_change_other_mounts_are_refused(word: str) -> None:
     with raised("MountOptionNotAllowed"):
         mount_options.for_host([word])
+
+
+# The keys of a volume context that say how a volume is deferred.
+
+
+@pytest.mark.parametrize("value", Defer)
+def test_every_value_of_defer_is_read(value: Defer) -> None:
+    assert deferral_keys.defer({"crust.dev/defer": value.value}) is value
+
+
+def test_volume_that_says_nothing_decides_nothing() -> None:
+    assert deferral_keys.defer({"other": "always"}) is None
+
+
+@pytest.mark.parametrize("value", ["", "Always", "yes", "runtimeclass"])
+def test_other_value_of_defer_is_refused_with_the_allowed_ones(value: str) -> None:
+    with pytest.raises(deferral_keys.InvalidDeferKey, match="always, never, runtime-class"):
+        deferral_keys.defer({"crust.dev/defer": value})
+
+
+def test_volume_is_formatted_only_if_it_was_created_empty() -> None:
+    options = {"crust.dev/ext4-bytes-per-inode": "16384", "crust.dev/ext4-reserved-percent": "0"}
+    assert deferral_keys.guest_format(options) is None
+    assert deferral_keys.guest_format({"crust.dev/created-empty": "false", **options}) is None
+    made = deferral_keys.guest_format({"crust.dev/created-empty": "true", **options})
+    assert made == volumes.GuestFormat(16384, 0)
+    assert deferral_keys.guest_format({"crust.dev/created-empty": "true"}) == volumes.GuestFormat()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("crust.dev/created-empty", "True"),
+        ("crust.dev/ext4-bytes-per-inode", "1" * 5000),
+        ("crust.dev/ext4-bytes-per-inode", "12"),
+        ("crust.dev/ext4-bytes-per-inode", "0x4000"),
+        ("crust.dev/ext4-reserved-percent", "51"),
+        ("crust.dev/ext4-reserved-percent", "-1"),
+    ],
+)
+def test_invalid_format_option_is_refused(key: str, value: str) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        deferral_keys.guest_format({"crust.dev/created-empty": "true", key: value})
+
+
+def test_a_wrapped_driver_gets_no_key_of_crust() -> None:
+    context = {"crust.dev/defer": "always", "vendor/key": "1", "plain": "2"}
+    assert deferral_keys.without(context) == {"vendor/key": "1", "plain": "2"}
+
+
+def test_encryption_is_luks_or_nothing_and_is_formatted_by_guests_alone() -> None:
+    assert deferral_keys.encryption({}) is None
+    assert not deferral_keys.formats_in_guest({})
+    luks = {"crust.dev/encryption": "luks"}
+    assert deferral_keys.encryption(luks) is volumes.Encryption.LUKS
+    assert deferral_keys.formats_in_guest(luks)
+    assert deferral_keys.formats_in_guest({"crust.dev/format-in": "guest"})
+
+
+@pytest.mark.parametrize(
+    ("context", "allowed"),
+    [
+        ({"crust.dev/encryption": "LUKS"}, "it must be luks"),
+        ({"crust.dev/encryption": ""}, "it must be luks"),
+        ({"crust.dev/format-in": "host"}, "it must be guest"),
+        ({"crust.dev/encryption": "luks", "crust.dev/defer": "never"}, "always or runtime-class"),
+        ({"crust.dev/format-in": "guest", "crust.dev/defer": "never"}, "always or runtime-class"),
+    ],
+)
+def test_context_that_contradicts_itself_is_refused(context: dict[str, str], allowed: str) -> None:
+    with pytest.raises(deferral_keys.InvalidDeferKey, match=allowed):
+        deferral_keys.formats_in_guest(context)
+
+
+def test_passphrase_is_the_first_that_is_given() -> None:
+    of_stage, of_publish = {"passphrase": "old"}, {"passphrase": "new", "other": "x"}
+    assert deferral_keys.passphrase("vol-1", of_publish, of_stage) == "new"
+    assert deferral_keys.passphrase("vol-1", {"passphrase": ""}, of_stage) == "old"
+    with raised("PassphraseMissing", match="node-publish-secret-name"):
+        deferral_keys.passphrase("vol-1", {}, {"other": "x"})
+
+
+def test_encrypted_volume_is_not_published_on_the_host_not_even_raw() -> None:
+    luks, guest = {"crust.dev/encryption": "luks"}, {"crust.dev/format-in": "guest"}
+    for is_block in (False, True):
+        with raised("EncryptedOnHost"):
+            deferral_keys.check_host_publish("vol-1", luks, is_block=is_block)
+    with raised("FilesystemOfGuest"):
+        deferral_keys.check_host_publish("vol-1", guest, is_block=False)
+    deferral_keys.check_host_publish("vol-1", guest, is_block=True)
+
+
+@pytest.mark.parametrize("gid", ["1" * 5000, "4294967295", "0", "-1", "٣"])
+def test_group_that_is_no_number_of_a_group_is_an_invalid_request(gid: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="decimal number from 1"):
+        volumes.GroupChange.parse(gid)
+
+
+# Errors say what failed, why, and what to do.
+
+
+def test_message_has_what_why_and_hint() -> None:
+    assert str(errors.NotReady("a", why="b", hint="c")) == "a: b; c"
+    assert str(errors.NotReady("a", why="b")) == "a: b"
+    assert str(errors.NotReady("a", hint="c")) == "a; c"
+    assert str(errors.NotReady("a")) == "a"
+
+
+def test_parts_of_an_error_are_attributes() -> None:
+    error = errors.Corrupt("a", why="b", hint="c")
+    assert (error.what, error.why, error.hint) == ("a", "b", "c")
+
+
+def test_every_branch_says_who_retries_and_what_to_do() -> None:
+    for branch in errors.CrustError.__subclasses__():
+        if branch.__module__ == "crust.core.errors":
+            assert {"retried_by", "advice"} <= vars(branch).keys()
+
+
+# Each list of filesystems and of engines has every filesystem and every engine: a new one is missing nowhere.
+
+
+def test_every_engine_that_can_be_set_is_made() -> None:
+    engines = get_args(DriverSettings.model_fields["engine"].annotation)
+    assert serve._ENGINES.keys() == set(engines)
+    assert set(engines) > LOCAL_ENGINES
+
+
+def test_every_filesystem_is_made_read_mounted_and_known_to_the_guest() -> None:
+    known = set(supported.SUPPORTED)
+    assert mkfs._TABLE.keys() == known
+    assert superblocks._READERS.keys() == superblocks._BLOCK_SIZES.keys() == known
+    assert mount_parameters._ALLOWED.keys() >= known
+    assert guest_format._MKFS.keys() == known
+    assert kernel.FILESYSTEM_MODULES.keys() >= known

@@ -1,9 +1,14 @@
 """The contract of a shim in front of the socket of a driver that defers by itself."""
 
+import json
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,7 +16,7 @@ import grpc.aio
 import pytest
 
 from crust.core.settings.shim import ShimSettings
-from crust.csi_shim import process
+from crust.csi_shim import library, process
 from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -20,6 +25,7 @@ from tests.support.co import publish_request
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import MIB, Failure, FakeDriver
 from tests.support.faults.refusals import refused
+from tests.support.raised import raised
 
 Code = grpc.StatusCode
 CALLERS_S = 10
@@ -259,3 +265,46 @@ async def test_unknown_fields_pass_the_process_in_both_kinds_of_calls() -> None:
             data = publish_request("vol-1", f"{TARGET}{defer}", defer=defer).SerializeToString()
             await raw(data + unknown, metadata=extensions.METADATA, timeout=10)
             assert b"later" in shim.driver.calls[-1].request.SerializeToString()
+
+
+# The library in a driver whose process has its own csi_pb2.
+
+
+ROOT = Path(__file__).parents[3]
+PROTO = ROOT / "specs" / "proto" / "crust" / "wire" / "csi" / "v1" / "csi.proto"
+
+
+@pytest.fixture(scope="module")
+def own_csi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generated code of a CSI without crust's fields."""
+    directory = tmp_path_factory.mktemp("own")
+    text = re.sub(r".* (defer_fs_ops|deferred_mount) = .*\n", "", PROTO.read_text())
+    (directory / "csi.proto").write_text(text)
+    outputs = [f"--python_out={directory}", f"--grpc_python_out={directory}"]
+    argv = [sys.executable, "-m", "grpc_tools.protoc", f"-I{directory}", *outputs, "csi.proto"]
+    subprocess.run(argv, check=True, capture_output=True, cwd=directory)
+    return directory
+
+
+@pytest.mark.parametrize("order", ["driver-first", "crust-first"])
+def test_process_with_its_own_csi_pb2_defers(own_csi: Path, order: str) -> None:
+    argv = [sys.executable, "-m", "tests.support.drivers.drivers_own_csi", str(own_csi), order]
+    ran = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "device": "/dev/loop1",
+        "identity": 99,
+        "plain": False,
+        "told": [1, 20526, 20527, 20528],
+        "untold": [1],
+    }
+
+
+def test_raw_block_volume_is_not_deferred_by_the_helper() -> None:
+    request = csi_pb2.NodePublishVolumeRequest(volume_id="v", target_path="/t", defer_fs_ops=True)
+    request.volume_capability.block.SetInParent()
+    request.volume_capability.access_mode.mode = csi_pb2.VolumeCapability.AccessMode.Mode.Value(
+        "SINGLE_NODE_WRITER"
+    )
+    with raised("CannotDeferRawBlock", match="raw block"):
+        library.deferred_mount("/dev/loop1", "ext4", request)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import parse
 from tests.support.records.records import TARGET
+from tests.unit.specs import wire_table
 
 ROOT = Path(__file__).parents[3]
 CLAUSE = re.compile(r"^- \*\*([DN]-\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -148,3 +150,89 @@ def test_claim_is_judged_as_its_vector_says(tmp_path: Path, vector: dict[str, An
     else:
         with pytest.raises(errors.Corrupt):
             claims.read(paths)
+
+
+# csi.proto is typed by hand: the compiled descriptor is held against the specification's names and numbers.
+
+
+ADDITIONS = Path(__file__).with_name("csi-additions.txt")
+
+
+def _additions() -> set[str]:
+    lines = ADDITIONS.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if not line.startswith("#")}
+
+
+def test_wire_table_is_complete() -> None:
+    facts = wire_table.of_table()
+    assert sum(fact.startswith("service ") for fact in facts) == 5
+    assert sum(" rpc " in fact for fact in facts) == 39
+    assert sum("[csi_secret]" in fact for fact in facts) == 22
+    assert sum("(oneof " in fact for fact in facts) == 9
+    assert "SnapshotMetadata rpc GetMetadataDelta(GetMetadataDeltaRequest)" in {
+        fact.partition(" ->")[0] for fact in facts
+    }
+
+
+def test_every_field_of_the_specification_exists() -> None:
+    assert sorted(wire_table.of_table() - wire_table.of_descriptor()) == []
+
+
+@pytest.mark.spec("D-1", "D-2", "N-1")
+def test_additions_are_exactly_the_documented_ones() -> None:
+    assert wire_table.of_descriptor() - wire_table.of_table() == _additions()
+
+
+@pytest.mark.spec("D-1", "D-2", "N-1")
+def test_additions_use_no_number_of_the_specification() -> None:
+    """Fields and enum values of one scope; the numbers that 1.13 reserves are those of the 1.12 condition."""
+    numbered = re.compile(r"^(\S+) (?:(\d+): |\w+ = (\d+))")
+    taken = {
+        (match[1], match[2] or match[3])
+        for fact in wire_table.of_table()
+        if (match := numbered.match(fact))
+    }
+    added = [match for fact in _additions() if (match := numbered.match(fact))]
+    assert len(added) >= 30
+    assert [match[0] for match in added if (match[1], match[2] or match[3]) in taken] == []
+
+
+def test_wrong_line_of_the_additions_is_detected() -> None:
+    facts = wire_table.of_descriptor()
+    assert "NodePublishVolumeRequest 9: bool defer_fs_ops [alpha]" in facts
+    assert "NodePublishVolumeRequest 9: string defer_fs_ops [alpha]" not in facts
+    assert "NodePublishVolumeRequest 9: bool defer_fs_ops" not in facts
+
+
+# Generated code refuses older runtimes at import, so the floors of our dependencies are the generator's versions.
+
+
+WIRE = sorted((ROOT / "crust" / "wire").rglob("*_pb2*.py"))
+
+
+def _floor(name: str) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (found,) = [each for each in project["dependencies"] if re.match(rf"{name}\W", each)]
+    match = re.search(r">=([\d.]+)", found)
+    assert match is not None
+    return match[1]
+
+
+def test_there_is_generated_code() -> None:
+    assert len(WIRE) >= 10
+
+
+def test_the_floor_of_grpcio_is_the_generators_version() -> None:
+    pattern = re.compile(r"GRPC_GENERATED_VERSION = '([\d.]+)'")
+    versions = {
+        match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))
+    }
+    assert versions == {_floor("grpcio")}
+
+
+def test_the_floor_of_protobuf_is_the_generators_version() -> None:
+    pattern = re.compile(r"# Protobuf Python Version: ([\d.]+)")
+    versions = {
+        match[1] for path in WIRE if (match := pattern.search(path.read_text(encoding="utf-8")))
+    }
+    assert versions == {_floor("protobuf")}

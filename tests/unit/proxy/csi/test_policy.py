@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
@@ -13,9 +14,13 @@ from click.testing import CliRunner, Result
 from crust.cli import main
 from crust.core import deferral_keys, errors, volumes
 from crust.core.deferral_keys import Defer
+from crust.core.settings.proxy import KubernetesSettings
 from crust.kubernetes_api.pod_name import PodName
 from crust.proxy.policy import Decision, Policy
+from tests.support.faults.refusals import refused
+from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_kubernetes import FakeKubernetes
 from tests.support.nodes.node import DRIVER, Node, Places
 from tests.support.raised import raised
 
@@ -272,3 +277,88 @@ async def test_proxy_that_is_not_there_exits_3() -> None:
     )
     assert result.exit_code == 3
     assert "/nonexistent/inspect.sock" in result.output
+
+
+# A proxy that asks the Kubernetes API which pods run in a microVM.
+
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def api() -> FakeKubernetes:
+    return fake_kubernetes.with_a_microvm()
+
+
+@pytest.fixture
+def settings(api: FakeKubernetes, tmp_path: Path) -> Iterator[KubernetesSettings]:
+    with fake_kubernetes.asked_by_a_proxy(api, tmp_path) as settings:
+        yield settings
+
+
+@pytest_asyncio.fixture
+async def runtime_class_node(places: Places, settings: KubernetesSettings) -> AsyncIterator[Node]:
+    async with (
+        nodes.running(places, defer="runtime-class", kubernetes=settings) as running,
+        running.handler(),
+    ):
+        yield running
+
+
+def info(pod: str) -> dict[str, str]:
+    keys = {"name": pod, "namespace": "default", "uid": f"uid-{pod}"}
+    return {f"csi.storage.k8s.io/pod.{key}": value for key, value in keys.items()}
+
+
+async def test_pod_of_a_microvm_gets_the_device_and_another_pod_the_mount(
+    runtime_class_node: Node,
+) -> None:
+    vm, plain = runtime_class_node.places.target("vm"), runtime_class_node.places.target("plain")
+    await runtime_class_node.co.publish("vol-1", vm, defer=False, volume_context=info("vm"))
+    runtime_class_node.check_published("vol-1", vm)
+    entry = runtime_class_node.entry(vm)
+    assert entry is not None
+    assert "default/vm has the handler kata" in entry.require().decided_by
+    await runtime_class_node.co.publish("vol-2", plain, defer=False, volume_context=info("plain"))
+    assert runtime_class_node.entry(plain) is None
+    assert not runtime_class_node.driver.published[plain].deferred
+
+
+async def test_publish_while_the_api_is_away_is_retried_and_changes_nothing(
+    runtime_class_node: Node, api: FakeKubernetes
+) -> None:
+    target = runtime_class_node.places.target("new")
+    api.faults.status = 503
+    publish = runtime_class_node.co.publish(
+        "vol-1", target, defer=False, volume_context=info("new")
+    )
+    await refused(publish, Code.UNAVAILABLE, "default/new", "KubernetesApiUnavailable")
+    runtime_class_node.check_untouched(target)
+    api.faults.status = 0
+    api.add_pod("new", "uid-new", "microvm")
+    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("new"))
+    runtime_class_node.check_published("vol-1", target)
+
+
+async def test_repeated_publish_of_a_deferred_volume_asks_nobody(
+    runtime_class_node: Node, api: FakeKubernetes
+) -> None:
+    target = runtime_class_node.places.target("vm")
+    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
+    api.faults.status = 503
+    await runtime_class_node.co.publish("vol-1", target, defer=False, volume_context=info("vm"))
+    runtime_class_node.check_published("vol-1", target)
+
+
+async def test_a_proxy_starts_while_the_api_is_away(
+    places: Places, settings: KubernetesSettings, api: FakeKubernetes
+) -> None:
+    api.faults.status = 503
+    async with (
+        nodes.running(places, kubernetes=settings) as runtime_class_node,
+        runtime_class_node.handler(),
+    ):
+        await asyncio.to_thread(api.arrivals.acquire)
+        target = places.target("one")
+        await runtime_class_node.co.publish("vol-1", target)
+        runtime_class_node.check_published("vol-1", target)

@@ -2,20 +2,66 @@
 
 import itertools
 import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import grpc
 import pytest
 
+from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure
-from tests.support.kubelet.clock import Clock
-from tests.support.kubelet.pending import LONGEST_PAUSE_S, Operation, PendingOperations
+from tests.support.drivers.mounting_driver import MountingDriver
+from tests.support.kubelet.kubelet import Kubelet
+from tests.support.kubelet.mount_points import FakeMountPoints
+from tests.support.kubelet.pods import PlainContainers
 from tests.support.kubelet.state import Pod, State, Volume
-from tests.unit.support.kubelet.conftest import Simulated
 
+DRIVER = "csi.example.com"
 Code = grpc.StatusCode
 VOLUME = Volume("pv-1", "vol-1")
 POD = Pod("pod-1", (VOLUME,))
 LIFE = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
+
+
+@dataclass
+class Simulated:
+    """A kubelet, the driver that it calls, and the mount points that it sees."""
+
+    kubelet: Kubelet
+    driver: MountingDriver
+    runtime: PlainContainers
+    mount_points: FakeMountPoints
+
+    def methods(self, handle: str = "") -> list[str]:
+        """What the driver was asked, less capabilities."""
+        return [
+            call.method
+            for call in self.driver.calls
+            if call.method != "NodeGetCapabilities" and call.request.volume_id.startswith(handle)
+        ]
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="crust-") as path:
+        yield path
+
+
+@pytest.fixture
+async def simulated(root: str) -> AsyncIterator[Simulated]:
+    """A kubelet whose driver serves; a published target is a mount point."""
+    driver, runtime = MountingDriver(f"{root}/sizes.json"), PlainContainers()
+    mount_points = FakeMountPoints(lambda path: path in driver.published)
+    kubelet = Kubelet(
+        root=f"{root}/kubelet",
+        driver=DRIVER,
+        socket=f"{root}/csi.sock",
+        mount_points=mount_points,
+        runtime=runtime,
+    )
+    async with fake_driver.serving(driver, f"{root}/csi.sock"):
+        yield Simulated(kubelet, driver, runtime, mount_points)
 
 
 def _uncertain(simulated: Simulated) -> None:
@@ -42,14 +88,6 @@ async def test_pod_passes_the_four_calls_in_order(simulated: Simulated, root: st
     assert simulated.kubelet.actual.volumes == {}
     assert os.listdir(f"{root}/kubelet/pods") == []
     assert os.listdir(f"{root}/kubelet/plugins/kubernetes.io/csi/csi.example.com") == []
-
-
-async def test_capabilities_are_asked_for_each_operation(simulated: Simulated) -> None:
-    await _run(simulated)
-    asked = [call.method for call in simulated.driver.calls]
-    assert asked == [
-        "NodeGetCapabilities", "NodeStageVolume", "NodeGetCapabilities", "NodePublishVolume",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,22 +150,6 @@ async def test_republish_that_fails_leaves_a_mounted_volume_mounted(simulated: S
         for call in published
     ]
     assert len(tokens) == len(set(tokens)) == 3
-
-
-def test_pauses_grow_from_half_a_second_to_two_minutes() -> None:
-    clock = Clock()
-    pending = PendingOperations(clock)
-    pauses = []
-    for _ in range(12):
-        operation = pending.begin("pv-1", "pod-1", "volume_unmount")
-        assert isinstance(operation, Operation)
-        assert pending.begin("pv-1", "pod-1", "volume_unmount") is None
-        pending.end(operation, failed=True)
-        assert pending.begin("pv-1", "pod-1", "volume_unmount") is None
-        pauses.append(operation.pause_s)
-        clock.advance(operation.pause_s + 0.1)
-    assert pauses[:5] == [0.5, 1, 2, 4, 8]
-    assert pauses[-1] == LONGEST_PAUSE_S
 
 
 async def test_unpublish_is_retried_at_once_while_a_pod_waits(simulated: Simulated) -> None:
@@ -197,17 +219,6 @@ async def test_only_a_mount_point_is_unstaged(simulated: Simulated, *, mounted: 
     assert ("NodeUnstageVolume" in simulated.methods()) is mounted
 
 
-async def test_restart_without_vol_data_leaves_the_volume(simulated: Simulated) -> None:
-    await _run(simulated)
-    target = simulated.kubelet.disk.target("pod-1", "pv-1")
-    os.unlink(f"{os.path.dirname(target)}/vol_data.json")
-    await simulated.kubelet.delete("pod-1")
-    await simulated.kubelet.restart()
-    for _ in range(20):
-        await simulated.kubelet.turn()
-    assert "NodeUnpublishVolume" not in simulated.methods()
-
-
 @pytest.mark.parametrize(
     ("code", "calls"), [(Code.FAILED_PRECONDITION, 1), (Code.UNAVAILABLE, 2), (Code.INTERNAL, 2)]
 )
@@ -224,33 +235,52 @@ async def test_expansion_refused_as_in_use_is_not_tried_again(
     assert len(simulated.driver.called("NodeExpandVolume")) == calls
 
 
-async def test_failing_statistics_change_nothing(simulated: Simulated) -> None:
-    await _run(simulated)
-    for _ in range(3):
-        simulated.driver.failures["NodeGetVolumeStats"] = Failure(Code.FAILED_PRECONDITION, "no")
-        simulated.kubelet.clock.advance(60)
-        await simulated.kubelet.turn()
-    assert len(simulated.driver.called("NodeGetVolumeStats")) == 3
-    assert simulated.kubelet.settled
+RAW = Volume("pv-raw", "vol-raw", block=True)
+RAW_POD = Pod("pod-1", (RAW,))
+BASE = "plugins/kubernetes.io/csi/volumeDevices"
 
 
-async def test_sub_path_is_bound_and_cleaned_before_unpublish(simulated: Simulated) -> None:
-    await _run(simulated, Pod("pod-1", (VOLUME,), {"pv-1": "a/b"}))
-    target = simulated.kubelet.disk.target("pod-1", "pv-1")
-    bound = simulated.kubelet.disk.sub_path("pod-1", "pv-1")
-    assert simulated.mount_points.binds == {bound: f"{target}/a/b"}
-    os.removedirs(f"{target}/a/b")
+async def test_raw_volume_is_staged_mapped_and_removed(simulated: Simulated, root: str) -> None:
+    await _run(simulated, RAW_POD)
+    target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    mapped = f"{root}/kubelet/{BASE}/pv-raw/dev/pod-1"
+    stage, publish = (simulated.driver.called(each)[0].request for each in LIFE[:2])
+    assert stage.staging_target_path == f"{root}/kubelet/{BASE}/staging/pv-raw"
+    assert publish.staging_target_path == stage.staging_target_path
+    assert publish.target_path == target
+    assert stage.volume_capability.HasField("block")
+    assert publish.volume_capability.HasField("block")
+    assert simulated.mount_points.binds == {mapped: target}
+    assert simulated.kubelet.disk.block.loops == {mapped}
+    link = f"{root}/kubelet/pods/pod-1/volumeDevices/kubernetes.io~csi/pv-raw"
+    assert os.readlink(link) == target
     await simulated.kubelet.delete("pod-1")
-    await simulated.kubelet.turn()
+    await simulated.kubelet.until(lambda: simulated.kubelet.empty, within_s=5)
+    assert simulated.methods() == LIFE
     assert simulated.mount_points.binds == {}
+    assert simulated.kubelet.disk.block.loops == set()
+    assert sorted(os.listdir(f"{root}/kubelet/{BASE}")) == ["publish", "staging"]
 
 
-async def test_sub_path_that_cannot_be_made_stops_the_container(simulated: Simulated) -> None:
-    simulated.kubelet.add(Pod("pod-1", (VOLUME,), {"pv-1": "file/below"}))
-    target = simulated.kubelet.disk.target("pod-1", "pv-1")
-    os.makedirs(target)
-    open(f"{target}/file", "w").close()
-    for _ in range(300):
+async def test_raw_expansion_names_the_target_alone(simulated: Simulated, root: str) -> None:
+    await _run(simulated, RAW_POD)
+    simulated.kubelet.resize("pv-raw", 1 << 30)
+    await simulated.kubelet.until(lambda: simulated.kubelet.settled, within_s=5)
+    (expand,) = simulated.driver.called("NodeExpandVolume")
+    assert expand.request.volume_path == f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    assert expand.request.staging_target_path == ""
+    assert expand.request.volume_capability.HasField("block")
+
+
+async def test_raw_volume_without_a_link_is_lost(simulated: Simulated, root: str) -> None:
+    """The publish was lost, so the kubelet has mapped nothing: no directory of the pod names the volume."""
+    simulated.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "lost")
+    simulated.kubelet.add(RAW_POD)
+    await simulated.kubelet.turn()
+    await simulated.kubelet.delete("pod-1")
+    await simulated.kubelet.restart()
+    for _ in range(20):
         await simulated.kubelet.turn()
-    assert simulated.runtime.containers == set()
-    assert simulated.kubelet.actual.volumes["pv-1"].state_for("pod-1") is State.MOUNTED
+    assert simulated.methods() == LIFE[:2]
+    target = f"{root}/kubelet/{BASE}/publish/pv-raw/pod-1"
+    assert simulated.kubelet.disk.block.lost == {target}
