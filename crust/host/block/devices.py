@@ -23,7 +23,7 @@ from crust.core import errors, volumes
 from crust.host.block import holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import DeviceInUse
-from crust.host.process import oserrors, sysfs
+from crust.host.process import oserrors, syscalls, sysfs
 
 __all__ = [
     "PROBE_WINDOWS",
@@ -114,12 +114,11 @@ def open_shared(path: str) -> int:
 
 def sync(path: str) -> None:
     """Write back what the page cache has of the device, durably: what was written to its node, by whomever."""
-    with oserrors.translating(f"cannot write back {path}"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot write back {path}"),
+        syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
+    ):
+        os.fsync(fd)
 
 
 def try_exclusive(path: str) -> int | None:
@@ -159,12 +158,11 @@ def _is_device(status: os.stat_result, number: int) -> bool:
 
 def set_readonly(path: str, *, readonly: bool) -> None:
     """Make the device itself refuse writes, or accept them again (BLKROSET)."""
-    with oserrors.translating(f"cannot set {path} read-only or writable"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot set {path} read-only or writable"),
+        syscalls.closing(os.open(path, os.O_RDONLY)) as fd,
+    ):
+        fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
 
 
 def is_readonly(path: str) -> bool:
@@ -183,17 +181,14 @@ def is_blank(path: str) -> bool:
 
 def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
     """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros."""
-    with oserrors.translating(
-        f"cannot read {path}", hint="an unreadable device is never formatted"
+    with (
+        oserrors.translating(f"cannot read {path}", hint="an unreadable device is never formatted"),
+        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd,
     ):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            size = os.lseek(fd, 0, os.SEEK_END)
-            if not size:  # a device that was detached meanwhile: "blank" would be true of it
-                raise errors.NotReady(f"{path} has no size", hint="attach it first")
-            return all(_is_zero(fd, offset, length, size) for offset, length in windows)
-        finally:
-            os.close(fd)
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if not size:  # a device that was detached meanwhile: "blank" would be true of it
+            raise errors.NotReady(f"{path} has no size", hint="attach it first")
+        return all(_is_zero(fd, offset, length, size) for offset, length in windows)
 
 
 def _is_zero(fd: int, offset: int, length: int, size: int) -> bool:

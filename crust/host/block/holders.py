@@ -294,11 +294,8 @@ def _covers(mount: mountinfo.Mount, path: str) -> bool:
 
 
 def _is_backed_by(loop_number: int, number: int) -> bool:
-    fd = os.open(loopctl.node(loop_number), os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(loopctl.node(loop_number), os.O_RDONLY)) as fd:
         return loopctl.status(fd).backing_device == number
-    finally:
-        os.close(fd)
 
 
 def _links_below(pid: str, target: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.host.block import device_nodes, devices, holders
-from crust.host.process import kernel_keys, network_namespace, oserrors, sysfs
+from crust.host.process import kernel_keys, network_namespace, oserrors, syscalls, sysfs
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
@@ -121,11 +121,8 @@ class Mapping:
 
 
 def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(path, os.O_WRONLY)) as fd:
         os.write(fd, data)
-    finally:
-        os.close(fd)
 
 
 def _modprobe() -> None:

@@ -18,7 +18,7 @@ from crust.host.block import holders, loop_devices, loopctl
 from crust.host.block.loop_devices import LoopDevice
 from crust.host.files import flocks, sparse
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _ATTEMPTS = 1000
 
@@ -77,13 +77,12 @@ def scratch(size_bytes: int) -> Iterator[str]:
 
     The kernel detaches it at its last close, so a process that is killed leaves nothing.
     """
-    with oserrors.translating("cannot make a scratch device"):
-        memory = os.memfd_create("crust-scratch")
-        try:
-            os.ftruncate(memory, size_bytes)
-            number, fd = _configure(memory, "crust-scratch", loopctl.AUTOCLEAR, 0, "")
-        finally:
-            os.close(memory)  # the device has its own reference
+    with (
+        oserrors.translating("cannot make a scratch device"),
+        syscalls.closing(os.memfd_create("crust-scratch")) as memory,
+    ):
+        os.ftruncate(memory, size_bytes)
+        number, fd = _configure(memory, "crust-scratch", loopctl.AUTOCLEAR, 0, "")
     try:
         yield loopctl.node(number)
     finally:

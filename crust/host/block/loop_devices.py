@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.host.block import loopctl
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _DELETED = " (deleted)"
 
@@ -131,11 +131,8 @@ def describe(number: int, status: loopctl.Status) -> LoopDevice:
 
 @contextmanager
 def opened(path: str, *, writable: bool = False) -> Iterator[int]:
-    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(path, (os.O_RDWR if writable else os.O_RDONLY))) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _bound_names(among: Iterable[int]) -> Iterator[tuple[int, str]]:

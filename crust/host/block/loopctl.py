@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from crust.core import volumes
-from crust.host.process import sysfs
+from crust.host.process import syscalls, sysfs
 
 CONFIGURE = 0x4C0A
 CLEAR = 0x4C01
@@ -70,11 +70,8 @@ def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> b
 
 def free_number() -> int:
     """The number of a device that was free a moment ago; the kernel makes one when all are taken."""
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open("/dev/loop-control", os.O_RDWR)) as control:
         return fcntl.ioctl(control, _CTL_GET_FREE)
-    finally:
-        os.close(control)
 
 
 def node(number: int) -> str:

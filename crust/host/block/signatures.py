@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import commands, confined, oserrors
+from crust.host.process import commands, confined, oserrors, syscalls
 
 _LIBRARY = "libblkid.so.1"
 
@@ -109,11 +109,8 @@ def probe_untrusted(path: str) -> Signature:
 
 
 def _size_bytes(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
         return os.lseek(fd, 0, os.SEEK_END)
-    finally:
-        os.close(fd)
 
 
 def _probe(fd: int, path: str) -> Signature:

@@ -8,6 +8,7 @@ import errno
 import os
 
 from crust.core import volumes
+from crust.host.process import syscalls
 
 _FILE = "io.max"
 _KEYS = {
@@ -94,8 +95,5 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(path, os.O_WRONLY)) as fd:
         os.write(fd, text.encode())
-    finally:
-        os.close(fd)

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable
 
 from crust.core import errors
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _log = logging.getLogger(__name__)
 
@@ -224,16 +224,13 @@ def _place(
 
 def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    try:
+    with syscalls.closing(os.open(path, flags, 0o600)) as fd:
         os.fchmod(fd, mode)  # the umask must not decide
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(fd, rest) :]
         if sync:
             os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _set_mode(path: str, mode: int) -> None:
@@ -250,11 +247,8 @@ def _unlink_if_there(path: str) -> None:
 
 
 def _sync(directory: str) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check_trust(path: str, status: os.stat_result) -> None:

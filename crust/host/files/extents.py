@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,12 +51,11 @@ class _Placed:
 
 def allocated(path: AnyPath) -> tuple[Extent, ...]:
     """The parts of a file that hold data, ascending. Raises `NotFound`."""
-    with oserrors.translating(f"cannot look for the data of {path}"):
-        fd = _open(path)
-        try:
-            return tuple(_data(fd))
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot look for the data of {path}"),
+        syscalls.closing(_open(path)) as fd,
+    ):
+        return tuple(_data(fd))
 
 
 def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
@@ -88,11 +87,8 @@ def _data(fd: int) -> Iterator[Extent]:
 
 
 def _placed_of(path: AnyPath) -> list[_Placed]:
-    fd = _open(path)
-    try:
+    with syscalls.closing(_open(path)) as fd:
         return list(_placed(fd))
-    finally:
-        os.close(fd)
 
 
 def _placed(fd: int) -> Iterator[_Placed]:

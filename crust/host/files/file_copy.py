@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 
 from crust.core import errors
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
@@ -108,8 +108,7 @@ def _not_cloneable(source: AnyPath) -> errors.NotReady:
 @contextmanager
 def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
     """A descriptor and the size of a file that has at least `least_bytes`."""
-    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
             raise errors.Corrupt.named(
@@ -119,8 +118,6 @@ def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
                 hint="find out what truncated it; nothing was changed",
             )
         yield fd, status.st_size
-    finally:
-        os.close(fd)
 
 
 def _clone(source: int, target: int) -> bool:
@@ -159,11 +156,8 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
 @contextmanager
 def _created(path: str) -> Iterator[int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    try:
+    with syscalls.closing(os.open(path, flags, 0o600)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _temporary_name(path: AnyPath) -> str:

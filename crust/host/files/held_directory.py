@@ -61,7 +61,7 @@ class HeldDirectory:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         with oserrors.translating(f"cannot open {folder.path}"):
             fd = os.open(name, flags, dir_fd=self.descriptor())
-            if syscalls.is_mount_root(fd):
+            if syscalls.mount_at("", directory=fd).is_root:
                 os.close(fd)
                 raise errors.PeerUnavailable.named(
                     "FolderMountedOver",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from crust.core import errors
 from crust.host.files import durable
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the filesystem's."""
@@ -164,13 +164,10 @@ def _extend(fd: int, size_bytes: int) -> int:
 
 @contextmanager
 def _opened(path: AnyPath, flags: int) -> Iterator[int]:
-    fd = open_file(path, flags)
-    try:
+    with syscalls.closing(open_file(path, flags)) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotAnImage(str(path))
         yield fd
-    finally:
-        os.close(fd)
 
 
 def has_writers(path: AnyPath) -> bool:
@@ -199,13 +196,10 @@ def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:
 
 def _open_regular(path: AnyPath, flags: int) -> int:
     """Open with blocking what is certainly a regular file: the descriptor is of the file that was looked at."""
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_NOFOLLOW)
-    try:
+    with syscalls.closing(os.open(path, os.O_PATH | flags & os.O_NOFOLLOW)) as seen:
         if not stat.S_ISREG(os.fstat(seen).st_mode):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         return os.open(f"/proc/self/fd/{seen}", flags & ~(os.O_CREAT | os.O_NOFOLLOW))
-    finally:
-        os.close(seen)
 
 
 def _lease(fd: int) -> bool:

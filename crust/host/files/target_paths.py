@@ -219,11 +219,8 @@ def _remove_other(target: TargetPath, parent: int, name: str, refused: OSError) 
 
 @contextmanager
 def _parent(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[int, str]]:
-    parent = open_parent(target, roots)
-    try:
+    with syscalls.closing(open_parent(target, roots)) as parent:
         yield parent, target.text.rpartition("/")[2]
-    finally:
-        os.close(parent)
 
 
 def _step(parent: int, name: str, target: TargetPath) -> int:
@@ -249,16 +246,13 @@ def _check_free_directory(target: TargetPath, parent: int, name: str) -> None:
         raise TargetConflict(target, "it is not a directory")
     if _is_mountpoint(parent, name):
         return
-    child = os.open(
-        name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
-    )
-    try:
+    with syscalls.closing(
+        os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    ) as child:
         if os.listdir(child):
             raise TargetConflict(target, "the directory is not empty")
-    finally:
-        os.close(child)
 
 
 def _is_mountpoint(parent: int, name: str) -> bool:
     # Not by a device number that differs from the parent's: that misses binds within one filesystem.
-    return syscalls.mount_rooted_at(f"/proc/self/fd/{parent}/{name}") is not None
+    return syscalls.mount_at(f"/proc/self/fd/{parent}/{name}").is_root

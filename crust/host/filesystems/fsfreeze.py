@@ -103,21 +103,15 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
 
 
 def _ioctl(mountpoint: str, request: int) -> None:
-    fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         fcntl.ioctl(fd, request, 0)
-    finally:
-        os.close(fd)
 
 
 def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
     with oserrors.translating(f"cannot mount {device} as {fs_type} at no path"):
-        context = syscalls.fsopen(fs_type)
-        try:
+        with syscalls.closing(syscalls.fsopen(fs_type)) as context:
             mount = _create(context, device)
-        finally:
-            os.close(context)
         try:
             # The mount's own descriptor is an O_PATH one, which takes no ioctl.
             path = f"/proc/self/fd/{mount}"

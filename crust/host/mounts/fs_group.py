@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _FILE_BITS = 0o660
 _DIRECTORY_BITS = 0o2770
@@ -26,18 +26,15 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def apply(root: str, change: volumes.GroupChange) -> None:
     """Give the tree below the mountpoint `root` its group. It visits every file."""
-    with oserrors.translating(f"cannot change the group of the files in {root}"):
-        fd = os.open(root, _OPEN)
-        try:
-            status = os.fstat(fd)
-            if change.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH and _matches(
-                status, change.gid
-            ):
-                return
-            _walk(fd, status.st_dev, change.gid)
-            _change_directory(fd, status, change.gid)
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot change the group of the files in {root}"),
+        syscalls.closing(os.open(root, _OPEN)) as fd,
+    ):
+        status = os.fstat(fd)
+        if change.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH and _matches(status, change.gid):
+            return
+        _walk(fd, status.st_dev, change.gid)
+        _change_directory(fd, status, change.gid)
 
 
 def _matches(status: os.stat_result, gid: int) -> bool:
@@ -144,8 +141,7 @@ def _change_file(parent: int, name: str, status: os.stat_result, gid: int) -> No
         return  # most files of a volume: a kubelet asks for the group at every start of a pod
     # By descriptor: chmod(2) by name follows a link that was put there since the stat. O_PATH, because a plain
     # open would break leases on the file.
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
+    with syscalls.closing(os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)) as fd:
         now = os.fstat(fd)
         if not stat.S_ISREG(now.st_mode):
             return
@@ -155,8 +151,6 @@ def _change_file(parent: int, name: str, status: os.stat_result, gid: int) -> No
         wanted = stat.S_IMODE(now.st_mode) | _FILE_BITS
         if stat.S_IMODE(os.fstat(fd).st_mode) != wanted:
             os.chmod(path, wanted)
-    finally:
-        os.close(fd)
 
 
 def _change_directory(fd: int, status: os.stat_result, gid: int) -> None:

@@ -159,11 +159,8 @@ def _is_sealed(mount: int) -> bool:
 def _fill(mount: int) -> None:
     """Fill the only page of a guard by a file of root's, which takes an inode too."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    filler = os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)
-    try:
+    with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
         os.write(filler, bytes(mmap.PAGESIZE))
-    finally:
-        os.close(filler)
 
 
 def is_guard(mount: Mount) -> bool:

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 
 from crust.core import errors
 from crust.host.mounts import mountinfo
-from crust.host.process import oserrors
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of linux/proc_ns.h."""
@@ -83,15 +82,9 @@ def _check_path(path: str) -> None:
 
 def _mount_of(path: str) -> mountinfo.Mount:
     """The mount that a directory lies on, or its nearest parent that exists."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    with oserrors.translating(f"cannot look at {path}"):
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            mount_id = mountinfo.mount_id_of("self", str(descriptor))
-        finally:
-            os.close(descriptor)
-    return next(mount for mount in mountinfo.read_all() if mount.mount_id == mount_id)
+    mount = mountinfo.holding(os.path.realpath(path))
+    assert mount is not None, "every path lies on a mount"
+    return mount
 
 
 def host_is_visible() -> bool:

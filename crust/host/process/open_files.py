@@ -17,14 +17,13 @@ def copies(pid: int, file: os.stat_result) -> Generator[int, None, None]:
 
     None if the process has ended. Raises `errors.Refused` if it may not be traced.
     """
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        process = os.pidfd_open(pid)
-        try:
-            for number in _of(pid, file):
-                with oserrors.translating(f"cannot copy a descriptor of process {pid}"):
-                    yield syscalls.copy_descriptor(process, number)
-        finally:
-            os.close(process)
+    with (
+        contextlib.suppress(ProcessLookupError, FileNotFoundError),
+        syscalls.closing(os.pidfd_open(pid)) as process,
+    ):
+        for number in _of(pid, file):
+            with oserrors.translating(f"cannot copy a descriptor of process {pid}"):
+                yield syscalls.copy_descriptor(process, number)
 
 
 def _of(pid: int, file: os.stat_result) -> list[int]:

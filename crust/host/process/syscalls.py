@@ -1,4 +1,4 @@
-"""Syscalls that Python 3.11 has no name for, through the C library.
+"""System calls that Python 3.11 has no name for, through the C library, and descriptors that end with a block.
 
 They raise `OSError` like those of `os`. The numbers from 424 on are the same on every architecture but
 alpha (include/uapi/asm-generic/unistd.h). ctypes releases the interpreter's lock during the call, so a slow mount
@@ -8,8 +8,9 @@ stops no other thread.
 import ctypes
 import os
 import stat
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -96,6 +97,15 @@ _CACHED_LOOK = _OpenHow(
 )
 
 
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close the descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _raise_errno(path: str | None = None) -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
@@ -173,11 +183,8 @@ def is_known_absent(path: str) -> bool:
     """
     parent, _, name = path.rpartition("/")
     try:
-        directory = open_cached_root(parent)
-        try:
+        with closing(open_cached_root(parent)) as directory:
             os.close(_open(directory, name, _CACHED_LOOK))
-        finally:
-            os.close(directory)
     except FileNotFoundError:
         return True
     except (
@@ -214,44 +221,29 @@ def move_mount(mount: int, target: int) -> None:
     _move_mount(mount, b"", target, b"", flags)
 
 
-def mount_rooted_at(path: str) -> int | None:
-    """The id of the mount whose root `path` leads to, statx(2); None if it is no mount's root.
+class MountAt(NamedTuple):
+    """The mount that a path lies on. An id that is unique is given to no other mount until the next boot."""
 
-    A link at the end is not followed, and no file server is asked.
+    mount_id: int
+    is_unique: bool
+    is_root: bool
+    """Whether the path leads to the mount's root."""
+
+
+def mount_at(path: str, *, unique: bool = False, directory: int = AT_FDCWD) -> MountAt:
+    """The mount that `path` lies on, statx(2), by its unique id if that is asked for and known: from Linux 6.8 on.
+
+    A link at the end is not followed, and no file server is asked. With an empty path, of the descriptor `directory`.
     """
-    return _mount_rooted_at(AT_FDCWD, path, _AS_IT_IS)
-
-
-def unique_mount_rooted_at(path: str) -> int | None:
-    """Like `mount_rooted_at`, with an id that no other mount gets until the next boot; None also before Linux 6.8."""
-    return _unique_id(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE))
-
-
-def mount_holding(path: str) -> int:
-    """The id of the mount that `path` lies on; otherwise as `mount_rooted_at`."""
-    return int(_statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID).mount_id)
-
-
-def unique_mount_holding(path: str) -> int | None:
-    """Like `mount_holding`, with an id that no other mount gets until the next boot; None before Linux 6.8."""
-    found = _statx(AT_FDCWD, path, _AS_IT_IS, _STATX_MNT_ID_UNIQUE)
-    return int(found.mount_id) if found.mask & _STATX_MNT_ID_UNIQUE else None
-
-
-def _unique_id(found: _Statx) -> int | None:
-    if found.mask & _STATX_MNT_ID_UNIQUE and found.attributes & _STATX_ATTR_MOUNT_ROOT:
-        return int(found.mount_id)
-    return None
+    flags = _AS_IT_IS if path else AT_EMPTY_PATH
+    found = _statx(directory, path, flags, _STATX_MNT_ID | _STATX_MNT_ID_UNIQUE * unique)
+    is_unique = bool(found.mask & _STATX_MNT_ID_UNIQUE)
+    return MountAt(found.mount_id, is_unique, bool(found.attributes & _STATX_ATTR_MOUNT_ROOT))
 
 
 def statmount(request: bytes, answer: "ctypes.Array[ctypes.c_char]") -> None:
     """Describe a mount by its unique id, statmount(2); Linux 6.8."""
     _statmount(request, ctypes.addressof(answer), len(answer), 0)
-
-
-def is_mount_root(descriptor: int) -> bool:
-    """Whether a descriptor is of a mount's root, statx(2)."""
-    return _mount_rooted_at(descriptor, "", AT_EMPTY_PATH) is not None
 
 
 def block_device_at(path: str) -> int | None:
@@ -261,11 +253,6 @@ def block_device_at(path: str) -> int | None:
     """
     found = _statx(AT_FDCWD, path, 0, _STATX_TYPE)
     return os.makedev(found.rdev_major, found.rdev_minor) if stat.S_ISBLK(found.mode) else None
-
-
-def _mount_rooted_at(directory: int, path: str, flags: int) -> int | None:
-    found = _statx(directory, path, flags, _STATX_MNT_ID)
-    return found.mount_id if found.attributes & _STATX_ATTR_MOUNT_ROOT else None
 
 
 def _statx(directory: int, path: str, flags: int, mask: int) -> _Statx:

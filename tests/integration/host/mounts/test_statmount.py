@@ -15,8 +15,8 @@ pytestmark = pytest.mark.root
 
 def same_in_both_ways(target: str) -> mountinfo.Mount:
     """The mount at the target by statmount(2), which equals its line."""
-    unique_id = syscalls.unique_mount_rooted_at(target)
-    if unique_id is None or (asked := mountinfo._asked(unique_id)) is None:
+    place = syscalls.mount_at(target, unique=True)
+    if not place.is_unique or (asked := mountinfo.told(place.mount_id)) is None:
         pytest.skip("the kernel is older than 6.14: there is only the list")
     [listed] = [each for each in mountinfo.read_all() if each.mount_id == asked.mount_id]
     assert asked == listed
@@ -27,8 +27,7 @@ def same_in_both_ways(target: str) -> mountinfo.Mount:
 def test_statmount_equals_mountinfo_for_every_mount_of_this_machine() -> None:
     seen = {}
     for each in mountinfo.read_all():
-        unique_id = syscalls.unique_mount_rooted_at(each.target)
-        if unique_id is not None:
+        if syscalls.mount_at(each.target).is_root:
             seen[same_in_both_ways(each.target).fs_type] = each
     assert {"proc", "sysfs"} <= seen.keys()
 
