@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from crust.core import volumes
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
@@ -220,7 +220,7 @@ def _clean_up(base: Path) -> None:
     """Unmount and detach everything below `base`, also after a benchmark that failed."""
     for mount in reversed(mountinfo.below(str(base))):
         mount_api.unmount(mount.target)
-    for device in loop_devices.list_all():
+    for device in loop.list_named(lambda _: True):
         if device.backing.startswith(f"{base}/"):
             loop.detach(device)
 

@@ -128,7 +128,7 @@ def build(  # noqa: PLR0913 - one per setting
     live = LiveVolumes(stores.node_state, stores.access)
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
     reachable = runtime_guests or guests.UnreachableGuests()
-    io_limits = IoLimits(live, throttle or throttling.Cgroups(io_cgroup), reachable)
+    io_limits = IoLimits(live, throttle or throttling.Throttle(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, live, reachable, run_dir)
     calls = SnapshotCalls(
         identity, snapshots.volume_snapshots, snapshots.group_snapshots, running, reads

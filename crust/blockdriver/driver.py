@@ -24,7 +24,7 @@ from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.core import errors, metrics, operations, volumes
-from crust.host.process import boot, workers
+from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
 
 COLLECT_PERIOD_S = 3600.0
@@ -129,14 +129,14 @@ class Driver:
         self.stores.pool.home.open()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
-            self.stores.node_state.open(boot.boot_id())
+            self.stores.node_state.open(sysfs.boot_id())
             return
         self.stores.provisioning.open()  # for RBD it begins work in the background
         self.stores.volume_records.open()
         is_id, images = self.stores.pool.ids.is_volume_id, self.stores.provisioning.image_ids()
         self.stores.capacity.open(each for each in images if is_id(each))
         if self.role.has_node:
-            self.stores.node_state.open(boot.boot_id())
+            self.stores.node_state.open(sysfs.boot_id())
             self.node_rules.io_limits.recover(self.stores.volume_records)
         self.snapshots.open()
         self.snapshots.discard_incomplete()

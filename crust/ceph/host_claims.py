@@ -18,7 +18,7 @@ from crust.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.ceph.claims import Host
 from crust.ceph.cluster_image import ClusterImage
 from crust.ceph.fencing import ImageNotCutOff, cut_off
-from crust.host.process import boot
+from crust.host.process import sysfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class HostClaim:
 
     @property
     def _me(self) -> Holder:
-        return Holder.of_host(self.host.node, self.host.machine, boot.boot_id(), claims.now())
+        return Holder.of_host(self.host.node, self.host.machine, sysfs.boot_id(), claims.now())
 
     def _of_earlier_boots(self, now: Claims) -> tuple[Holder, ...]:
         here, me = self.host, self._me

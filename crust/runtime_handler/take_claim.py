@@ -51,7 +51,7 @@ def claim_volume(
     `pid` is the hypervisor's process, if it runs already.
     `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
     `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
-    `devices.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
+    `holders.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
     undo: list[Callable[[], None]] = []

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from crust.core import volumes
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
@@ -79,5 +79,7 @@ async def test_killed_daemon_leaves_the_volume_usable(fresh_node: WholeNode, vic
     await fresh_node.runtime.stop("one")
     await fresh_node.unpublish(volume, target)
     await fresh_node.kubelet.unstage(volume)
-    assert not [each for each in loop_devices.list_all() if volume.volume_id in each.backing]
+    assert not [
+        each for each in loop.list_named(lambda _: True) if volume.volume_id in each.backing
+    ]
     assert mountinfo.at(str(target)) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime.client import RuntimeRefused
@@ -159,7 +159,7 @@ def _loops(node: WholeNode, volume: csi_pb2.Volume) -> list[str]:
     pool = str(node.daemons.paths.base / "pool")
     return [
         each.path
-        for each in loop_devices.list_all()
+        for each in loop.list_named(lambda _: True)
         if each.backing.startswith(pool) and volume.volume_id in each.backing
     ]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.support import environments
 
@@ -107,7 +107,7 @@ def machine() -> Iterator[Machine]:
 def _detach_loops(root: Path) -> None:
     """What a test that failed has left attached: a device keeps its file system alive after the unmount."""
     for image in (root / "var/lib/crust").rglob("*.img"):
-        for each in loop_devices.find(image):
+        for each in loop.find(image):
             loop.detach(each)
 
 

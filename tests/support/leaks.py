@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import errors
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -23,7 +23,7 @@ _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 class Held:
     """What exists at a moment."""
 
-    loops: frozenset[loop_devices.LoopDevice]
+    loops: frozenset[loop.LoopDevice]
     mounts: frozenset[tuple[int, str]]
     children: frozenset[int]
 
@@ -31,7 +31,9 @@ class Held:
     def now(cls, directory: Path) -> "Held":
         """What exists now; loop devices backed by files below `directory` only."""
         return cls(
-            frozenset(d for d in loop_devices.list_all() if d.backing.startswith(f"{directory}/")),
+            frozenset(
+                d for d in loop.list_named(lambda _: True) if d.backing.startswith(f"{directory}/")
+            ),
             frozenset((m.mount_id, m.target) for m in mountinfo.read_all()),
             frozenset(
                 pid for pid in children() if not any(each in _command(pid) for each in _KEPT)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.host.files import durable
-from crust.host.process import boot
+from crust.host.process import sysfs
 
 _log = logging.getLogger(__name__)
 _LIMIT_BYTES = 8192
@@ -48,7 +48,7 @@ class Intents:
     def note(self, intent: Intent) -> None:
         """Record an intent, before the freeze."""
         what = intent.identity or f"{_GUEST}{intent.target}"
-        line = f"{boot.boot_id()} {what}\n".encode()
+        line = f"{sysfs.boot_id()} {what}\n".encode()
         durable.publish(self._path(intent.volume_id), line, survives_power_cut=False)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
@@ -59,7 +59,7 @@ class Intents:
         try:
             data = durable.read(self._path(volume_id), limit_bytes=_LIMIT_BYTES)
             boot_id, _, what = data.decode("utf-8", "replace").removesuffix("\n").partition(" ")
-            if boot_id != boot.boot_id():
+            if boot_id != sysfs.boot_id():
                 self.forget(volume_id)
                 return None
         except errors.CrustError as err:  # the writers of other volumes must not wait for this one

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.core import errors, volumes
-from crust.host.block import devices
+from crust.host.block import devices, holders
 from crust.host.process import workers
 
 _PAUSE_S = 0.5
@@ -216,7 +216,7 @@ def _hold_device(member: InGuest, holds: ExitStack) -> None:
         return
     try:
         holds.callback(os.close, devices.open_exclusive(member.device))
-    except devices.DeviceInUse as err:
+    except holders.DeviceInUse as err:
         raise errors.OperationPending.named(
             "SandboxStarting",
             f"{member.volume_id} is not copied",

@@ -149,7 +149,7 @@ class Freezer:
         found = signatures.probe_untrusted(device)
         if not isinstance(found, signatures.Filesystem):
             return
-        with suppress(devices.DeviceInUse):  # a guest or a tool has it by now
+        with suppress(holders.DeviceInUse):  # a guest or a tool has it by now
             fsfreeze.thaw_unmounted(device, found.type)
             _log.warning(
                 "thawed a filesystem that was left frozen without a mount",

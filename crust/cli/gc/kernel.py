@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from crust.host.block import device_nodes, holders, loop, loop_devices
+from crust.host.block import device_nodes, holders, loop
 from crust.host.mounts import mount_api, mountinfo, propagation
 from crust.host.process import syscalls
 
@@ -140,6 +140,6 @@ def _why_not_exclusive(device: str) -> str:
     return ""
 
 
-def _loops_of(path: str) -> tuple[loop_devices.LoopDevice, ...]:
-    named = loop_devices.list_named(lambda name: name == os.path.basename(path))
+def _loops_of(path: str) -> tuple[loop.LoopDevice, ...]:
+    named = loop.list_named(lambda name: name == os.path.basename(path))
     return tuple(each for each in named if each.backing == path)

@@ -54,17 +54,11 @@ def partition_of(number: int, partition: int) -> int:
 
 def is_encrypted(number: int) -> bool:
     """Whether the device is a dm-crypt mapping: smaller than what is below it, by its header."""
-    try:
-        return sysfs.read(f"{_BY_NUMBER}/{_text(number)}/dm/uuid").startswith(_CRYPT)
-    except OSError:
-        return False
+    return sysfs.known(f"{_BY_NUMBER}/{_text(number)}/dm/uuid").startswith(_CRYPT)
 
 
 def _is_partition(directory: str, partition: int) -> bool:
-    try:
-        return sysfs.read(f"{directory}/partition") == str(partition)
-    except OSError:
-        return False
+    return sysfs.known(f"{directory}/partition") == str(partition)
 
 
 def _uevent(number: int) -> dict[str, str]:

@@ -57,12 +57,12 @@ class _Device:
 
     @classmethod
     def at(cls, directory: str) -> Self:
-        return cls(directory, frozenset(_names(directory)))
+        return cls(directory, frozenset(sysfs.names(directory)))
 
     def keys(self) -> Iterator[Key]:
         number = self._attribute("dev")
         # a partition has no sequence of its own
-        sequence = self._attribute("diskseq") or _attribute(f"{self.directory}/../diskseq")
+        sequence = self._attribute("diskseq") or sysfs.known(f"{self.directory}/../diskseq")
         if number and sequence:
             major, _, minor = number.partition(":")
             yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
@@ -94,12 +94,12 @@ class _Device:
 
     def _linked(self, links: str) -> Iterator[Self]:
         if links in self.names:
-            for name in _names(f"{self.directory}/{links}"):
+            for name in sysfs.names(f"{self.directory}/{links}"):
                 yield self.at(_leads_to(f"{self.directory}/{links}/{name}"))
 
     def _attribute(self, place: str) -> str:
         name, _, _ = place.partition("/")
-        return _attribute(f"{self.directory}/{place}") if name in self.names else ""
+        return sysfs.known(f"{self.directory}/{place}") if name in self.names else ""
 
 
 def _closure(device: _Device, neighbours: Callable[[_Device], Iterator[_Device]]) -> set[_Device]:
@@ -118,17 +118,3 @@ def _leads_to(link: str) -> str:
         return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
     except OSError:  # it is gone, or no link
         return link
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:  # it was detached just now
-        return []
-
-
-def _attribute(path: str) -> str:
-    try:
-        return sysfs.read(path)
-    except OSError:
-        return ""

@@ -20,29 +20,11 @@ import struct
 from collections.abc import Iterable
 
 from crust.core import errors, volumes
-from crust.host.block import holders
-from crust.host.block.device_sets import device_set
-from crust.host.block.holders import DeviceInUse
+from crust.host.block import device_sets, holders
 from crust.host.process import oserrors, syscalls, sysfs
 
-__all__ = [
-    "PROBE_WINDOWS",
-    "DeviceInUse",
-    "NotABlockDevice",
-    "device_set",
-    "identify",
-    "is_blank",
-    "is_free",
-    "is_readonly",
-    "open_exclusive",
-    "open_shared",
-    "reads_zero",
-    "set_readonly",
-    "size_bytes",
-    "sync",
-    "try_exclusive",
-]
-
+device_set = device_sets.device_set
+"""Part of what a caller may want to replace as a whole: identity, set, exclusive opens."""
 _BLKROSET = 0x125D
 _LOOKS_MAX = 4
 _SECTOR = 512

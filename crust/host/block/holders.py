@@ -136,33 +136,24 @@ def _writes(pid: str, fd: str) -> bool:
 
 
 def _serves(pid: str, device: int) -> bool:
-    try:
-        return sysfs.read(f"{_BY_NUMBER}/{os.major(device)}:{os.minor(device)}/pid") == pid
-    except OSError:
-        return False
+    return sysfs.known(f"{_BY_NUMBER}/{os.major(device)}:{os.minor(device)}/pid") == pid
 
 
 def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
     """The names of the devices that hold the one with this `st_rdev`, or a partition of it; () if it is gone."""
     directory = f"{by_number}/{os.major(number)}:{os.minor(number)}"
-    parts = [each for each in _names(directory) if os.path.exists(f"{directory}/{each}/partition")]
+    parts = [
+        each for each in sysfs.names(directory) if os.path.exists(f"{directory}/{each}/partition")
+    ]
     places = [f"{directory}/holders", *(f"{directory}/{each}/holders" for each in parts)]
-    found = {_shown(f"{place}/{name}", name) for place in places for name in _names(place)}
+    found = {_shown(f"{place}/{name}", name) for place in places for name in sysfs.names(place)}
     return tuple(sorted(found))
 
 
 def _shown(directory: str, name: str) -> str:
     """A device's name, and for a map the name that its creator gave it: vg-lv, mpatha."""
-    with suppress(OSError):
-        return f"{name} ({sysfs.read(f'{directory}/dm/name')})"
-    return name
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:  # it has none, or was detached just now
-        return []
+    mapped = sysfs.known(f"{directory}/dm/name")
+    return f"{name} ({mapped})" if mapped else name
 
 
 def of_mount(target: str) -> tuple[Holder, ...]:
@@ -225,7 +216,7 @@ def _descriptors() -> Iterator[tuple[str, str]]:
     """The process and the number of each descriptor of a file that has a path; sockets and pipes have none."""
     for pid in _processes():
         directory = f"/proc/{pid}/fd"
-        for fd in _names(directory):
+        for fd in sysfs.names(directory):
             try:
                 path = os.readlink(f"{directory}/{fd}")
             except OSError:  # closed meanwhile

@@ -22,6 +22,7 @@ from crust.host.block import devices, holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import Holder
 from crust.host.mounts import mountinfo
+from crust.host.process import sysfs
 
 _log = logging.getLogger(__name__)
 
@@ -136,21 +137,13 @@ def _has_claim(holder: Holder, claims: Collection[str]) -> bool:
             locks.add(f"{major:02x}:{minor:02x}:{status.st_ino}".encode())
     return any(
         line.startswith(b"lock:") and not locks.isdisjoint(line.split())
-        for descriptor in _names(f"/proc/{holder.pid}/fdinfo")
+        for descriptor in sysfs.names(f"/proc/{holder.pid}/fdinfo")
         for line in _lines(f"/proc/{holder.pid}/fdinfo/{descriptor}")
     )
 
 
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:  # it has ended
-        return []
-
-
 def _lines(path: str) -> list[bytes]:
     try:
-        with open(path, "rb") as file:
-            return file.read().split(b"\n")
+        return sysfs.read_bytes(path).split(b"\n")
     except OSError:  # closed meanwhile
         return []

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.host.block import device_nodes, devices, holders
-from crust.host.process import kernel_keys, network_namespace, oserrors, syscalls, sysfs
+from crust.host.process import kernel_keys, network_namespace, oserrors, sysfs
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
@@ -72,18 +72,6 @@ class KernelRefusesImage(errors.RuntimeFailed):
         self.number = number
 
 
-class MappingInUse(errors.NotReady):
-    """A mapped image is open, mounted, or part of another device."""
-
-    def __init__(self, device: str, in_use: holders.DeviceInUse) -> None:
-        super().__init__(
-            f"{device} is not unmapped",
-            why=in_use.why,
-            hint="stop or release what holds it; it is then retried",
-        )
-        self.device = device
-
-
 @dataclass(frozen=True, slots=True)
 class ImageName:
     """An image in one cluster; `namespace` is empty for the pool's default one."""
@@ -120,11 +108,6 @@ class Mapping:
     is_ours: bool
 
 
-def _write(path: str, data: bytes) -> None:
-    with syscalls.closing(os.open(path, os.O_WRONLY)) as fd:
-        os.write(fd, data)
-
-
 def _modprobe() -> None:
     """Whether it worked is seen in sysfs."""
     if not Path("/proc/modules").exists():
@@ -142,7 +125,7 @@ class KernelRbd:
 
     owner: str = ""
     bus: str = BUS
-    write: Callable[[str, bytes], None] = _write
+    write: Callable[[str, bytes], None] = sysfs.write
     load_module: Callable[[], None] = _modprobe
 
     def obstacle(self) -> str:
@@ -198,7 +181,7 @@ class KernelRbd:
         return found
 
     def unmap(self, mapping: Mapping) -> None:
-        """Unmap, and verify it; one that is not mapped is a success. Raises `MappingInUse`."""
+        """Unmap, and verify it; one that is not mapped is a success. Raises `DeviceInUse`."""
         line = str(mapping.number).encode()
         with oserrors.translating(f"cannot unmap the image {mapping.image}"):
             try:
@@ -209,8 +192,7 @@ class KernelRbd:
                 if err.errno == errno.ENOENT:
                     return
                 if err.errno == errno.EBUSY:
-                    path = device_nodes.node_of(mapping.device)
-                    raise MappingInUse(path, holders.device_in_use(path)) from None
+                    raise holders.device_in_use(device_nodes.node_of(mapping.device)) from None
                 raise
 
     def refresh(self, mapping: Mapping) -> None:

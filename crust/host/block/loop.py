@@ -3,19 +3,26 @@
 The kernel leaves three races to its callers. One file can be attached twice without an error: `attach_once` looks and
 attaches under a lock on the file. Clearing a device that is open reports success and happens later: `detach` refuses
 a device in use, and afterwards verifies that it is detached. A loop number is reused at once: everything that acts on
-a device compares its disk sequence first. What is attached, and of which file, is found by `loop_devices`.
+a device compares its disk sequence first.
+
+Devices are matched with files by (device, inode), never by name: names are cut at 63 bytes and go stale. The name
+that the kernel keeps is the attacher's own mark, a `tag`: it is still there when the file is not. But both are known
+only to a process that opens the device, and the kernel then asks the filesystem of the backing file: with one file
+server that hangs, a search would. So a search goes by the last part of the backing file's present path first, which
+sysfs tells without the file, and opens only devices whose file has the name. A file that root bound over one of
+another name is not found; of a file with several names any device may be, and each is opened.
 """
 
 import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from crust.core import errors
-from crust.host.block import holders, loop_devices, loopctl
-from crust.host.block.loop_devices import LoopDevice
+from crust.core import errors, volumes
+from crust.host.block import holders, loopctl
 from crust.host.files import flocks, sparse
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
@@ -23,18 +30,23 @@ from crust.host.process import oserrors, syscalls
 _ATTEMPTS = 1000
 
 
-class LoopDeviceHeld(errors.NotReady):
-    """A loop device stays attached, unchanged: it is open, mounted, or part of another device."""
+@dataclass(frozen=True, slots=True)
+class LoopDevice:
+    """A loop device at the time of the call. `direct_io` is what the kernel granted, not what was asked for.
 
-    def __init__(self, path: str, in_use: holders.DeviceInUse) -> None:
-        super().__init__(
-            f"{path} is not detached",
-            why=in_use.why,
-            hint="stop or release what holds it; the detach is then retried",
-        )
-        self.path = path
-        self.holders = in_use.holders
-        self.stacked = in_use.stacked
+    `backing` is the file's present path, `file` its (device, inode). `tag` is the attacher's mark: losetup(8) leaves
+    the path of then. A device that is not `is_whole` has an offset or a size limit.
+    """
+
+    path: str
+    number: int
+    backing: str
+    file: tuple[int, int]
+    tag: str
+    identity: volumes.DeviceIdentity
+    direct_io: bool
+    readonly: bool
+    is_whole: bool
 
 
 class LoopAttachedDifferently(errors.Conflict):
@@ -110,7 +122,7 @@ def attach_once(
                 hint="retry",
             )
         try:
-            if found := loop_devices.of_open_file(fd):
+            if found := of_open_file(fd):
                 return _the_one(backing, found, readonly=readonly)
             flags = _flags(readonly=readonly, direct_io=direct_io)
             return _attach(fd, backing, flags, sector_size or 0, tag)
@@ -122,9 +134,9 @@ def refresh_size(device: LoopDevice) -> None:
     """Make the device as large as its file now is (LOOP_SET_CAPACITY): growing the file does not change it."""
     with (
         oserrors.translating(f"cannot resize {device.path}"),
-        loop_devices.opened(device.path) as fd,
+        syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
     ):
-        if not loop_devices.is_same(device, fd):
+        if not _is_same(device, fd):
             raise errors.NotFound(f"{device.path} is no longer attached to {device.backing}")
         fcntl.ioctl(fd, loopctl.SET_CAPACITY)
 
@@ -132,9 +144,9 @@ def refresh_size(device: LoopDevice) -> None:
 def detach(device: LoopDevice) -> None:
     """Detach the device and verify it; a detached one, or a reused number, is a success.
 
-    Raises `LoopDeviceHeld` when it is mounted or open anywhere; it then stays attached, unchanged.
+    Raises `DeviceInUse` when it is mounted or open anywhere; it then stays attached, unchanged.
     """
-    if not loop_devices.is_attached(device):
+    if not is_attached(device):
         # Before the open: on a reused number the exclusive open would make the new owner's mount or mkfs fail for
         # a moment.
         return
@@ -144,13 +156,74 @@ def detach(device: LoopDevice) -> None:
             fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
             if err.errno == errno.EBUSY:
-                raise LoopDeviceHeld(device.path, holders.device_in_use(device.path)) from err
+                raise holders.device_in_use(device.path) from err
             if err.errno in (errno.ENOENT, errno.ENXIO):
                 return
             raise
         _clear(device, fd)
-        if loop_devices.is_attached(device):
+        if is_attached(device):
             _wait_until_gone(device)
+
+
+def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
+    """The loop devices of a file, found by (device, inode). An absent file has none."""
+    with oserrors.translating(f"cannot stat {backing}"):
+        try:
+            fd = os.open(backing, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return ()
+    try:
+        return of_open_file(fd)
+    finally:
+        os.close(fd)
+
+
+def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
+    """The attached devices whose file's name is wanted, or was when the file was removed. Opens no other device.
+
+    By number; `backing` of a removed file ends in " (deleted)".
+    """
+    named = ((number, _name_of(number)) for number in sorted(bound()))
+    with oserrors.translating("cannot list the loop devices"):
+        wanted = [number for number, name in named if name is not None and is_wanted(name)]
+    return tuple(_described(wanted))
+
+
+def bound() -> frozenset[int]:
+    """The numbers of the attached loop devices. Opens none."""
+    with oserrors.translating("cannot list the loop devices"):
+        return frozenset(loopctl.bound_numbers())
+
+
+def size_bytes(device: LoopDevice) -> int:
+    """The device's size now; 0 when it is detached or its number was reused. Opens nothing."""
+    with oserrors.translating(f"cannot stat {device.path}"):
+        try:
+            same = loopctl.identity(device.number) == device.identity
+            return loopctl.size_bytes(device.number) if same else 0
+        except FileNotFoundError:
+            return 0  # the number itself was removed
+
+
+def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
+    """The devices that write into an open file: one without a size does not."""
+    with oserrors.translating("cannot list the loop devices"):
+        status, name = os.fstat(fd), _last_part(os.readlink(f"/proc/self/fd/{fd}"))
+        numbers = loopctl.sized_numbers()
+        if status.st_nlink <= 1:
+            numbers = [each for each in numbers if _name_of(each) == name]
+    file = status.st_dev, status.st_ino
+    return tuple(each for each in _described(numbers) if each.file == file)
+
+
+def is_attached(device: LoopDevice) -> bool:
+    """Whether it is attached; not by opening it, because an open would keep it attached."""
+    try:
+        return (
+            loopctl.is_bound(device.number) and loopctl.identity(device.number) == device.identity
+        )
+    except FileNotFoundError:
+        return False  # the number itself was removed
 
 
 def _attach(
@@ -159,7 +232,7 @@ def _attach(
     with oserrors.translating(f"cannot attach {backing} to a loop device"):
         number, fd = _configure(backing_fd, str(backing), flags, sector_size, tag)
         try:
-            return loop_devices.describe(number, loopctl.status(fd))
+            return _describe(number, loopctl.status(fd))
         finally:
             os.close(fd)
 
@@ -196,7 +269,7 @@ def _configure(
 def _clear(device: LoopDevice, fd: int) -> None:
     # While this descriptor is open the number cannot be given to another file, so the comparison holds.
     try:
-        if loop_devices.is_same(device, fd):
+        if _is_same(device, fd):
             loopctl.make_writable(fd)  # the next user of the number may not check
             fcntl.ioctl(fd, loopctl.CLEAR)
     finally:
@@ -206,17 +279,17 @@ def _clear(device: LoopDevice, fd: int) -> None:
 def _wait_until_gone(device: LoopDevice) -> None:
     """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
     with loopctl.Changes() as changes:
-        if changes.wait_until(lambda: not loop_devices.is_attached(device)):
+        if changes.wait_until(lambda: not is_attached(device)):
             return
     _keep(device)
-    raise LoopDeviceHeld(device.path, holders.device_in_use(device.path))
+    raise holders.device_in_use(device.path)
 
 
 def _keep(device: LoopDevice) -> None:
     """Undo the refused clear, which left a device that would be detached at its holder's last close."""
     try:
-        with loop_devices.opened(device.path) as fd:
-            if loop_devices.is_same(device, fd):
+        with syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd:
+            if _is_same(device, fd):
                 loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
     except (FileNotFoundError, errors.NotFound):
         return
@@ -254,3 +327,54 @@ def _open_backing(backing: AnyPath, *, readonly: bool) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _is_same(device: LoopDevice, fd: int) -> bool:
+    try:
+        loopctl.status(fd)
+        return loopctl.identity(device.number) == device.identity
+    except OSError as err:
+        if err.errno == errno.ENXIO:
+            return False
+        raise
+
+
+def _describe(number: int, status: loopctl.Status) -> LoopDevice:
+    return LoopDevice(
+        path=loopctl.node(number),
+        number=number,
+        backing=loopctl.backing_file(number),
+        file=(status.device, status.inode),
+        tag=status.name,
+        identity=loopctl.identity(number),
+        direct_io=bool(status.flags & loopctl.DIRECT_IO),
+        readonly=bool(status.flags & loopctl.READ_ONLY),
+        is_whole=status.is_whole,
+    )
+
+
+def _name_of(number: int) -> str | None:
+    """The name of a device's file, or its last one; None if the device is detached, or the path too long."""
+    try:
+        return _last_part(loopctl.backing_file(number))
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ENODEV, errno.ENAMETOOLONG):
+            raise
+        return None
+
+
+def _last_part(path: str) -> str:
+    return os.path.basename(path).removesuffix(" (deleted)")
+
+
+def _described(numbers: Iterable[int]) -> Iterator[LoopDevice]:
+    with oserrors.translating("cannot list the loop devices"):
+        for number in numbers:
+            try:
+                with syscalls.closing(os.open(loopctl.node(number), os.O_RDONLY)) as fd:
+                    yield _describe(number, loopctl.status(fd))
+            except (FileNotFoundError, errors.NotFound):
+                continue  # detached meanwhile
+            except OSError as err:
+                if err.errno != errno.ENXIO:
+                    raise

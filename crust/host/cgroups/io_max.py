@@ -8,7 +8,6 @@ import errno
 import os
 
 from crust.core import volumes
-from crust.host.process import syscalls
 
 _FILE = "io.max"
 _KEYS = {
@@ -95,5 +94,8 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    with syscalls.closing(os.open(path, os.O_WRONLY)) as fd:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
         os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -14,7 +14,6 @@ Control groups v2 only (`io_max`): under v1 a line binds its own group and none 
 
 import errno
 import os
-from typing import Protocol
 
 from crust.core import errors, volumes
 from crust.host.cgroups.io_max import IoMax
@@ -39,27 +38,8 @@ class CannotThrottle(errors.NotReady):
         )
 
 
-class Throttle(Protocol):
-    """Limits by device. Every method blocks, and may be called from several threads."""
-
-    def check(self) -> None:
-        """Raise `CannotThrottle` if a limit could not be set now."""
-        ...
-
-    def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-        """What the kernel has for the device; none where nothing can be limited."""
-        ...
-
-    def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """Make the kernel have these limits, and no others. Cheap when it has them.
-
-        Raises `CannotThrottle`, unless there are none to set, and what the kernel says; call it again then.
-        """
-        ...
-
-
-class Cgroups:
-    """`Throttle` by this host's control groups.
+class Throttle:
+    """Limits by device. Every method blocks, and may be called from several threads.
 
     `io_cgroup` is the path of a group in the hierarchy that has the io controller; empty: the one of a kubelet.
     """
@@ -70,7 +50,7 @@ class Cgroups:
         self._looked = False
 
     def check(self) -> None:
-        """See `Throttle`. What was missing may be there now, so it is looked for again."""
+        """Raise `CannotThrottle` if a limit could not be set now. What was missing is looked for again."""
         if self._found is None:
             self._look()
         if self._found is None:
@@ -79,13 +59,16 @@ class Cgroups:
             raise CannotThrottle(why)
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
-        """See `Throttle`."""
+        """What the kernel has for the device; none where nothing can be limited."""
         found = self._find()
         with oserrors.translating(f"cannot read the I/O limits of {device}"):
             return NONE if found is None else found.get(device)
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
-        """See `Throttle`."""
+        """Make the kernel have these limits, and no others. Cheap when it has them.
+
+        Raises `CannotThrottle`, unless there are none to set, and what the kernel says; call it again then.
+        """
         if limits != NONE:
             self.check()
         found = self._find()

@@ -9,7 +9,7 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_unpublish
 from crust.core import volumes
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi
@@ -59,12 +59,12 @@ async def test_unstage_of_the_last_path_detaches_the_volume(bench: Bench) -> Non
     await bench.stage(volume.volume_id, path=first)
     await bench.stage(volume.volume_id, path=second)
     image = str(pool_layout.image(bench.root / "state", volume.volume_id))
-    assert len(loop_devices.find(image)) == 1
+    assert len(loop.find(image)) == 1
     await bench.unstage(volume.volume_id, path=first)
     await bench.publish(volume.volume_id, bench.target("pod-a"), path=second)
     await bench.unpublish(volume.volume_id, bench.target("pod-a"))
     await bench.unstage(volume.volume_id, path=second)
-    assert loop_devices.find(image) == ()
+    assert loop.find(image) == ()
 
 
 async def test_stats_of_a_deferred_volume_are_not_the_drivers(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from crust.core import volumes
 from crust.core.settings import loading
 from crust.core.settings.driver import OWN_DRIVER
 from crust.handoff import store
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.node import process
 from crust.node.settings import NodeSettings
@@ -214,7 +214,9 @@ async def test_one_runtime_finds_local_and_shared_volumes(both: TwoDrivers) -> N
         await both.leave(driver, volume, target)
     assert both.places.entries() == []
     assert [
-        each for each in loop_devices.list_all() if each.backing.startswith(both.places.root)
+        each
+        for each in loop.list_named(lambda _: True)
+        if each.backing.startswith(both.places.root)
     ] == []
     assert mountinfo.below(both.places.kubelet) == ()
 

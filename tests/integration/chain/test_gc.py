@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.cli.gc import kernel, run
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MIB, capability
@@ -65,5 +65,6 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Ch
     assert await run.collect(options, host) == ()
     assert mountinfo.below(chain.places.kubelet) == ()
     assert not any(
-        volume_id in each.backing or each.backing == mapped for each in loop_devices.list_all()
+        volume_id in each.backing or each.backing == mapped
+        for each in loop.list_named(lambda _: True)
     )

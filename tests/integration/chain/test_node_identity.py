@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co, capability
@@ -31,7 +31,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[OwnDriver]:
     with tempfile.TemporaryDirectory(prefix="crust-") as name:
         with own_driver.serving(Path(name), "1.12", request.param) as serving:
             yield serving
-        for device in loop_devices.list_all():
+        for device in loop.list_named(lambda _: True):
             if device.backing.startswith(f"{name}/"):
                 loop.detach(device)
 

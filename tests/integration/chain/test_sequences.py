@@ -16,7 +16,7 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff import layout
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MODE
@@ -83,7 +83,7 @@ async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
     volume, target = await chain.published_volume()
     await chain.stop()
     mount_api.unmount(target)
-    for device in loop_devices.list_all():
+    for device in loop.list_named(lambda _: True):
         if volume in device.backing:
             loop.detach(device)
     for lost in (chain.places.volumes, f"{chain.places.root}/driver-run"):

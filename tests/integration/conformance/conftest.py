@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 
 
 @pytest.fixture
@@ -14,6 +14,6 @@ def base() -> Iterator[Path]:
     """A directory whose name is short enough for sockets; what a failed case left attached is detached."""
     with tempfile.TemporaryDirectory(prefix="crust-") as name:
         yield Path(name)
-        for device in loop_devices.list_all():
+        for device in loop.list_named(lambda _: True):
             if device.backing.startswith(f"{name}/"):
                 loop.detach(device)

@@ -15,7 +15,7 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff import store
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from tests.support import capabilities, containers
@@ -169,13 +169,15 @@ def pods(containerd: Containerd) -> Iterator[Pods]:
     try:
         yield node
         left = [each.target for each in mountinfo.below(str(node.kubelet))]
-        devices = [each.path for each in loop_devices.list_all() if str(root) in each.backing]
+        devices = [
+            each.path for each in loop.list_named(lambda _: True) if str(root) in each.backing
+        ]
         assert (left, devices) == ([], [])
     finally:
         containerd.remove_all()
         for each in reversed(mountinfo.below(str(root))):
             mount_api.unmount(each.target)
-        for device in loop_devices.list_all():
+        for device in loop.list_named(lambda _: True):
             if str(root) in device.backing:
                 loop.detach(device)
         shutil.rmtree(root)

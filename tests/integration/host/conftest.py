@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api
 
 MIB = 1024 * 1024
 
-Attach = Callable[..., loop_devices.LoopDevice]
+Attach = Callable[..., loop.LoopDevice]
 MakeFile = Callable[..., str]
 
 
@@ -61,13 +61,13 @@ def attach(sparse_file: MakeFile) -> Iterator[Attach]:
 
     def make(
         size_bytes: int = 64 * MIB, name: str = "volume.img", *, readonly: bool = False
-    ) -> loop_devices.LoopDevice:
+    ) -> loop.LoopDevice:
         files.append(sparse_file(size_bytes, name))
         return loop.attach(files[-1], readonly=readonly)
 
     yield make
     for file in files:
-        for device in loop_devices.find(file):
+        for device in loop.find(file):
             loop.detach(device)
 
 

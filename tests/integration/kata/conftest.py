@@ -17,7 +17,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import devices, loop, loop_devices
+from crust.host.block import devices, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, gate, grants, nri
 from crust.kata.evidence import KataEvidence
@@ -158,11 +158,11 @@ def end(node: KataNode, of: sandbox.StandInSandbox) -> None:
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[Callable[[str], loop_devices.LoopDevice]]:
+def device(tmp_path: Path) -> Iterator[Callable[[str], loop.LoopDevice]]:
     """Make a loop device on a sparse file of a name."""
-    made: list[loop_devices.LoopDevice] = []
+    made: list[loop.LoopDevice] = []
 
-    def make(name: str = "a") -> loop_devices.LoopDevice:
+    def make(name: str = "a") -> loop.LoopDevice:
         with open(tmp_path / name, "ab") as file:
             file.truncate(SIZE_BYTES)
         made.append(loop.attach(f"{tmp_path}/{name}"))
@@ -173,7 +173,7 @@ def device(tmp_path: Path) -> Iterator[Callable[[str], loop_devices.LoopDevice]]
         loop.detach(attached)
 
 
-MakeDevice = Callable[[str], loop_devices.LoopDevice]
+MakeDevice = Callable[[str], loop.LoopDevice]
 
 
 def pod(id_: str = ONE, *, handler: str = HANDLER, pid: int = 0) -> nri.Pod:

@@ -13,7 +13,7 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, loop_devices
+from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, nri
 from crust.kata.entry import Kind
@@ -38,13 +38,13 @@ from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = pytest.mark.root
 
-MakeDevice = Callable[[str], loop_devices.LoopDevice]
+MakeDevice = Callable[[str], loop.LoopDevice]
 
 
 def _is_held(device: str) -> bool:
     try:
         os.close(devices.open_exclusive(device))
-    except devices.DeviceInUse:
+    except holders.DeviceInUse:
         return True
     return False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core.settings.kata import KataRuntime, KataSettings
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.kata import nri, process
 from crust.runtime_handler import testing
 from tests.integration.kata.conftest import FIT, ONE, KataNode, end
@@ -20,7 +20,7 @@ from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
-MakeDevice = Callable[[str], loop_devices.LoopDevice]
+MakeDevice = Callable[[str], loop.LoopDevice]
 
 
 def _settings(node: KataNode, *names: str) -> KataSettings:

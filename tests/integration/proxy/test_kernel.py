@@ -14,7 +14,7 @@ import pytest
 
 from crust.core import volumes
 from crust.host.block import devices as host_devices
-from crust.host.block import holders, loop_devices
+from crust.host.block import holders, loop
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy import guard
@@ -41,13 +41,13 @@ def places() -> Iterator[Places]:
 
 
 @pytest.fixture
-def device(places: Places) -> Iterator[loop_devices.LoopDevice]:
+def device(places: Places) -> Iterator[loop.LoopDevice]:
     with ext4_device(places) as attached:
         yield attached
 
 
 @pytest.fixture
-async def node(places: Places, device: loop_devices.LoopDevice) -> AsyncIterator[Node]:
+async def node(places: Places, device: loop.LoopDevice) -> AsyncIterator[Node]:
     """A node whose driver defers with the loop device, on the kernel's own mounts and devices."""
 
     def real(answer: csi_pb2.DeferredMount) -> None:
@@ -292,7 +292,7 @@ async def test_a_target_with_a_mount_on_it_is_refused_and_keeps_it(node: Node) -
 
 @pytest.mark.spec("D-21")
 async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
-    node: Node, device: loop_devices.LoopDevice
+    node: Node, device: loop.LoopDevice
 ) -> None:
     target, where = node.places.target("one"), f"{node.places.root}/elsewhere"
     os.mkdir(where)
@@ -308,9 +308,7 @@ async def test_a_device_that_the_host_has_mounted_is_refused_naming_where(
     await node.co.unpublish("vol-1", target)
 
 
-def test_device_of_a_mount_is_found_by_its_target(
-    places: Places, device: loop_devices.LoopDevice
-) -> None:
+def test_device_of_a_mount_is_found_by_its_target(places: Places, device: loop.LoopDevice) -> None:
     guarded, where = guard.Targets([places.kubelet]), f"{places.root}/mounted"
     os.mkdir(where)
     assert guarded.mounted_device(where) is None
@@ -335,7 +333,7 @@ def test_one_look_for_writers_serves_the_publishes_of_a_second(
 
 @pytest.mark.spec("D-21")
 async def test_device_that_a_process_writes_is_refused_naming_the_process(
-    node: Node, device: loop_devices.LoopDevice
+    node: Node, device: loop.LoopDevice
 ) -> None:
     """A hypervisor whose runtime has died: it has no claim any more, and opened the device plainly."""
     target = node.places.target("one")
@@ -351,7 +349,7 @@ async def test_device_that_a_process_writes_is_refused_naming_the_process(
 
 @pytest.mark.spec("D-19")
 async def test_sdk_claim_blocks_host_mounts_and_unpublish(
-    node: Node, device: loop_devices.LoopDevice
+    node: Node, device: loop.LoopDevice
 ) -> None:
     target = node.places.target("one")
     await node.co.publish("vol-1", target)

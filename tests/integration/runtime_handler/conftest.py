@@ -17,11 +17,11 @@ from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.host.block import devices, loop, loop_devices
+from crust.host.block import devices, holders, loop
 from crust.runtime_handler import Claim, keepers
 from tests.support.records.records import MOUNT, TARGET, a_record
 
-MakeDevice = Callable[[str], loop_devices.LoopDevice]
+MakeDevice = Callable[[str], loop.LoopDevice]
 SIZE_BYTES = 64 * 1024 * 1024
 
 
@@ -37,9 +37,9 @@ def device(tmp_path: Path) -> Iterator[MakeDevice]:
     """Make a loop device on a sparse file of a name; a second call with the same name attaches the same file
     again.
     """
-    made: dict[str, loop_devices.LoopDevice] = {}
+    made: dict[str, loop.LoopDevice] = {}
 
-    def make(name: str) -> loop_devices.LoopDevice:
+    def make(name: str) -> loop.LoopDevice:
         if name in made:
             loop.detach(made.pop(name))
         with open(tmp_path / name, "ab") as file:
@@ -61,7 +61,7 @@ def run_dir() -> Iterator[str]:
 
 
 def record_of(
-    attached: loop_devices.LoopDevice, target: volumes.TargetPath | str, *, readonly: bool = False
+    attached: loop.LoopDevice, target: volumes.TargetPath | str, *, readonly: bool = False
 ) -> Record:
     """A record of a real device."""
     record = a_record(target, readonly=readonly)
@@ -127,7 +127,7 @@ def is_held(store: Store, device: str) -> bool:
     try:
         os.close(devices.open_exclusive(device))
         is_open = False
-    except devices.DeviceInUse:
+    except holders.DeviceInUse:
         is_open = True
     assert locked == is_open
     return locked

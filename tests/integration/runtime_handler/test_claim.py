@@ -16,7 +16,7 @@ from crust.handoff import claims
 from crust.handoff.claims import HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
-from crust.host.block import devices
+from crust.host.block import devices, holders
 from crust.host.mounts import mount_api
 from crust.runtime_handler import Claim, ClaimLost, WrongHandler, adopt_volume, claim_volume
 from tests.integration.runtime_handler.conftest import MakeDevice, StartHypervisor, record_of
@@ -88,7 +88,7 @@ def test_claim_lives_as_long_as_the_hypervisor(
         assert not claims.is_held(store.layout.entry(OTHER))
         with pytest.raises(HeldBySandbox):
             claim.release()
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             devices.open_exclusive(volume.path)
         hypervisor.kill()
         assert _is_free(store, volume.path)

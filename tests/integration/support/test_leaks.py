@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.support import leaks
 
@@ -23,7 +23,7 @@ def test_a_leaked_loop_device_is_found_and_detached(tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(bytes(4096))
     with pytest.raises(AssertionError, match="loop device"), leaks.checked(tmp_path):
         loop.attach(str(tmp_path / "image"))
-    assert loop_devices.find(str(tmp_path / "image")) == ()
+    assert loop.find(str(tmp_path / "image")) == ()
 
 
 def test_a_loop_device_of_somebody_else_is_not_counted(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
-from crust.host.cgroups.throttling import CannotThrottle
+from crust.host.cgroups.throttling import CannotThrottle, Throttle
 
 NONE = volumes.IoLimits()
 
 
 @dataclass
-class FakeThrottle:
+class FakeThrottle(Throttle):
     """`throttling.Throttle`. `obstacle`: why nothing can be limited. `failure` is raised by the next `set`."""
 
     lines: dict[tuple[int, int], volumes.IoLimits] = field(default_factory=dict)

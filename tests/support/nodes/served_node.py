@@ -26,7 +26,7 @@ from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host.block import devices, loop, loop_devices
+from crust.host.block import devices, loop
 from crust.host.mounts import mountinfo
 from crust.node import process as node_process
 from crust.node.settings import NodeSettings
@@ -183,7 +183,9 @@ class ServedNode:
         assert self.places.entries() == []
         assert mountinfo.below(self.places.kubelet) == ()
         mine = f"{self.places.root}/"
-        assert [each for each in loop_devices.list_all() if each.backing.startswith(mine)] == []
+        assert [
+            each for each in loop.list_named(lambda _: True) if each.backing.startswith(mine)
+        ] == []
 
     def entry(self, target: str) -> store.Entry | None:
         return store.Store(self.places.volumes).read(volumes.TargetPath(target))
@@ -244,7 +246,7 @@ def new_places() -> Iterator[Places]:
 
 
 @contextmanager
-def ext4_device(places: Places) -> Iterator[loop_devices.LoopDevice]:
+def ext4_device(places: Places) -> Iterator[loop.LoopDevice]:
     """A loop device of 64 MiB with an ext4 on it."""
     image = f"{places.root}/volume.img"
     with open(image, "wb") as file:

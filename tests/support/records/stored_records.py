@@ -35,7 +35,7 @@ from crust.core import volumes
 from crust.core.pool_ids import PoolIds
 from crust.handoff import claims
 from crust.handoff.store import Store
-from crust.host.process import boot
+from crust.host.process import sysfs
 from tests.support.records.records import PUBLISHED_AT, TARGET, a_record
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -203,13 +203,13 @@ def _write_node_state(node: NodeState) -> None:
 
 def read_intents(intents: Intents) -> dict[volumes.VolumeId, Intent]:
     """The intents of the boot that the files name, by volume."""
-    with mock.patch.object(boot, "boot_id", return_value=BOOT):
+    with mock.patch.object(sysfs, "boot_id", return_value=BOOT):
         return {each.volume_id: each for each in intents.open()}
 
 
 def _write_intents(intents: Intents) -> None:
     read_intents(intents)
-    with mock.patch.object(boot, "boot_id", return_value=BOOT):
+    with mock.patch.object(sysfs, "boot_id", return_value=BOOT):
         for each in INTENTS.values():
             intents.note(each)
 

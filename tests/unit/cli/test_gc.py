@@ -14,7 +14,6 @@ import pytest_asyncio
 
 from crust.cli.gc import run
 from crust.cli.gc.kernel import Users
-from crust.host.block import loop
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.nodes import node as nodes
@@ -63,8 +62,7 @@ class FakeKernel:
 
     def detach(self, device: str, path: str) -> None:
         if self.refuses:
-            held = DeviceInUse(device, holders=(Holder(7, "dd", "fd 3"),))
-            raise loop.LoopDeviceHeld(device, held)
+            raise DeviceInUse(device, holders=(Holder(7, "dd", "fd 3"),))
         assert self.loops.pop(path) == device
 
     def unmount(self, path: str) -> None:
@@ -290,7 +288,7 @@ async def test_step_that_the_kernel_refuses_ends_it_and_is_reported(forgotten: F
     forgotten.kernel.refuses = True
     (result,) = await forgotten.gc()
     assert result.outcome == "refused"
-    assert "[LoopDeviceHeld]" in result.message
+    assert "[DeviceInUse]" in result.message
     assert forgotten.called() == []
 
 

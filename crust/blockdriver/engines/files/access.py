@@ -18,7 +18,7 @@ from dataclasses import replace
 from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.protocol import READ_WRITE, Access, Attachment, ImageMissing
 from crust.core import errors, volumes
-from crust.host.block import devices, loop, loop_devices
+from crust.host.block import devices, loop
 from crust.host.files import file_copy, sparse
 
 _TAG_ID_BYTES = 44
@@ -35,7 +35,7 @@ class FileAccess:
     def __init__(self, directories: VolumeDirectories, *, sector_size: int = 512) -> None:
         self._directories = directories
         self._sector_size = sector_size
-        self._known: dict[volumes.VolumeId, loop_devices.LoopDevice] = {}
+        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._tag = ""
         """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
         self._direct_io = True
@@ -73,7 +73,7 @@ class FileAccess:
             tag=self._tag_of(volume_id),
         )
         self._known[volume_id] = device
-        made = _attachment(device, loop_devices.size_bytes(device) or size_bytes)
+        made = _attachment(device, loop.size_bytes(device) or size_bytes)
         return replace(made, is_new=is_new)
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
@@ -86,7 +86,7 @@ class FileAccess:
         if known is not None:
             return known
         device = self._device(volume_id)
-        return None if device is None else _attachment(device, loop_devices.size_bytes(device))
+        return None if device is None else _attachment(device, loop.size_bytes(device))
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """Every attachment is a loop device of this host."""
@@ -94,12 +94,10 @@ class FileAccess:
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices with this pool's tag whose file is not a volume's image any more."""
-        return tuple(
-            _attachment(each, loop_devices.size_bytes(each)) for each in self._orphaned_devices()
-        )
+        return tuple(_attachment(each, loop.size_bytes(each)) for each in self._orphaned_devices())
 
     def drop(self, orphan: Attachment) -> None:
-        """Detach it, if it still is an orphan; raises `loop.LoopDeviceHeld`."""
+        """Detach it, if it still is an orphan; raises `holders.DeviceInUse`."""
         for device in self._orphaned_devices():
             if device.identity == orphan.host_device.identity:
                 loop.detach(device)
@@ -110,7 +108,7 @@ class FileAccess:
         if device is None:
             return None
         loop.refresh_size(device)
-        return _attachment(device, loop_devices.size_bytes(device))
+        return _attachment(device, loop.size_bytes(device))
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the file's holes, after writing back the page cache of its device."""
@@ -123,7 +121,7 @@ class FileAccess:
             raise ImageMissing(volume_id) from err
 
     def detach(self, volume_id: volumes.VolumeId) -> None:
-        """Detach the file's loop device; raises `loop.LoopDeviceHeld`."""
+        """Detach the file's loop device; raises `holders.DeviceInUse`."""
         device = self._device(volume_id)
         if device is not None:
             loop.detach(device)
@@ -134,13 +132,13 @@ class FileAccess:
         device = self._device(volume_id)
         return None if device is None else device.path
 
-    def _device(self, volume_id: volumes.VolumeId) -> loop_devices.LoopDevice | None:
+    def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         known = self._known.get(volume_id)
-        if known is not None and loop_devices.size_bytes(known):
+        if known is not None and loop.size_bytes(known):
             return known
         path = self._directories.image(volume_id)
         # The search asks for the file of every loop device of the node; most volumes have none.
-        found = loop_devices.find(path) if sparse.has_writers(path) else ()
+        found = loop.find(path) if sparse.has_writers(path) else ()
         if len(found) > 1:
             raise loop.LoopAttachedDifferently(
                 str(path), found, "more than one loop device writes to the file"
@@ -154,24 +152,24 @@ class FileAccess:
     def _still_attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """The cached device, if it is still the same: a disk sequence is never used twice."""
         known = self._known.get(volume_id)
-        size_bytes = loop_devices.size_bytes(known) if known is not None else 0
+        size_bytes = loop.size_bytes(known) if known is not None else 0
         return _attachment(known, size_bytes) if known is not None and size_bytes else None
 
-    def _orphaned_devices(self) -> list[loop_devices.LoopDevice]:
+    def _orphaned_devices(self) -> list[loop.LoopDevice]:
         ours = self._devices()
         images = self._images_by_tag() if ours else {}
         return [each for each in ours if self._volume_of(each, images) is None]
 
-    def _devices(self) -> list[loop_devices.LoopDevice]:
+    def _devices(self) -> list[loop.LoopDevice]:
         """The loop devices with this pool's tag."""
-        named = loop_devices.list_named(self._directories.is_image)
+        named = loop.list_named(self._directories.is_image)
         return [each for each in named if each.tag.startswith(self._tag)]
 
     def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
         return {self._tag_of(each): each for each in self._directories.ids()}
 
     def _volume_of(
-        self, device: loop_devices.LoopDevice, images: dict[str, volumes.VolumeId]
+        self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
     ) -> volumes.VolumeId | None:
         """The volume whose image the device has; None if the image was removed or replaced since."""
         volume_id = images.get(device.tag)
@@ -194,5 +192,5 @@ def _tag(pool: os.stat_result) -> str:
     return f"crust:{digest[:12]}:"
 
 
-def _attachment(device: loop_devices.LoopDevice, size_bytes: int) -> Attachment:
+def _attachment(device: loop.LoopDevice, size_bytes: int) -> Attachment:
     return Attachment(volumes.BlockSource(device.path, device.identity), size_bytes)

@@ -36,7 +36,7 @@ class DeferredNodePublish:
         """Publish the volume to a guest; published at this target already is a success.
 
         Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, what `PublishCheck.check` raises,
-        `DeviceMountedOnHost`, `devices.DeviceInUse`, `PassphraseMissing`,
+        `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`,
         `CephKeyMissing`.
         """
         return await workers.run(self._publish, request)

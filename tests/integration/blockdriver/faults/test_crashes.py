@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import Bench, block, mount
 from tests.support.faults.crashes import crash_points, failure_points
@@ -39,7 +39,7 @@ async def take_down(bench: Bench, name: str) -> None:
 def check_nothing_left(bench: Bench) -> None:
     assert mountinfo.below(str(bench.root)) == ()
     assert [
-        each for each in loop_devices.list_all() if each.backing.startswith(str(bench.root))
+        each for each in loop.list_named(lambda _: True) if each.backing.startswith(str(bench.root))
     ] == []
     assert pool_layout.files(bench.root / "state") == set()
     assert [path for path in bench.root.glob("run/*/*/*") if path.suffix == ".json"] == []
@@ -57,7 +57,7 @@ def test_driver_killed_during_create_to_publish_is_finished_by_the_retry(
         reap()
         bench.restart()
         volume_id = asyncio.run(bring_up(bench, f"v{number}", deferred=deferred))
-        assert len(loop_devices.find(image_of(bench, volume_id))) == 1
+        assert len(loop.find(image_of(bench, volume_id))) == 1
         asyncio.run(take_down(bench, f"v{number}"))
         check_nothing_left(bench)
         points += 1
@@ -106,7 +106,7 @@ def test_driver_killed_during_restage_keeps_every_byte(
         asyncio.run(bring_up(bench, "v"))
         assert (target / "kept").read_bytes() == b"every byte"
         asyncio.run(down())
-        assert loop_devices.find(image_of(bench, volume_id)) == ()
+        assert loop.find(image_of(bench, volume_id)) == ()
     bench.restart()
     asyncio.run(take_down(bench, "v"))
 

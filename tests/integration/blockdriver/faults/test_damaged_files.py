@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from crust.core import volumes
-from crust.host.process import boot
+from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.records import pool_layout
@@ -125,7 +125,7 @@ async def owned(bench: Bench, name: str) -> Owned:
 
 
 def path_of(bench: Bench, what: str, of: Owned) -> Path:
-    state, run = bench.root / "state", bench.root / "run" / boot.boot_id()
+    state, run = bench.root / "state", bench.root / "run" / sysfs.boot_id()
     published = volumes.TargetPath(of.target).digest
     return {
         "volume record": pool_layout.volume_record(state, of.volume_id),

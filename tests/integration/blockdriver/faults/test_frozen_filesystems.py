@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.host.block import devices
+from crust.host.block import devices, holders
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
-from crust.host.process import boot
+from crust.host.process import sysfs
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
@@ -32,7 +32,7 @@ def _left_frozen(copying: Bench, target: str) -> tuple[str, Path]:
     attachment = copying.driver.stores.access.attached(volume_id)
     assert attachment is not None
     entry = copying.root / "run" / "freezes" / volume_id
-    entry.write_text(f"{boot.boot_id()} {attachment.host_device.identity}\n")
+    entry.write_text(f"{sysfs.boot_id()} {attachment.host_device.identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
     return attachment.host_device.path, entry
@@ -56,7 +56,7 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     source, target = await in_use(copying, "source", mount(fs_type), size=size)
     device, entry = _left_frozen(copying, target)
     unmount_lazily(target)
-    with pytest.raises(devices.DeviceInUse):
+    with pytest.raises(holders.DeviceInUse):
         os.close(devices.open_exclusive(device))
     await asyncio.to_thread(copying.restart)
     assert not entry.exists()
@@ -73,7 +73,7 @@ async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
     entry = copying.root / "run" / "freezes" / source.volume_id
     await copying.unpublish(source.volume_id, copying.target(source.volume_id))
     for absent in (attachment.host_device.identity, "7:1000000@1", "nonsense"):
-        entry.write_text(f"{boot.boot_id()} {absent}\n")
+        entry.write_text(f"{sysfs.boot_id()} {absent}\n")
         entry.chmod(0o600)
         await asyncio.to_thread(copying.restart)
         assert not entry.exists()

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
@@ -53,7 +53,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[KilledDriver]:
         yield running
     finally:
         await running.kill()
-        for device in loop_devices.list_named(lambda name: name.endswith(".img")):
+        for device in loop.list_named(lambda name: name.endswith(".img")):
             if device.backing.startswith(str(tmp_path)):
                 loop.detach(device)
 
@@ -89,7 +89,7 @@ async def test_stage_that_hangs_harms_nobody_and_is_awaited(driver: KilledDriver
                     await driver.ended()
             hung.end()
             assert await driver.ended() == 0
-    assert loop_devices.find(str(image)) == ()
+    assert loop.find(str(image)) == ()
     assert mountinfo.below(str(root)) == ()
     await driver.start()
     async with channel.connect(driver.socket) as connected:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
@@ -64,8 +64,10 @@ def _take_down(root: Path) -> None:
             loop.detach(device)
 
 
-def _devices(root: Path) -> list[loop_devices.LoopDevice]:
-    return [each for each in loop_devices.list_all() if each.backing.startswith(f"{root}/pool/")]
+def _devices(root: Path) -> list[loop.LoopDevice]:
+    return [
+        each for each in loop.list_named(lambda _: True) if each.backing.startswith(f"{root}/pool/")
+    ]
 
 
 async def _kill(driver: KilledDriver, chance: random.Random) -> None:

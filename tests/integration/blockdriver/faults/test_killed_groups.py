@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
@@ -216,9 +216,7 @@ def _refused_until_closed(bench: Bench, volume_id: str, copies: Copies, fs_type:
                 asyncio.run(bench.stage(volume_id, wanted))
         asyncio.run(bench.driver.collect_garbage())
         if copies.devices:
-            assert len(loop_devices.find(image)) == 1, (
-                "the device's name may be another volume's now"
-            )
+            assert len(loop.find(image)) == 1, "the device's name may be another volume's now"
         if not copies.close_one():
             return
 

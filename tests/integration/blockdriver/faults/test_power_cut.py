@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
@@ -210,7 +210,7 @@ class AfterTheCut:
         root = node.bench.root
         assert pool_layout.files(root / "state") == set()
         assert [
-            each for each in loop_devices.list_all() if each.backing.startswith(f"{root}/")
+            each for each in loop.list_named(lambda _: True) if each.backing.startswith(f"{root}/")
         ] == []
 
 
@@ -226,7 +226,7 @@ def switch_off(base: Path) -> None:
     """The node forgets its mounts and devices."""
     for mount in sorted(mountinfo.below(str(base)), key=lambda each: -len(each.target)):
         mount_api.unmount(mount.target)
-    for device in loop_devices.list_all():
+    for device in loop.list_named(lambda _: True):
         if device.backing.startswith(f"{base}/"):
             with suppress(errors.CrustError):
                 loop.detach(device)

@@ -20,7 +20,7 @@ from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.core import volumes
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.filesystems import superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
@@ -110,7 +110,7 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
         with raised("VolumeInUseByTool"):
             asyncio.run(bench.stage(volume.volume_id, wanted))
     asyncio.run(bench.driver.collect_garbage())
-    assert len(loop_devices.find(image)) == 1, (
+    assert len(loop.find(image)) == 1, (
         "the device was detached, and its name may be another volume's now"
     )
 

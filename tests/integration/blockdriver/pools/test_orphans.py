@@ -10,10 +10,10 @@ import pytest
 from crust.blockdriver import driver
 from crust.blockdriver.node import node_state
 from crust.core import errors, volumes
-from crust.host.block import loop, loop_devices, loopctl
+from crust.host.block import loop, loopctl
 from crust.host.files import sparse
 from crust.host.files.held_directory import AnyPath
-from crust.host.process import boot
+from crust.host.process import sysfs
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.records import pool_layout
 
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.root
 
 def devices(bench: Bench) -> list[str]:
     return [
-        each.path for each in loop_devices.list_all() if each.backing.startswith(f"{bench.root}/")
+        each.path
+        for each in loop.list_named(lambda _: True)
+        if each.backing.startswith(f"{bench.root}/")
     ]
 
 
@@ -229,7 +231,7 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
     for volume in (damaged, other):
         await bench.stage(volume.volume_id)
         await bench.publish(volume.volume_id, bench.target(volume.volume_id))
-    state = bench.root / "run" / boot.boot_id()
+    state = bench.root / "run" / sysfs.boot_id()
     for path in state.glob("*/*.json"):
         if damaged.volume_id in path.read_text():
             path.write_text(path.read_text()[:-20])

@@ -9,7 +9,7 @@ import pytest
 
 from crust.blockdriver.node import node_unpublish
 from crust.core import errors, operations, volumes
-from crust.host.block import devices, loop, loop_devices
+from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
 from tests.support.raised import raised
@@ -28,7 +28,7 @@ async def test_deferred_publish_mounts_nothing_and_describes_the_device(bench: B
     deferred = answer.deferred_mount
     assert mountinfo.below(str(bench.root)) == ()
     assert not is_there(target)
-    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
+    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
     assert deferred.block_device.path == device.path
     assert deferred.block_device.identity.disk_sequence == device.identity.disk_sequence
     assert (deferred.fs_type, deferred.capacity_bytes) == ("ext4", 64 * MIB)
@@ -66,7 +66,7 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
 
     raw_id = await bench.staged("raw", block())
     image = pool_layout.image(bench.root / "state", raw_id)
-    [device] = loop_devices.find(str(image))
+    [device] = loop.find(str(image))
     await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", device.path], check=True)
     await bench.unstage(raw_id)
     assert await host_options(bench, raw_id) == {"nosuid", "nodev"}
@@ -94,7 +94,7 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Ben
     foreign = bench.root / "foreign"
     foreign.mkdir()
     await bench.stage(volume.volume_id)
-    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
+    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume.volume_id)))
     mount_api.mount_device(device.path, str(foreign), "ext4")
     with raised("DeviceMountedOnHost", match="foreign"):
         await bench.publish(volume.volume_id, bench.target("pod-a"), deferred=True)
@@ -105,15 +105,15 @@ async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Ben
 
 async def test_publish_and_unstage_of_a_held_device_are_refused(bench: Bench) -> None:
     volume_id = await bench.staged()
-    [device] = loop_devices.find(str(pool_layout.image(bench.root / "state", volume_id)))
+    [device] = loop.find(str(pool_layout.image(bench.root / "state", volume_id)))
     hold = devices.open_exclusive(device.path)
     try:
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             await bench.publish(volume_id, bench.target("pod-a"), deferred=True)
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             await bench.publish(volume_id, bench.target("pod-a"))
         assert not is_there(bench.target("pod-a"))
-        with pytest.raises(loop.LoopDeviceHeld):
+        with pytest.raises(holders.DeviceInUse):
             await bench.unstage(volume_id)
     finally:
         os.close(hold)
@@ -144,7 +144,9 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
 
     await asyncio.gather(*(lifecycle(number) for number in range(24)))
     assert pool_layout.files(bench.root / "state") == set()
-    assert [each for each in loop_devices.list_all() if str(bench.root) in each.backing] == []
+    assert [
+        each for each in loop.list_named(lambda _: True) if str(bench.root) in each.backing
+    ] == []
 
 
 async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench) -> None:
@@ -156,7 +158,7 @@ async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench)
         await bench.unstage(volume.volume_id)
     await asyncio.gather(*calls)
     image = str(pool_layout.image(bench.root / "state", volume.volume_id))
-    assert len(loop_devices.find(image)) == 1
+    assert len(loop.find(image)) == 1
 
 
 async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> None:

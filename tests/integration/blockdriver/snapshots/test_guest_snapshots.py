@@ -13,7 +13,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileMaking
 from crust.blockdriver.snapshots import guest_freeze
 from crust.core import volumes
-from crust.host.block import devices
+from crust.host.block import devices, holders
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, mount
@@ -215,7 +215,7 @@ async def test_exclusive_open_of_a_device_during_its_copy_is_refused(
     def begin() -> None:
         try:
             os.close(devices.open_exclusive(device))
-        except devices.DeviceInUse as err:
+        except holders.DeviceInUse as err:
             seen.append(err)
 
     meanwhile(on_xfs, monkeypatch, begin)

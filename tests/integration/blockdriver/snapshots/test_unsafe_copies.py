@@ -19,7 +19,7 @@ from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
-from crust.host.process import boot
+from crust.host.process import sysfs
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
@@ -66,7 +66,7 @@ def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
     """Freeze as a driver does that dies then; answers what it noted."""
     identity = devices.identify(device(bench, "source"))
     entry = bench.root / "run" / "freezes" / volume_id
-    entry.write_text(f"{boot.boot_id()} {identity}\n")
+    entry.write_text(f"{sysfs.boot_id()} {identity}\n")
     entry.chmod(0o600)
     fsfreeze.freeze(target)
     return entry

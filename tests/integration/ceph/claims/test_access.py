@@ -14,7 +14,7 @@ from crust.ceph.claims import Host
 from crust.ceph.connection import Connection
 from crust.ceph.host_claims import HostClaim
 from crust.core import volumes
-from crust.host.process import boot
+from crust.host.process import sysfs
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.image_claims import IMAGE, Bench, attached
 from tests.support.raised import raised
@@ -61,7 +61,7 @@ def crashed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
     claim.take(claim_object.Mode.WRITER, "")
     kernel.open().write(b"x", 0)
     claim.record(kernel.address)
-    monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
     return kernel.address
 
 
@@ -87,7 +87,7 @@ def test_what_another_host_has_mapped_is_not_freed(
     bench: Bench, access: Made, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HostClaim(bench.node().image, host).take(claim_object.Mode.WRITER, "")
-    monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
     here = access("node-a")
     here.use(VOLUME, {})
     here.detach(VOLUME)

@@ -8,7 +8,7 @@ from crust.ceph.claims import Host
 from crust.ceph.fencing import ImageNotCutOff, cut_off
 from crust.ceph.host_claims import HostClaim
 from crust.core import errors
-from crust.host.process import boot
+from crust.host.process import sysfs
 from tests.support.ceph.image_claims import IMAGE, Bench
 from tests.support.raised import raised
 
@@ -72,7 +72,7 @@ def test_claim_of_an_earlier_boot_is_this_hosts_only_by_its_machine_id(
     kernel.open()
     before.record(kernel.address)
     [mine] = (each.id for each in holders(bench))
-    monkeypatch.setattr(boot, "boot_id", lambda: "another-boot")
+    monkeypatch.setattr(sysfs, "boot_id", lambda: "another-boot")
     now = HostClaim(client.image, later)
     if not is_taken:
         with pytest.raises(errors.NotReady) as caught:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import device_nodes, devices, loop
+from crust.host.block import device_nodes, devices, holders, loop
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 from tests.support.raised import raised
@@ -42,7 +42,7 @@ def test_exclusive_open_blocks_all_but_readers(attach: Attach, tmp_path: Path) -
             mount_api.mount_device(device.path, str(tmp_path), "ext4")
         assert isinstance(refused.value.__cause__, OSError)
         assert refused.value.__cause__.errno == errno.EBUSY
-        with pytest.raises(devices.DeviceInUse) as caught:
+        with pytest.raises(holders.DeviceInUse) as caught:
             devices.open_exclusive(device.path)
         assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
         os.close(os.open(device.path, os.O_RDWR))
@@ -55,7 +55,7 @@ def test_exclusive_open_of_a_mounted_device_fails(attach: Attach, mountpoint: st
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     mount_api.mount_device(device.path, mountpoint, "ext4")
-    with pytest.raises(devices.DeviceInUse) as caught:
+    with pytest.raises(holders.DeviceInUse) as caught:
         devices.open_exclusive(device.path)
     assert caught.value.mounts == (mountpoint,)
 

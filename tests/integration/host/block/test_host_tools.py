@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from crust.core.pool_ids import PoolIds
-from crust.host.block import loop, loop_devices
+from crust.host.block import loop
 from tests.integration.host.conftest import MIB, MakeFile, run
 
 pytestmark = pytest.mark.root
@@ -37,7 +37,7 @@ mount --bind /run/dev /dev
 
 
 @pytest.fixture
-def volume(sparse_file: MakeFile, tmp_path: Path) -> Iterator[loop_devices.LoopDevice]:
+def volume(sparse_file: MakeFile, tmp_path: Path) -> Iterator[loop.LoopDevice]:
     """A volume of the driver, named as it names its images, in which a guest has made a physical volume of LVM."""
     name = PoolIds("0123456789abcdef").volume_id("pvc-1")
     (tmp_path / "volumes" / name).mkdir(parents=True)
@@ -46,12 +46,12 @@ def volume(sparse_file: MakeFile, tmp_path: Path) -> Iterator[loop_devices.LoopD
 
 
 @pytest.fixture
-def other_device(sparse_file: MakeFile) -> Iterator[loop_devices.LoopDevice]:
+def other_device(sparse_file: MakeFile) -> Iterator[loop.LoopDevice]:
     """A loop device that is not crust's, with the same in it."""
     yield from _with_physical_volume(loop.attach(sparse_file(64 * MIB, "disk.img")))
 
 
-def _with_physical_volume(device: loop_devices.LoopDevice) -> Iterator[loop_devices.LoopDevice]:
+def _with_physical_volume(device: loop.LoopDevice) -> Iterator[loop.LoopDevice]:
     try:
         alone(f"pvcreate --config devices/use_devicesfile=0 --yes {device.path}", device)
         yield device
@@ -59,7 +59,7 @@ def _with_physical_volume(device: loop_devices.LoopDevice) -> Iterator[loop_devi
         loop.detach(device)
 
 
-def alone(script: str, device: loop_devices.LoopDevice) -> str:
+def alone(script: str, device: loop.LoopDevice) -> str:
     """Run a script where /dev and /run are its own, and give what it printed."""
     name = os.path.basename(device.path)
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
@@ -71,7 +71,7 @@ def alone(script: str, device: loop_devices.LoopDevice) -> str:
     return done.stdout + done.stderr
 
 
-def properties(device: loop_devices.LoopDevice, action: str = "change") -> dict[str, str]:
+def properties(device: loop.LoopDevice, action: str = "change") -> dict[str, str]:
     """What udev knows of the device with the rules that are shipped, and "watch" if it looks again at each close."""
     text = alone(
         f"cp {HOST}/59-crust.rules /run/udev/rules.d/; udevadm test --action={action} /sys/block/$1",
@@ -86,7 +86,7 @@ def properties(device: loop_devices.LoopDevice, action: str = "change") -> dict[
 
 @pytest.mark.parametrize("action", ["add", "change"])
 def test_udev_does_not_probe_a_volume_and_hands_it_to_nobody(
-    volume: loop_devices.LoopDevice, action: str
+    volume: loop.LoopDevice, action: str
 ) -> None:
     found = properties(volume, action)
     assert not [key for key in found if key.startswith(("ID_FS", "ID_PART", "LVM_"))]
@@ -99,7 +99,7 @@ def test_udev_does_not_probe_a_volume_and_hands_it_to_nobody(
 
 
 def test_udev_still_probes_a_device_that_is_not_crusts(
-    other_device: loop_devices.LoopDevice,
+    other_device: loop.LoopDevice,
 ) -> None:
     found = properties(other_device)
     assert found["ID_FS_TYPE"] == "LVM2_member"
@@ -108,7 +108,7 @@ def test_udev_still_probes_a_device_that_is_not_crusts(
 
 
 def test_udev_does_not_probe_the_kubelets_loop_device_on_a_raw_volume(
-    other_device: loop_devices.LoopDevice, tmp_path: Path
+    other_device: loop.LoopDevice, tmp_path: Path
 ) -> None:
     """A kubelet attaches a second loop device to the bind of a raw volume's node, and so with the same bytes."""
     node = tmp_path / "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/uid"
@@ -118,7 +118,7 @@ def test_udev_does_not_probe_the_kubelets_loop_device_on_a_raw_volume(
     try:
         argv = ["losetup", "--find", "--show", str(node)]
         upper = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-        (device,) = (each for each in loop_devices.list_all() if each.path == upper)
+        (device,) = (each for each in loop.list_named(lambda _: True) if each.path == upper)
         try:
             assert properties(device)["CRUST_VOLUME"] == "1"
         finally:
@@ -127,7 +127,7 @@ def test_udev_does_not_probe_the_kubelets_loop_device_on_a_raw_volume(
         run("umount", str(node))
 
 
-def physical_volumes(device: loop_devices.LoopDevice, tmp_path: Path, *, devices_file: bool) -> str:
+def physical_volumes(device: loop.LoopDevice, tmp_path: Path, *, devices_file: bool) -> str:
     """What `pvs` shows with the shipped settings."""
     system = tmp_path / "lvm"
     (system / "devices").mkdir(parents=True)
@@ -143,14 +143,14 @@ def physical_volumes(device: loop_devices.LoopDevice, tmp_path: Path, *, devices
 
 @pytest.mark.parametrize("devices_file", [True, False])
 def test_lvm_sees_no_volume_with_the_shipped_settings(
-    volume: loop_devices.LoopDevice, tmp_path: Path, *, devices_file: bool
+    volume: loop.LoopDevice, tmp_path: Path, *, devices_file: bool
 ) -> None:
     assert "/dev/" not in physical_volumes(volume, tmp_path, devices_file=devices_file)
     assert volume.path in alone(PVS.format("use_devicesfile=0"), volume), "and without them it does"
 
 
 def test_lvm_sees_a_volume_by_another_name_if_the_rest_is_accepted(
-    volume: loop_devices.LoopDevice,
+    volume: loop.LoopDevice,
 ) -> None:
     """Why the shipped settings name what is the node's, and refuse the rest."""
     common = 'use_devicesfile=0 global_filter=["r|^/dev/loop|", "a|.*|"]'

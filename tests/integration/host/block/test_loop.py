@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import devices, loop, loop_devices, loopctl
+from crust.host.block import devices, holders, loop, loopctl
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run
 
@@ -79,7 +79,7 @@ def test_attach_uses_the_requested_sector_size(sparse_file: MakeFile) -> None:
 def test_attach_once_returns_the_existing_device(attach: Attach) -> None:
     device = attach()
     assert loop.attach_once(device.backing) == device
-    assert len(loop_devices.find(device.backing)) == 1
+    assert len(loop.find(device.backing)) == 1
 
 
 @pytest.mark.parametrize("part", ["--offset=1048576", "--sizelimit=1048576"])
@@ -87,7 +87,7 @@ def test_attach_once_refuses_an_offset_or_limit(sparse_file: MakeFile, part: str
     """Whoever looked into an image by hand may have left one: what is written to it lands elsewhere in the volume."""
     backing = sparse_file()
     run("losetup", "--find", part, backing)
-    [device] = loop_devices.find(backing)
+    [device] = loop.find(backing)
     with pytest.raises(loop.LoopAttachedDifferently, match="an offset"):
         loop.attach_once(backing)
     loop.detach(device)
@@ -122,7 +122,7 @@ def test_attach_once_with_two_devices_on_the_file_is_refused(attach: Attach) -> 
 def test_detach_twice_succeeds(attach: Attach) -> None:
     device = attach()
     loop.detach(device)
-    assert loop_devices.find(device.backing) == ()
+    assert loop.find(device.backing) == ()
     assert not loopctl.is_bound(device.number)
     loop.detach(device)
 
@@ -137,12 +137,12 @@ def unused_number() -> Iterator[int]:
         fcntl.ioctl(control, _CTL_REMOVE, number)
 
 
-def attach_at(number: int, backing: str) -> loop_devices.LoopDevice:
+def attach_at(number: int, backing: str) -> loop.LoopDevice:
     """Attach to the loop device of this number."""
     with open(backing, "r+b") as file, open(loopctl.node(number), "r+b", buffering=0) as device:
         config = loopctl.configuration(file.fileno(), 0, 0, backing)
         fcntl.ioctl(device, loopctl.CONFIGURE, config)
-    (attached,) = loop_devices.find(backing)
+    (attached,) = loop.find(backing)
     return attached
 
 
@@ -153,7 +153,7 @@ def test_detach_leaves_a_reused_number(unused_number: int, sparse_file: MakeFile
     try:
         assert (new.path, new.identity == old.identity) == (old.path, False)
         loop.detach(old)
-        assert loop_devices.find(new.backing) == (new,)
+        assert loop.find(new.backing) == (new,)
         hold = devices.open_exclusive(new.path)
         loop.detach(old)  # not even opened: else this would be refused
         os.close(hold)
@@ -168,10 +168,10 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
 ) -> None:
     """Another process detaches it and attaches a file to its number, after the look and before the open."""
     old = attach_at(unused_number, sparse_file(name="old.img"))
-    real = loop_devices.is_attached
-    other: list[loop_devices.LoopDevice] = []
+    real = loop.is_attached
+    other: list[loop.LoopDevice] = []
 
-    def looks(device: loop_devices.LoopDevice) -> bool:
+    def looks(device: loop.LoopDevice) -> bool:
         attached = real(device)
         if not other:
             run("losetup", "--detach", device.path)
@@ -179,10 +179,10 @@ def test_detach_of_a_number_that_is_reused_during_the_call_leaves_the_new_device
         return attached
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop_devices, "is_attached", looks)
+        patched.setattr(loop, "is_attached", looks)
         loop.detach(old)
     (new,) = other
-    assert loop_devices.find(new.backing) == (new,)
+    assert loop.find(new.backing) == (new,)
     loop.detach(new)
 
 
@@ -191,10 +191,10 @@ def test_detach_of_a_mounted_device_is_refused(attach: Attach, mountpoint: str) 
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     mount_api.mount_device(device.path, mountpoint, "ext4")
-    with pytest.raises(loop.LoopDeviceHeld, match=mountpoint):
+    with pytest.raises(holders.DeviceInUse, match=mountpoint):
         loop.detach(device)
     mount_api.unmount(mountpoint)
-    assert loop_devices.find(device.backing) == (device,)
+    assert loop.find(device.backing) == (device,)
 
 
 def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
@@ -204,12 +204,12 @@ def test_detach_of_an_open_device_is_refused_and_keeps_it_attached(
     device = attach()
     holder = os.open(device.path, os.O_RDONLY)
     try:
-        with pytest.raises(loop.LoopDeviceHeld) as caught:
+        with pytest.raises(holders.DeviceInUse) as caught:
             loop.detach(device)
         assert [found.pid for found in caught.value.holders] == [os.getpid()]
     finally:
         os.close(holder)
-    assert loop_devices.find(device.backing) == (device,)
+    assert loop.find(device.backing) == (device,)
 
 
 def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
@@ -230,7 +230,7 @@ def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
     ready.wait()
     loop.detach(device)
     process.join()
-    assert loop_devices.find(device.backing) == ()
+    assert loop.find(device.backing) == ()
 
 
 def test_refresh_size_shows_the_grown_file(attach: Attach) -> None:
@@ -260,9 +260,9 @@ def test_attach_once_in_a_race_for_one_file_attaches_once(sparse_file: MakeFile)
         pool.join()
     try:
         assert len({device for answer in answers for device in answer}) == 1
-        assert len(loop_devices.find(path)) == 1
+        assert len(loop.find(path)) == 1
     finally:
-        for device in loop_devices.find(path):
+        for device in loop.find(path):
             loop.detach(device)
 
 
@@ -284,10 +284,10 @@ def test_attach_in_a_race_gives_each_file_its_own_device(sparse_file: MakeFile) 
     try:
         assert len({number for _, number in attached}) == 40
         for path, number in attached:
-            assert [device.number for device in loop_devices.find(path)] == [number]
+            assert [device.number for device in loop.find(path)] == [number]
     finally:
         for path in paths:
-            for device in loop_devices.find(path):
+            for device in loop.find(path):
                 loop.detach(device)
 
 
@@ -300,7 +300,7 @@ def test_attach_of_another_file_type_is_refused(tmp_path: Path, sparse_file: Mak
         loop.attach(str(tmp_path / "link"))
     with pytest.raises(errors.NotFound):
         loop.attach(str(tmp_path / "none"))
-    assert loop_devices.find(str(tmp_path / "none")) == ()
+    assert loop.find(str(tmp_path / "none")) == ()
 
 
 def test_attach_creates_a_missing_device_node(attach: Attach) -> None:

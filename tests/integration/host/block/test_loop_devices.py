@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.host.block import loop, loop_devices, loopctl
+from crust.host.block import loop, loopctl
 from crust.host.files import sparse
 from tests.integration.host.conftest import Attach, MakeFile, run
 
@@ -19,18 +19,18 @@ def test_find_matches_by_inode_and_not_by_name(attach: Attach, tmp_path: Path) -
     os.link(tmp_path / "renamed", tmp_path / "second-name")
     (tmp_path / "link").symlink_to("renamed")
     for name in ("renamed", "second-name", "link"):
-        assert [found.identity for found in loop_devices.find(str(tmp_path / name))] == [
-            device.identity
-        ]
-    assert loop_devices.find(device.backing) == ()
+        assert [found.identity for found in loop.find(str(tmp_path / name))] == [device.identity]
+    assert loop.find(device.backing) == ()
     os.rename(tmp_path / "renamed", device.backing)
 
 
 def test_find_ignores_a_new_file_under_an_old_name(attach: Attach, sparse_file: MakeFile) -> None:
     device = attach()
     os.unlink(device.backing)
-    assert loop_devices.find(sparse_file()) == ()
-    assert f"{device.backing} (deleted)" in {found.backing for found in loop_devices.list_all()}
+    assert loop.find(sparse_file()) == ()
+    assert f"{device.backing} (deleted)" in {
+        found.backing for found in loop.list_named(lambda _: True)
+    }
     loop.detach(device)
 
 
@@ -56,10 +56,10 @@ def test_find_opens_only_devices_whose_file_has_the_name(
     attach(name="other.img")
     absent = sparse_file(name="detached-only-of-this-test.img")
     opened.clear()
-    assert loop_devices.find(device.backing) == (device,)
+    assert loop.find(device.backing) == (device,)
     assert opened == [device.path]
     opened.clear()
-    assert loop_devices.find(absent) == ()
+    assert loop.find(absent) == ()
     assert opened == []
 
 
@@ -88,12 +88,12 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     own_mounts = ("unshare", "--mount", "--propagation", "private")
     run(*own_mounts, sys.executable, "-c", _ATTACH_BELOW, directory, elsewhere, name)
-    found = loop_devices.find(f"{directory}/{name}")
+    found = loop.find(f"{directory}/{name}")
     try:
         assert [each.backing for each in found] == [f"/{name}"]
         assert loop.attach_once(f"{directory}/{name}") == found[0]
         assert sparse.has_writers(f"{directory}/{name}")
-        named = loop_devices.list_named(lambda each: each == name)
+        named = loop.list_named(lambda each: each == name)
         assert [each.identity for each in named if each.tag == "mark"] == [found[0].identity]
     finally:
         for each in found:
@@ -102,14 +102,14 @@ def test_device_whose_attacher_had_a_mount_that_is_gone_is_found(
 
 def test_find_of_a_name_that_ends_as_removed_ones_succeeds(attach: Attach) -> None:
     device = attach(name="volume.img (deleted)")
-    assert loop_devices.find(device.backing) == (device,)
+    assert loop.find(device.backing) == (device,)
 
 
 def test_list_named_opens_only_devices_it_wants(attach: Attach, opened: list[str]) -> None:
     device, _ = attach(name="mine.img"), attach(name="other.img")
     os.unlink(device.backing)
     opened.clear()
-    [found] = loop_devices.list_named(lambda name: name == "mine.img")
+    [found] = loop.list_named(lambda name: name == "mine.img")
     assert found.identity == device.identity
     assert opened == [device.path]
     loop.detach(device)
@@ -120,7 +120,9 @@ def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile
     device = loop.attach_once(backing, tag=tag)
     try:
         os.unlink(backing)
-        [found] = [each for each in loop_devices.list_all() if each.identity == device.identity]
+        [found] = [
+            each for each in loop.list_named(lambda _: True) if each.identity == device.identity
+        ]
         assert (found.tag, found.file) == (tag, device.file)
     finally:
         loop.detach(device)
@@ -128,6 +130,6 @@ def test_tag_of_63_bytes_is_kept_after_the_file_is_removed(sparse_file: MakeFile
 
 def test_size_bytes_after_detach_is_zero(attach: Attach) -> None:
     device = attach()
-    assert loop_devices.size_bytes(device) == os.stat(device.backing).st_size
+    assert loop.size_bytes(device) == os.stat(device.backing).st_size
     loop.detach(device)
-    assert loop_devices.size_bytes(device) == 0
+    assert loop.size_bytes(device) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import devices, loop, signatures
+from crust.host.block import devices, holders, loop, signatures
 from crust.host.filesystems import mkfs, supported
 from tests.integration.host.conftest import MIB, Attach, read, run, write
 from tests.support.faults.syncs import recorded
@@ -82,7 +82,7 @@ def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:
     device = loop.attach(str(image))
     try:
         hold = devices.open_exclusive(device.path)
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             devices.zero_device(device.path)
         os.close(hold)
         assert not devices.is_blank(device.path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crust.core.volumes import TargetPath
-from crust.host.block import loop_devices
+from crust.host.block import loop
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import Attach
@@ -43,7 +43,7 @@ def test_remove_of_a_mount_point_below_a_link_fails(mountpoint: str, tmp_path: P
 
 
 def test_make_file_keeps_a_bound_device_alone(attach: Attach, tmp_path: Path) -> None:
-    device: loop_devices.LoopDevice = attach()
+    device: loop.LoopDevice = attach()
     target, roots = TargetPath.parse(str(tmp_path / "block")), [str(tmp_path)]
     target_paths.make_file(target, roots)
     mount_api.bind(device.path, target.text)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from crust.core import errors
-from crust.host.block import devices
+from crust.host.block import devices, holders
 from crust.host.filesystems import fsck, mkfs, superblocks, supported
 from tests.integration.host.conftest import Attach, run
 from tests.support.raised import raised
@@ -47,7 +47,7 @@ async def test_check_of_exclusively_held_device_raises_device_in_use(attach: Att
     run("debugfs", "-w", "-R", "ssv state 0", device.path)
     hold = devices.open_exclusive(device.path)
     try:
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             await fsck.check(device.path, "ext4")
     finally:
         os.close(hold)

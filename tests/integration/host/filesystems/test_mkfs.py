@@ -99,7 +99,7 @@ async def test_make_on_exclusively_held_device_is_refused(attach: Attach) -> Non
     device = attach()
     hold = devices.open_exclusive(device.path)
     try:
-        with pytest.raises(devices.DeviceInUse):
+        with pytest.raises(holders.DeviceInUse):
             await mkfs.make(device.path, "ext4")
     finally:
         os.close(hold)

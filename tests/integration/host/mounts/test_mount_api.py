@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import devices, holders, loop, loop_devices
+from crust.host.block import devices, holders, loop
 from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api, mount_parameters, mountinfo
 from tests.integration.host.conftest import MIB, Attach, run
@@ -23,14 +23,14 @@ LABEL = b"system_u:object_r:container_file_t:s0:c123,c456\0"
 
 
 @pytest.fixture
-def ext4(attach: Attach) -> loop_devices.LoopDevice:
+def ext4(attach: Attach) -> loop.LoopDevice:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     return device
 
 
 def test_mount_device_shows_in_mountinfo_with_its_options(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["noatime,nodev", "data=ordered"])
     mount = mountinfo.at(mountpoint)
@@ -42,7 +42,7 @@ def test_mount_device_shows_in_mountinfo_with_its_options(
 
 
 def test_mount_device_overrides_errors_panic_of_the_superblock(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     run("tune2fs", "-e", "panic", ext4.path)
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
@@ -51,7 +51,7 @@ def test_mount_device_overrides_errors_panic_of_the_superblock(
 
 
 def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["suid,dev"], untrusted=True)
     mount = mountinfo.at(mountpoint)
@@ -59,9 +59,7 @@ def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
     assert {"nosuid", "nodev"} <= set(mount.options)
 
 
-def test_mount_device_readonly_refuses_writes(
-    ext4: loop_devices.LoopDevice, mountpoint: str
-) -> None:
+def test_mount_device_readonly_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4", ["rw"], readonly=True)
     with pytest.raises(OSError, match="Read-only"):
         (Path(mountpoint) / "x").touch()
@@ -72,7 +70,7 @@ def test_mount_device_readonly_refuses_writes(
 
 @pytest.mark.parametrize("option", ["bogus", "commit=abc"])
 def test_mount_device_with_refused_option_reports_the_kernels_reason(
-    ext4: loop_devices.LoopDevice, mountpoint: str, option: str
+    ext4: loop.LoopDevice, mountpoint: str, option: str
 ) -> None:
     with pytest.raises(mount_parameters.InvalidMountOption) as caught:
         mount_api.mount_device(ext4.path, mountpoint, "ext4", [option])
@@ -82,25 +80,25 @@ def test_mount_device_with_refused_option_reports_the_kernels_reason(
 
 
 def test_mount_device_as_wrong_filesystem_fails_with_reason(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     with raised("MountFailed", match="no valid xfs"):
         mount_api.mount_device(ext4.path, mountpoint, "xfs")
 
 
 def test_mount_device_with_unknown_filesystem_is_unsupported(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     with pytest.raises(errors.Unsupported, match="nosuchfs"):
         mount_api.mount_device(ext4.path, mountpoint, "nosuchfs")
 
 
 def test_mount_device_exclusively_held_names_the_holder(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     hold = devices.open_exclusive(ext4.path)
     try:
-        with pytest.raises(devices.DeviceInUse) as caught:
+        with pytest.raises(holders.DeviceInUse) as caught:
             mount_api.mount_device(ext4.path, mountpoint, "ext4")
         assert [holder.pid for holder in caught.value.holders] == [os.getpid()]
     finally:
@@ -109,7 +107,7 @@ def test_mount_device_exclusively_held_names_the_holder(
 
 
 def test_mount_device_on_a_link_is_refused(
-    ext4: loop_devices.LoopDevice, mountpoint: str, tmp_path: Path
+    ext4: loop.LoopDevice, mountpoint: str, tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(mountpoint)
@@ -152,7 +150,7 @@ def test_unmount_removes_every_stacked_mount(mountpoint: str) -> None:
     ],
 )  # fmt: skip
 def test_unmount_of_a_busy_mount_names_the_holder(
-    ext4: loop_devices.LoopDevice, mountpoint: str, code: str, by: str
+    ext4: loop.LoopDevice, mountpoint: str, code: str, by: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
     program = f"import mmap, os, sys; {code}; print('ready', flush=True); sys.stdin.read()"
@@ -214,7 +212,7 @@ def test_at_does_not_keep_the_mount_busy(mountpoint: str) -> None:
 
 
 def test_unmount_busy_names_mounts_and_loop_devices_on_it(
-    ext4: loop_devices.LoopDevice, mountpoint: str
+    ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
     inner = Path(mountpoint) / "inner"
@@ -394,7 +392,7 @@ def test_at_finds_a_mount_through_a_linked_parent_and_not_when_covered(tmp_path:
         mount_api.unmount(str(tmp_path / "real" / "v"))
 
 
-def test_no_descriptor_is_left_open(ext4: loop_devices.LoopDevice, mountpoint: str) -> None:
+def test_no_descriptor_is_left_open(ext4: loop.LoopDevice, mountpoint: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     mount_api.mount_device(ext4.path, mountpoint, "ext4")
     mount_api.unmount(mountpoint)

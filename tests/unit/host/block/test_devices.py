@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.host.block import devices, holders, loop
+from crust.host.block import devices, holders
 from crust.host.block.device_sets import DeviceSet, device_set
 
 MIB = 1024 * 1024
@@ -231,8 +231,8 @@ def test_device_that_is_gone_has_no_holders(tmp_path: Path) -> None:
     assert holders.stacked_on(NUMBER, by_number=str(tmp_path)) == ()
 
 
-def test_loop_device_held_names_the_array_upon_it(holders_of: Path) -> None:
+def test_device_in_use_names_the_array_upon_it(holders_of: Path) -> None:
     hold(holders_of, "md127")
     stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
-    error = loop.LoopDeviceHeld("/dev/loop3", holders.DeviceInUse("/dev/loop3", stacked=stacked))
+    error = holders.DeviceInUse("/dev/loop3", stacked=stacked)
     assert error.why == "part of md127"

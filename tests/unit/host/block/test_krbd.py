@@ -113,7 +113,7 @@ def test_unmapping_is_idempotent_and_never_forced(
     monkeypatch.setattr(holders, "device_in_use", holders.DeviceInUse)
     mapping = kernel.map(IMAGE, LOGIN, readonly=False)
     sysfs.opened.add(mapping.number)
-    with pytest.raises(krbd.MappingInUse, match="/dev/rbd0 is not unmapped"):
+    with pytest.raises(holders.DeviceInUse, match="/dev/rbd0 is in use"):
         kernel.unmap(mapping)
     assert kernel.find(IMAGE) == mapping
     sysfs.opened.clear()

@@ -7,7 +7,7 @@ import pytest
 
 from crust.core import volumes
 from crust.host.cgroups import io_max
-from crust.host.cgroups.throttling import NONE, CannotThrottle, Cgroups
+from crust.host.cgroups.throttling import NONE, CannotThrottle, Throttle
 from crust.host.mounts import mountinfo
 
 DEVICE = volumes.DeviceIdentity(7, 3, 1)
@@ -55,11 +55,11 @@ def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.Mo
     legacy.mkdir()
     mounted(monkeypatch, ("cgroup2", without, ""), ("cgroup", legacy, "blkio"))
     with pytest.raises(CannotThrottle, match=rf"control groups v1 \({legacy}\)"):
-        Cgroups().check()
-    Cgroups().set(DEVICE, NONE)
+        Throttle().check()
+    Throttle().set(DEVICE, NONE)
     whole = hierarchy(tmp_path / "whole", "cpu io memory\n", "kubepods")
     mounted(monkeypatch, ("cgroup2", whole, ""))
-    cgroups = Cgroups()
+    cgroups = Throttle()
     cgroups.check()
     cgroups.set(DEVICE, LIMITS)
     assert (whole / "kubepods" / "io.max").read_text() == io_max.line(DEVICE, LIMITS)
@@ -69,18 +69,18 @@ def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.Mo
 def test_only_the_group_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = hierarchy(tmp_path / "unified", "io\n", "kubepods.slice", "machine.slice")
     mounted(monkeypatch, ("cgroup2", root, ""))
-    Cgroups("/machine.slice").set(DEVICE, LIMITS)
+    Throttle("/machine.slice").set(DEVICE, LIMITS)
     assert (root / "machine.slice" / "io.max").read_text()
     assert not (root / "kubepods.slice" / "io.max").read_text()
     with pytest.raises(CannotThrottle, match="absent"):
-        Cgroups("/absent").set(DEVICE, LIMITS)
+        Throttle("/absent").set(DEVICE, LIMITS)
     with pytest.raises(CannotThrottle, match="root group"):
-        Cgroups("/").set(DEVICE, LIMITS)
+        Throttle("/").set(DEVICE, LIMITS)
 
 
 def test_missing_hierarchy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(monkeypatch)
-    cgroups = Cgroups()
+    cgroups = Throttle()
     cgroups.set(DEVICE, NONE)
     assert cgroups.limits_of(DEVICE) == NONE
     with pytest.raises(CannotThrottle, match="no control group hierarchy"):
@@ -98,7 +98,7 @@ def test_set_on_a_vanished_group_fails(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(io_max, "_write", gone)
     with pytest.raises(CannotThrottle, match="ENODEV"):
-        Cgroups().set(DEVICE, LIMITS)
+        Throttle().set(DEVICE, LIMITS)
 
 
 def test_unwritable_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_unwritable_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mounted(monkeypatch, ("cgroup2", root, ""))
     (root / "kubepods" / "io.max").unlink()
     with pytest.raises(CannotThrottle, match=r"\+io"):
-        Cgroups().check()
+        Throttle().check()

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from crust.core import errors
-from crust.host.process import boot, capabilities, oserrors, syscalls, systemd
+from crust.host.process import capabilities, oserrors, syscalls, sysfs, systemd
 from crust.rpc import status
 
 
@@ -118,8 +118,8 @@ def test_effective_capabilities_match_proc_status() -> None:
 
 
 def test_boot_id_is_a_constant_uuid() -> None:
-    assert boot.boot_id() == boot.boot_id()
-    assert len(boot.boot_id().split("-")) == 5
+    assert sysfs.boot_id() == sysfs.boot_id()
+    assert len(sysfs.boot_id().split("-")) == 5
 
 
 def test_watchdog_is_notified_at_the_socket_of_systemd(tmp_path: Path) -> None:

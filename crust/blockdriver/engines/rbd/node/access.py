@@ -38,7 +38,7 @@ from crust.core import errors, volumes
 from crust.host.block import devices, krbd
 from crust.host.block.krbd import ImageName, KernelRbd
 from crust.host.files import durable
-from crust.host.process import boot, oserrors
+from crust.host.process import oserrors, sysfs
 
 _MODES = {
     volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
@@ -109,7 +109,7 @@ class _Note(pydantic.BaseModel):
 
 def directory(run_dir: str) -> str:
     """Where the notes are."""
-    return os.path.join(run_dir, "rbd", boot.boot_id())
+    return os.path.join(run_dir, "rbd", sysfs.boot_id())
 
 
 def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:

@@ -20,6 +20,7 @@ from crust.ceph.claim_object import Mode
 from crust.ceph.host_claims import HostClaim
 from crust.core import errors, volumes
 from crust.host.block import krbd
+from crust.host.block.holders import DeviceInUse
 from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
 
 
@@ -87,8 +88,8 @@ class HostDevices:
             return
         try:
             self.kernel.unmap(mapping)
-        except krbd.MappingInUse as err:
-            raise StillAttached(image.image, f"{err.device}: {err.why}") from err
+        except DeviceInUse as err:
+            raise StillAttached(image.image, f"{err.path}: {err.why}") from err
 
     def _usable(self, image: ImageName, claim: HostClaim, *, readonly: bool) -> Mapping | None:
         """The mapping that there is; one that the claim does not name, or of another kind, is unmapped."""
