@@ -5,12 +5,13 @@ monitors, options and image, and returns when the device is there or cannot be; 
 so that a process that was killed finds its mappings again. No program `rbd` takes part.
 
 Each mapping has a client of its own (`noshare`): its address is that of one image, and can be blocklisted alone. The
-user's key is handed over as a key of the kernel (`kernel_keys`): the options of a mapping can be read in sysfs. The
+user's key is handed over as a key of the kernel (`thread_key`): the options of a mapping can be read in sysfs. The
 name of that key marks the mappings of one node: those of others are neither used nor removed, and several nodes that
 are containers of one kernel have mappings of their own.
 
-The client is made in the host's network namespace (`network_namespace`): a pod's would take the device's network away
-when the pod ends.
+The client lives in the network namespace of the thread that makes it. A pod's ends with the pod, and the client would
+lose its network while others use its device. So the client is made in the host's namespace: the initial one, or that
+of process 1, where it is another's (a pod with hostPID).
 
 RBD's exclusive lock is left to move between clients, as librbd leaves it: a mapping that kept it (`exclusive`) would
 refuse the controller its snapshots. It is no fence. Nothing is unmapped by force: what the page cache has not written
@@ -20,18 +21,20 @@ back would be lost.
 import base64
 import binascii
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.host.block import device_nodes, devices, holders
-from crust.host.process import kernel_keys, network_namespace, oserrors, sysfs
+from crust.host.process import oserrors, syscalls, sysfs
 
 BUS = "/sys/bus/rbd"
 _KEY = "crust.rbd."
@@ -42,6 +45,15 @@ _NO_NETWORK = (
     "this driver has a network namespace of its own and does not see the host's, with which a mapped image would go: "
     "run it with hostPID or hostNetwork"
 )
+_THREAD_KEYRING = -1
+_INVALIDATE = 21
+_KEY_CALLS = {"x86_64": (248, 250), "aarch64": (217, 219)}
+"""add_key(2) and keyctl(2)."""
+_CLONE_NEWNET = 0x40000000
+_OWN, _FIRST = "/proc/thread-self/ns/net", "/proc/1/ns/net"
+_INITIAL_ONLY = "/proc/sys/net/core/dev_weight"
+"""A setting that no other network namespace has."""
+_setns = ctypes.CDLL(None, use_errno=True).setns
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/\[\]-]+")
 _FEATURES = {
     0: "layering", 1: "striping", 2: "exclusive-lock", 3: "object-map", 4: "fast-diff", 5: "deep-flatten",
@@ -133,7 +145,7 @@ class KernelRbd:
         if not os.path.isdir(self.bus):
             self.load_module()
         if os.path.isdir(self.bus):
-            return "" if network_namespace.sees_host() else _NO_NETWORK
+            return "" if sees_host_network() else _NO_NETWORK
         return "this host's kernel has no driver for RBD, or its module rbd is not loaded"
 
     def unsupported(self, features: int) -> tuple[str, ...]:
@@ -173,7 +185,7 @@ class KernelRbd:
             options.append("ro")
         words = (",".join(login.monitors), ",".join(options), image.pool, image.image, "-")
         _check_plain((*login.monitors, login.user, image.pool, image.namespace, image.image))
-        with kernel_keys.thread_key("ceph", key, _secret(login.key)), network_namespace.of_host():
+        with thread_key("ceph", key, _secret(login.key)), host_network():
             self._add(image, " ".join(words).encode())
         found = self.find(image)
         if found is None:
@@ -251,6 +263,73 @@ class KernelRbd:
                 if err.errno == errno.ENODEV:
                     return None
                 raise
+
+
+@contextmanager
+def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
+    """A key of this thread's own keyring (keyrings(7)), for its calls inside the block; no other thread sees it.
+
+    The kernel's client takes a secret in its options, which stay readable in sysfs, or the description of a key. It
+    looks the key up in the thread that maps, and has a copy when the block ends. Raises what the kernel answers,
+    without the payload.
+    """
+    add_key, keyctl = _key_calls()
+    with oserrors.translating(
+        f"cannot give the kernel a key of the type {kind}",
+        hint="in a container, allow add_key and keyctl: its seccomp profile may refuse them",
+    ):
+        serial = syscalls.call(
+            add_key, kind.encode(), description.encode(), payload, len(payload), _THREAD_KEYRING
+        )
+    try:
+        yield
+    finally:
+        with oserrors.translating("cannot remove a key from the kernel"):
+            syscalls.call(keyctl, _INVALIDATE, serial, 0, 0, 0)
+
+
+def _key_calls() -> tuple[int, int]:
+    found = _KEY_CALLS.get(os.uname().machine)
+    if found is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        raise errors.Unsupported(
+            "cannot give the kernel a key", why=f"crust does not know how on {os.uname().machine}"
+        )
+    return found
+
+
+def sees_host_network() -> bool:
+    """Whether this thread is in the host's network namespace, or can enter it."""
+    return os.path.exists(_INITIAL_ONLY) or not _is_first()
+
+
+@contextmanager
+def host_network() -> Iterator[None]:
+    """Run the block in the host's network namespace; the caller has asked `sees_host_network`."""
+    if os.path.exists(_INITIAL_ONLY) or _is_first():
+        yield
+        return
+    with (
+        oserrors.translating("cannot use the host's network namespace"),
+        syscalls.closing(os.open(_OWN, os.O_RDONLY)) as own,
+        syscalls.closing(os.open(_FIRST, os.O_RDONLY)) as host,
+    ):
+        _enter(host)
+        try:
+            yield
+        finally:
+            _enter(own)
+
+
+def _is_first() -> bool:
+    with oserrors.translating("cannot look at the network namespaces"):
+        return os.path.samefile(_OWN, _FIRST)
+
+
+def _enter(descriptor: int) -> None:
+    with oserrors.translating("cannot enter a network namespace"):
+        if _setns(descriptor, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 def _check_plain(words: Sequence[str]) -> None:

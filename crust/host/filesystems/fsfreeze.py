@@ -4,12 +4,8 @@ A freeze outlives the process and the descriptor that made it: the caller record
 restart. So `thaw` of a filesystem that is not frozen is a success.
 
 An unmount does not thaw either: the filesystem stays frozen, with the device open and no path that leads to it.
-Another mount of the device reaches that filesystem again (`thaw_unmounted`).
-
-A filesystem mounted at no path, for as long as a descriptor of its root is open.
-
-For what only a mounted filesystem does: replay its log, or be thawed when its own mounts no longer exist. The kernel
-parses what is on the device, so this must never be used for bytes that a guest wrote.
+Another mount of the device, at no path, reaches that filesystem again (`thaw_unmounted`). The kernel then parses the
+bytes of the device, so this must never be used where a guest wrote them.
 """
 
 import errno
@@ -45,7 +41,7 @@ class Freeze:
         """Flush and freeze; raises `AlreadyFrozen`."""
         self._mountpoint = mountpoint
         with oserrors.translating(f"cannot freeze {mountpoint}"):
-            self._fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.ioctl(self._fd, _FIFREEZE, 0)
             except OSError as err:
@@ -56,33 +52,17 @@ class Freeze:
 
     def thaw(self) -> None:
         """Let writers continue. Call it once."""
-        with oserrors.translating(f"cannot thaw {self._mountpoint}"):
-            try:
-                fcntl.ioctl(self._fd, _FITHAW, 0)
-            except OSError as err:
-                if err.errno != errno.EINVAL:  # thawed by another program
-                    raise
-            finally:
-                os.close(self._fd)
-
-
-def freeze(mountpoint: str) -> None:
-    """Flush and freeze; it stays frozen when this process ends. Raises `AlreadyFrozen`."""
-    try:
-        _ioctl(mountpoint, _FIFREEZE)
-    except OSError as err:
-        if err.errno == errno.EBUSY:
-            raise AlreadyFrozen(mountpoint) from err
-        raise oserrors.translate(err, f"cannot freeze {mountpoint}") from err
+        with oserrors.translating(f"cannot thaw {self._mountpoint}"), syscalls.closing(self._fd):
+            _thaw(self._fd)
 
 
 def thaw(mountpoint: str) -> None:
     """Let writers continue; not frozen is a success."""
-    try:
-        _ioctl(mountpoint, _FITHAW)
-    except OSError as err:
-        if err.errno != errno.EINVAL:
-            raise oserrors.translate(err, f"cannot thaw {mountpoint}") from err
+    with (
+        oserrors.translating(f"cannot thaw {mountpoint}"),
+        syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as root,
+    ):
+        _thaw(root)
 
 
 def thaw_unmounted(device: str, fs_type: str) -> None:
@@ -91,33 +71,30 @@ def thaw_unmounted(device: str, fs_type: str) -> None:
     Only for a device that is held exclusively: otherwise no such filesystem exists, and this would be its first
     mount. Raises `DeviceInUse` if the holder is not a filesystem.
     """
-    with oserrors.translating(f"cannot thaw the {fs_type} on {device}"):
-        root = open_root(device, fs_type)
-        try:
-            fcntl.ioctl(root, _FITHAW, 0)
-        except OSError as err:
-            if err.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(root)
+    with (
+        oserrors.translating(f"cannot thaw the {fs_type} on {device}"),
+        syscalls.closing(open_root(device, fs_type)) as root,
+    ):
+        _thaw(root)
 
 
-def _ioctl(mountpoint: str, request: int) -> None:
-    with syscalls.closing(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)) as fd:
-        fcntl.ioctl(fd, request, 0)
+def _thaw(root: int) -> None:
+    try:
+        fcntl.ioctl(root, _FITHAW, 0)
+    except OSError as err:
+        if err.errno != errno.EINVAL:  # it is not frozen, or was thawed by another program
+            raise
 
 
 def open_root(device: str, fs_type: str) -> int:
     """A descriptor of the root directory; when it is closed, the filesystem is unmounted. Raises `DeviceInUse`."""
-    with oserrors.translating(f"cannot mount {device} as {fs_type} at no path"):
-        with syscalls.closing(syscalls.fsopen(fs_type)) as context:
-            mount = _create(context, device)
-        try:
-            # The mount's own descriptor is an O_PATH one, which takes no ioctl.
-            path = f"/proc/self/fd/{mount}"
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        finally:
-            os.close(mount)
+    with (
+        oserrors.translating(f"cannot mount {device} as {fs_type} at no path"),
+        syscalls.closing(syscalls.fsopen(fs_type)) as context,
+        syscalls.closing(_create(context, device)) as mount,
+    ):
+        # The mount's own descriptor is an O_PATH one, which takes no ioctl.
+        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _create(context: int, device: str) -> int:

@@ -5,8 +5,7 @@ import os
 import subprocess
 from typing import Any
 
-from crust.core import errors, volumes
-from crust.host.filesystems import fsfreeze
+from crust.core import volumes
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
@@ -102,15 +101,6 @@ def stamp(target: str, text: bytes) -> None:
 
 def unmount_lazily(target: str) -> None:
     subprocess.run(["umount", "--lazy", target], check=True)
-
-
-def is_frozen(target: str) -> bool:
-    try:
-        fsfreeze.freeze(target)
-    except errors.NotReady:
-        return True
-    fsfreeze.thaw(target)
-    return False
 
 
 async def blocks(

@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from crust.core import errors, volumes
+from crust.core import volumes
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
+from tests.support import frozen
 
 
 @dataclass
@@ -39,10 +40,7 @@ class MountingGuests:
         mountpoint = self.mounted.get(target.text)
         if mountpoint is None:
             return False
-        try:
-            fsfreeze.freeze(mountpoint)
-        except errors.NotReady:
-            return True
+        frozen.freeze(mountpoint)
         return True
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
@@ -61,9 +59,4 @@ class MountingGuests:
         """Nothing to close."""
 
     def is_frozen(self, target: str) -> bool:
-        try:
-            fsfreeze.freeze(self.mounted[target])
-        except errors.NotReady:
-            return True
-        fsfreeze.thaw(self.mounted[target])
-        return False
+        return frozen.is_frozen(self.mounted[target])

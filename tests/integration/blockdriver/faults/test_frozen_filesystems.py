@@ -8,20 +8,14 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.host.block import devices, holders
-from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from crust.host.process import sysfs
+from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, mount
+from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import (
-    in_use,
-    is_frozen,
-    snapshot,
-    unmount_lazily,
-    up,
-    write,
-)
+from tests.support.records.copies import in_use, snapshot, unmount_lazily, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -34,7 +28,7 @@ def _left_frozen(copying: Bench, target: str) -> tuple[str, Path]:
     entry = copying.root / "run" / "freezes" / volume_id
     entry.write_text(f"{sysfs.boot_id()} {attachment.host_device.identity}\n")
     entry.chmod(0o600)
-    fsfreeze.freeze(target)
+    frozen.freeze(target)
     return attachment.host_device.path, entry
 
 

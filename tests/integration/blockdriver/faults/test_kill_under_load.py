@@ -118,8 +118,7 @@ def _check_nothing_left(root: Path, survivors: list[Volume]) -> None:
 async def _capacity(root: Path, co: RetryingCo) -> int:
     """The available capacity, once xfs has freed all blocks of deleted files: a freeze waits for that."""
     pool = str(root / "pool")
-    fsfreeze.freeze(pool)
-    fsfreeze.thaw(pool)
+    fsfreeze.Freeze(pool).thaw()
     return await co.capacity()
 
 

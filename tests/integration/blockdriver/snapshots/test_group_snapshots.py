@@ -9,6 +9,7 @@ import pytest
 from crust.blockdriver.engines import protocol
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller
+from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -16,7 +17,6 @@ from tests.support.records.copies import (
     down,
     drop,
     group,
-    is_frozen,
     made_of,
     raw_pair,
     read_image,

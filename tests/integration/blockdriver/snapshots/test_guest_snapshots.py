@@ -18,18 +18,10 @@ from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
+from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import (
-    digest,
-    down,
-    group,
-    is_frozen,
-    made_of,
-    snapshot,
-    up,
-    write,
-)
+from tests.support.records.copies import digest, down, group, made_of, snapshot, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]

@@ -20,17 +20,9 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import Bench, caller
 from tests.support.drivers.pools import bench_on
 from tests.support.faults.crashes import at_call, crash_points, failure_points
+from tests.support.frozen import is_frozen
 from tests.support.records import pool_layout
-from tests.support.records.copies import (
-    down,
-    drop,
-    group,
-    is_frozen,
-    made_of,
-    snapshot,
-    up,
-    write,
-)
+from tests.support.records.copies import down, drop, group, made_of, snapshot, up, write
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 

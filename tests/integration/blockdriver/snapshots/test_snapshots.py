@@ -12,6 +12,7 @@ from crust.core import operations
 from crust.host.filesystems import growth
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
+from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -19,7 +20,6 @@ from tests.support.records.copies import (
     down,
     drop,
     in_use,
-    is_frozen,
     made_of,
     pool_type,
     records,

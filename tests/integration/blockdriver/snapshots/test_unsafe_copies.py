@@ -17,11 +17,12 @@ from crust.blockdriver.snapshots import group_snapshot
 from crust.core import errors, operations, volumes
 from crust.host.block import devices
 from crust.host.files import file_copy
-from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
 from crust.host.process import sysfs
+from tests.support import frozen
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.drivers.pools import bench_on
+from tests.support.frozen import is_frozen
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import (
@@ -29,7 +30,6 @@ from tests.support.records.copies import (
     drop,
     group,
     in_use,
-    is_frozen,
     made_of,
     snapshot,
     unmount_lazily,
@@ -68,7 +68,7 @@ def left_frozen(bench: Bench, volume_id: str, target: str) -> Path:
     entry = bench.root / "run" / "freezes" / volume_id
     entry.write_text(f"{sysfs.boot_id()} {identity}\n")
     entry.chmod(0o600)
-    fsfreeze.freeze(target)
+    frozen.freeze(target)
     return entry
 
 

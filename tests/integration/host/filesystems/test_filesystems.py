@@ -67,11 +67,11 @@ async def test_second_freeze_is_refused_and_no_thaw(attach: Attach, mountpoint: 
     device = attach()
     await mkfs.make(device.path, "ext4")
     mount_api.mount_device(device.path, mountpoint, "ext4")
-    fsfreeze.freeze(mountpoint)
+    freeze = fsfreeze.Freeze(mountpoint)
     try:
         with pytest.raises(errors.NotReady, match="frozen already"):
-            fsfreeze.freeze(mountpoint)
+            fsfreeze.Freeze(mountpoint)
     finally:
-        fsfreeze.thaw(mountpoint)
+        freeze.thaw()
     fsfreeze.thaw(mountpoint)
     (Path(mountpoint) / "file").touch()

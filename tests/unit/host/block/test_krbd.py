@@ -11,7 +11,6 @@ import pytest
 from crust.core import errors
 from crust.host.block import device_nodes, holders, krbd
 from crust.host.block.krbd import ImageName, KernelRbd, Login
-from crust.host.process import kernel_keys, network_namespace
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 
 IMAGE = ImageName(FSID, "rbd", "space", "volume-1")
@@ -36,7 +35,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes]]:
         given.append((kind, description, payload))
         yield
 
-    monkeypatch.setattr(kernel_keys, "thread_key", thread_key)
+    monkeypatch.setattr(krbd, "thread_key", thread_key)
     return given
 
 
@@ -46,7 +45,7 @@ def kernel(sysfs: FakeSysfs, keys: object) -> KernelRbd:
 
 
 def test_missing_driver_is_loaded_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_namespace, "sees_host", lambda: True)
+    monkeypatch.setattr(krbd, "sees_host_network", lambda: True)
     fake = FakeSysfs(tmp_path / "rbd")
     assert (
         "no driver for RBD"
@@ -58,7 +57,7 @@ def test_missing_driver_is_loaded_or_said(tmp_path: Path, monkeypatch: pytest.Mo
 def test_driver_that_does_not_see_the_hosts_network_maps_nothing(
     kernel: KernelRbd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_namespace, "sees_host", lambda: False)
+    monkeypatch.setattr(krbd, "sees_host_network", lambda: False)
     assert "hostPID" in kernel.obstacle()
 
 
