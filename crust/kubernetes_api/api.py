@@ -8,8 +8,7 @@ anything looks at it.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -61,22 +60,6 @@ class VersionExpiredError(Exception):
     """A watch cannot continue from its version: list again. It never leaves the package."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing(Generic[Kind]):
-    """All objects of a kind, and the version from which a watch continues."""
-
-    objects: tuple[Kind, ...]
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change(Generic[Kind]):
-    """An object that was created, changed, or deleted."""
-
-    found: Kind
-    is_deleted: bool
-
-
 class KubernetesApi:
     """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names what was asked."""
 
@@ -101,8 +84,11 @@ class KubernetesApi:
             _check(code, body)
             return kind.model_validate_json(body)
 
-    async def listing(self, kind: type[Kind], *, fields: str = "") -> Listing[Kind]:
-        """All objects of the kind; `fields` is a field selector. Its pages are one state of the server."""
+    async def listing(self, kind: type[Kind], *, fields: str = "") -> tuple[tuple[Kind, ...], str]:
+        """All objects of the kind, and the version from which a watch continues.
+
+        `fields` is a field selector. The pages are one state of the server.
+        """
         objects: list[Kind] = []
         query = {"limit": str(_PAGE)}
         if fields:
@@ -114,13 +100,16 @@ class KubernetesApi:
                 page = ListBody[kind].model_validate_json(body)  # type: ignore[valid-type]
             objects += page.items
             if not page.metadata.continue_:
-                return Listing(tuple(objects), page.metadata.resource_version)
+                return tuple(objects), page.metadata.resource_version
             query["continue"] = page.metadata.continue_
 
     async def watch(
         self, kind: type[Kind], version: str, *, fields: str = ""
-    ) -> AsyncGenerator[Change[Kind], None]:
-        """The changes since a version, until the server ends the watch. Raises `VersionExpiredError`, too."""
+    ) -> AsyncGenerator[tuple[Kind, bool], None]:
+        """The objects that changed since a version, and whether each was deleted, until the server ends the watch.
+
+        Raises `VersionExpiredError`, too.
+        """
         query = {"watch": "true", "resourceVersion": version}
         if fields:
             query["fieldSelector"] = fields
@@ -214,8 +203,8 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
             yield line
 
 
-def _change(kind: type[Kind], line: bytes) -> Change[Kind] | None:
-    """The change that a line of a watch tells; None of a bookmark, whose object may be null."""
+def _change(kind: type[Kind], line: bytes) -> tuple[Kind, bool] | None:
+    """The object of a line of a watch, and whether it was deleted; None of a bookmark, whose object may be null."""
     if not line.strip():
         return None
     event = WatchEvent.model_validate_json(line)
@@ -223,7 +212,7 @@ def _change(kind: type[Kind], line: bytes) -> Change[Kind] | None:
         _refuse(Status.model_validate(event.object))
     if event.type not in ("ADDED", "MODIFIED", "DELETED"):
         return None
-    return Change(kind.model_validate(event.object), is_deleted=event.type == "DELETED")
+    return kind.model_validate(event.object), event.type == "DELETED"
 
 
 def _check(code: int, body: bytes) -> None:

@@ -7,7 +7,7 @@ list. What is kept of an object is the caller's choice; an answer from here is a
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
 from crust.core.supervised import Reports, supervised
@@ -42,25 +42,16 @@ class Followed(Generic[Kind, Kept]):
         fields: str = "",
     ) -> None:
         self._api = api
-        self._kind = kind
+        self.kind = kind
         self._keep = keep
         self._key = key
         self._fields = fields
-        self._known: dict[str, Kept] = {}
+        self.known: dict[str, Kept] = {}
+        """The objects, as the last list and the changes since have them; or as they were asked for directly."""
         self._failures = 0
         self._current = asyncio.Event()
         self.failure = ""
         """Why the objects are not known; empty: they are, or no answer has come yet."""
-
-    @property
-    def title(self) -> str:
-        """What it does, for the name of its task."""
-        return f"follow {self._kind.__name__} objects"
-
-    @property
-    def known(self) -> Mapping[str, Kept]:
-        """The objects, as the last list and the changes since have them."""
-        return self._known
 
     async def is_known(self) -> bool:
         """Whether list and watch have not failed. Where they have, the next list is waited for, for a while."""
@@ -70,10 +61,6 @@ class Followed(Generic[Kind, Kept]):
         except TimeoutError:
             return False
         return True
-
-    def learn(self, key: str, kept: Kept) -> None:
-        """Add what was asked for directly; the next list decides again."""
-        self._known[key] = kept
 
     async def follow(self) -> None:
         """Keep the objects known, until cancelled. An API server that is away is logged and waited for."""
@@ -90,7 +77,7 @@ class Followed(Generic[Kind, Kept]):
             except KubernetesApiUnavailable as error:
                 self._lost(error)
                 extra = {"error": error, "again_in_s": self._pause_s()}
-                _log.warning(f"{self._kind.__name__} objects are not followed", extra=extra)
+                _log.warning(f"{self.kind.__name__} objects are not followed", extra=extra)
             except Exception as error:
                 self._lost(error)
                 raise
@@ -106,21 +93,21 @@ class Followed(Generic[Kind, Kept]):
         return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
     async def _list(self) -> str:
-        listing = await self._api.listing(self._kind, fields=self._fields)
-        self._known = {self._key(found): self._keep(found) for found in listing.objects}
+        objects, version = await self._api.listing(self.kind, fields=self._fields)
+        self.known = {self._key(found): self._keep(found) for found in objects}
         self.failure = ""
         self._current.set()
-        return listing.version
+        return version
 
     async def _watch(self, version: str) -> None:
-        changes = self._api.watch(self._kind, version, fields=self._fields)
+        changes = self._api.watch(self.kind, version, fields=self._fields)
         async with contextlib.aclosing(changes):
-            async for change in changes:
+            async for found, is_deleted in changes:
                 self._failures = 0
-                if change.is_deleted:
-                    self._known.pop(self._key(change.found), None)
+                if is_deleted:
+                    self.known.pop(self._key(found), None)
                 else:
-                    self._known[self._key(change.found)] = self._keep(change.found)
+                    self.known[self._key(found)] = self._keep(found)
 
 
 @contextlib.asynccontextmanager
@@ -128,5 +115,7 @@ async def following(health: Reports, *followed: Followed[Any, Any]) -> AsyncIter
     """Follow the objects while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
         for each in followed:
-            await stack.enter_async_context(supervised(each.title, each.follow, health))
+            await stack.enter_async_context(
+                supervised(f"follow {each.kind.__name__} objects", each.follow, health)
+            )
         yield

@@ -7,8 +7,6 @@ is not ready, that its object was deleted and that a volume was detached from it
 to a machine that only lost its network.
 """
 
-from collections.abc import Mapping
-
 from crust.kubernetes_api.api import KubernetesApi
 from crust.kubernetes_api.objects import CSINode, Node
 
@@ -26,29 +24,22 @@ class OutOfServiceNodes:
         """The driver's ids of the nodes that are gone, now. A driver that has left the CSINode object of such a node
         was called by the node's name. Raises `KubernetesApiUnavailable`.
         """
-        nodes = await self._api.listing(Node)
-        gone = [node.name for node in nodes.objects if is_out_of_service(node)]
+        nodes, _ = await self._api.listing(Node)
+        gone = [node.name for node in nodes if is_out_of_service(node)]
         if not gone:
             return frozenset()
-        known = await self._ids_by_name()
-        return frozenset(known.get(name, name) for name in gone)
-
-    async def _ids_by_name(self) -> Mapping[str, str]:
-        csi_nodes = await self._api.listing(CSINode)
-        return {
+        csi_nodes, _ = await self._api.listing(CSINode)
+        ids = {
             csi_node.name: registered.node_id
-            for csi_node in csi_nodes.objects
+            for csi_node in csi_nodes
             for registered in csi_node.spec.drivers
             if registered.name == self._driver
         }
+        return frozenset(ids.get(name, name) for name in gone)
 
 
 def is_out_of_service(node: Node) -> bool:
     """Whether the node has the taint, and no kubelet of it reports."""
     is_tainted = any(taint.key == TAINT for taint in node.spec.taints)
-    return is_tainted and not is_ready(node)
-
-
-def is_ready(node: Node) -> bool:
-    """Whether its kubelet reports that it is ready."""
-    return any(found.type == "Ready" and found.status == "True" for found in node.status.conditions)
+    reported = {condition.type: condition.status for condition in node.status.conditions}
+    return is_tainted and reported.get("Ready") != "True"

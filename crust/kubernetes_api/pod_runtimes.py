@@ -2,9 +2,9 @@
 
 A pod's runtimeClassName and a RuntimeClass's handler are immutable, so an answer about a pod's UID is true for as
 long as the pod lives, however old it is. Therefore pods are kept by UID; classes are followed by name, because one
-can be deleted and made again. A watch of the node's pods fetches them
-ahead of the publishes, so that a pod that was seen can start while the API server is away; a publish for a pod that
-the watch has not brought asks directly. An object of the same name with another UID is another pod.
+can be deleted and made again. A watch of the node's pods fetches them ahead of the publishes, so that a pod that was
+seen can start while the API server is away; a publish for a pod that the watch has not brought asks directly. An
+object of the same name with another UID is another pod.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -24,9 +24,15 @@ class PodRuntimes:
     def __init__(self, api: KubernetesApi, node_name: str) -> None:
         self._api = api
         self._classes: Followed[Pod, str] = Followed(
-            api, Pod, _class_of, key=_uid, fields=f"spec.nodeName={node_name}"
+            api,
+            Pod,
+            lambda found: found.spec.runtime_class_name,
+            key=lambda found: found.metadata.uid,
+            fields=f"spec.nodeName={node_name}",
         )
-        self._handlers: Followed[RuntimeClass, str] = Followed(api, RuntimeClass, _handler_of)
+        self._handlers: Followed[RuntimeClass, str] = Followed(
+            api, RuntimeClass, lambda found: found.handler
+        )
 
     async def handler_of(self, pod: PodName) -> str:
         """The handler of the pod's RuntimeClass; empty for a pod without one.
@@ -36,13 +42,13 @@ class PodRuntimes:
         class_name = self._classes.known.get(pod.uid)
         if class_name is None:
             class_name = await self._ask_class(pod)
-            self._classes.learn(pod.uid, class_name)
+            self._classes.known[pod.uid] = class_name
         if not class_name:
             return ""
         handler = self._handlers.known.get(class_name)
         if handler is None:
             handler = await self._ask_handler(pod, class_name)
-            self._handlers.learn(class_name, handler)
+            self._handlers.known[class_name] = handler
         return handler
 
     def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
@@ -51,14 +57,14 @@ class PodRuntimes:
 
     async def _ask_class(self, pod: PodName) -> str:
         found = await self._api.get(Pod, pod.name, namespace=pod.namespace)
-        if found is None or _uid(found) != pod.uid:
+        if found is None or found.metadata.uid != pod.uid:
             raise errors.PeerUnavailable.named(
                 "PodUnknown",
                 f"the RuntimeClass of pod {pod} is not known",
                 why=f"the API server has no pod of that name with the UID {pod.uid}",
                 hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
             )
-        return _class_of(found)
+        return found.spec.runtime_class_name
 
     async def _ask_handler(self, pod: PodName, name: str) -> str:
         found = await self._api.get(RuntimeClass, name)
@@ -69,16 +75,4 @@ class PodRuntimes:
                 why=f"its RuntimeClass {name!r} does not exist",
                 hint="create the RuntimeClass, or correct the pod's runtimeClassName",
             )
-        return _handler_of(found)
-
-
-def _uid(pod: Pod) -> str:
-    return pod.metadata.uid
-
-
-def _class_of(pod: Pod) -> str:
-    return pod.spec.runtime_class_name
-
-
-def _handler_of(runtime_class: RuntimeClass) -> str:
-    return runtime_class.handler
+        return found.handler

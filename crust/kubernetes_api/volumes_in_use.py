@@ -17,7 +17,7 @@ is not there and a kubelet that never reported are not "nobody".
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -27,40 +27,21 @@ from crust.core.supervised import Reports
 from crust.kubernetes_api import following, out_of_service
 from crust.kubernetes_api.api import KubernetesApi, KubernetesApiUnavailable
 from crust.kubernetes_api.following import Followed
-from crust.kubernetes_api.objects import CSINode, Node, PersistentVolume, VolumeAttachment
+from crust.kubernetes_api.objects import (
+    CSINode,
+    CSISource,
+    Node,
+    PersistentVolume,
+    VolumeAttachment,
+    VolumeAttachmentSpec,
+)
 
 ABSENT_S = 300.0
 _MOST_NODES = 3
 """Requests of one detach. Only a call without a node id can need more: the CO then names each node."""
+_ABSENT = CSISource()
 _DEFERRING = (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
 _IF_DEAD = f"if the node is dead, taint it {out_of_service.TAINT}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    """A volume as its driver names it, and its crust.dev/defer."""
-
-    driver: str
-    volume_id: str
-    defer: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Attachment:
-    """Where a volume is attached, or is to be: the volume's object, or its source where the pod had it inline."""
-
-    driver: str
-    node: str
-    volume_name: str
-    inline: _Handle | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    """A node's ids, by driver. `uid` is that of the object, which goes with the Node object."""
-
-    uid: str
-    ids: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -84,14 +65,14 @@ class VolumesInUse:
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
     _absent: dict[str, _Absence] = field(default_factory=dict)
-    _attachments: Followed[VolumeAttachment, _Attachment] = field(init=False)
-    _volumes: Followed[PersistentVolume, _Handle | None] = field(init=False)
-    _registered: Followed[CSINode, _Registered] = field(init=False)
+    _attachments: Followed[VolumeAttachment, VolumeAttachmentSpec] = field(init=False)
+    _volumes: Followed[PersistentVolume, CSISource | None] = field(init=False)
+    _registered: Followed[CSINode, CSINode] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._attachments = Followed(self.api, VolumeAttachment, _attachment)
-        self._volumes = Followed(self.api, PersistentVolume, _handle)
-        self._registered = Followed(self.api, CSINode, _registered)
+        self._attachments = Followed(self.api, VolumeAttachment, lambda found: found.spec)
+        self._volumes = Followed(self.api, PersistentVolume, lambda found: found.spec.csi)
+        self._registered = Followed(self.api, CSINode, lambda found: found)
 
     def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
         """Keep attachments, volumes and the nodes' ids known while the block runs."""
@@ -120,24 +101,26 @@ class VolumesInUse:
                     f"the use of volume {volume_id[:128]}", followed.failure or "no answer yet"
                 )
 
-    def _handles(self, driver: str, volume_id: str) -> list[_Handle]:
+    def _handles(self, driver: str, volume_id: str) -> list[CSISource]:
         """The volume as its objects have it: several that people made may name one, and a node may use each."""
-        inline = (attachment.inline for attachment in self._attachments.known.values())
+        inline = map(_inline, self._attachments.known.values())
         return [
             handle
             for handle in (*self._volumes.known.values(), *inline)
-            if handle is not None and (handle.driver, handle.volume_id) == (driver, volume_id)
+            if handle is not None and (handle.driver, handle.volume_handle) == (driver, volume_id)
         ]
 
-    def _may_defer(self, handle: _Handle) -> bool:
-        return (handle.defer or self.default.value) in _DEFERRING
+    def _may_defer(self, handle: CSISource) -> bool:
+        said = handle.volume_attributes.get(deferral_keys.DEFER)
+        return (said or self.default.value) in _DEFERRING
 
     def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
         """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""
         ids = {
-            name: registered.ids[driver]
-            for name, registered in self._registered.known.items()
-            if driver in registered.ids
+            name: registered.node_id
+            for name, csi_node in self._registered.known.items()
+            for registered in csi_node.spec.drivers
+            if registered.name == driver
         }
         nodes = {name for name, known_id in ids.items() if node_id and known_id == node_id}
         if not nodes:
@@ -156,13 +139,14 @@ class VolumesInUse:
         """Where attachments of the volume are; else where those are of which it is not known what they attach."""
         own, unknown = set(), set()
         for attachment in self._attachments.known.values():
-            if attachment.driver != driver:
+            if attachment.attacher != driver:
                 continue
-            handle = attachment.inline or self._volumes.known.get(attachment.volume_name)
+            named = self._volumes.known.get(attachment.source.persistent_volume_name)
+            handle = _inline(attachment) or named
             if handle is None:
-                unknown.add(attachment.node)
-            elif handle.volume_id == volume_id:
-                own.add(attachment.node)
+                unknown.add(attachment.node_name)
+            elif handle.volume_handle == volume_id:
+                own.add(attachment.node_name)
         return own or unknown
 
     def _is_migrated(self, driver: str, nodes: Collection[str]) -> bool:
@@ -170,12 +154,12 @@ class VolumesInUse:
 
         Those have no attributes, and it takes the driver's name for them only in the attachment.
         """
-        return any(
-            attachment.volume_name in self._volumes.known
-            and self._volumes.known[attachment.volume_name] is None
+        names = (
+            attachment.source.persistent_volume_name
             for attachment in self._attachments.known.values()
-            if attachment.driver == driver and attachment.node in nodes
+            if attachment.attacher == driver and attachment.node_name in nodes
         )
+        return any(self._volumes.known.get(name, _ABSENT) is None for name in names)
 
     async def _check_node(self, name: str, driver: str, volume_id: str) -> None:
         node = await self.api.get(Node, name)
@@ -202,7 +186,7 @@ class VolumesInUse:
         A CSINode object that is there and was not before means that the node came back meanwhile.
         """
         registered = self._registered.known.get(name)
-        uid = registered.uid if registered is not None else ""
+        uid = registered.metadata.uid if registered is not None else ""
         absence = self._absent.get(name)
         if absence is None or uid not in ("", absence.uid):
             absence = self._absent[name] = _Absence(self.now(), uid)
@@ -217,22 +201,7 @@ def _unknown(volume_id: str, why: str, hint: str) -> errors.NotReady:
     return errors.NotReady.named("VolumeUseUnknown", what, why=why, hint=hint)
 
 
-def _handle(volume: PersistentVolume) -> _Handle | None:
-    csi = volume.spec.csi
-    if csi is None:
-        return None
-    return _Handle(
-        csi.driver, csi.volume_handle, csi.volume_attributes.get(deferral_keys.DEFER, "")
-    )
-
-
-def _attachment(attachment: VolumeAttachment) -> _Attachment:
-    spec = attachment.spec
-    inline = spec.source.inline_volume_spec
-    handle = _handle(PersistentVolume(spec=inline)) if inline is not None else None
-    return _Attachment(spec.attacher, spec.node_name, spec.source.persistent_volume_name, handle)
-
-
-def _registered(csi_node: CSINode) -> _Registered:
-    ids = {registered.name: registered.node_id for registered in csi_node.spec.drivers}
-    return _Registered(csi_node.metadata.uid, ids)
+def _inline(attachment: VolumeAttachmentSpec) -> CSISource | None:
+    """The volume of an attachment that Kubernetes migrated from a pod's in-tree source."""
+    inline = attachment.source.inline_volume_spec
+    return None if inline is None else inline.csi

@@ -79,7 +79,7 @@ def kind_of(name: str) -> type[KubernetesObject]:
 
 
 async def watched(server: Server, kind: type[KubernetesObject]) -> list[KubernetesObject]:
-    return [change.found async for change in server.api.watch(kind, "1")]
+    return [found async for found, _ in server.api.watch(kind, "1")]
 
 
 def test_all_recorded_objects_are_read_by_a_test() -> None:
@@ -96,7 +96,7 @@ async def test_recorded_object_is_read_alone_listed_and_watched(server: Server, 
     assert found.name == written["metadata"]["name"]
     assert found.metadata.uid == UID
     server.say({"kind": f"{written['kind']}List", "metadata": {}, "items": [written]})
-    assert (await server.api.listing(kind)).objects == (found,)
+    assert (await server.api.listing(kind))[0] == (found,)
     server.say(recorded("watch-bookmark"), {"type": "ADDED", "object": written})
     assert await watched(server, kind) == [found]
 
@@ -105,9 +105,9 @@ async def test_recorded_object_is_read_alone_listed_and_watched(server: Server, 
 async def test_recorded_list_is_read_with_its_version(server: Server, name: str) -> None:
     written = recorded(name)
     server.say(written)
-    listing = await server.api.listing(kind_of(name))
-    assert len(listing.objects) == len(written["items"] or [])
-    assert listing.version == written["metadata"]["resourceVersion"]
+    objects_of_kind, version = await server.api.listing(kind_of(name))
+    assert len(objects_of_kind) == len(written["items"] or [])
+    assert version == written["metadata"]["resourceVersion"]
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -135,8 +135,8 @@ async def test_page_of_a_list_is_continued(server: Server) -> None:
 
     transport = httpx2.MockTransport(answer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://it") as http:
-        listing = await KubernetesApi(http).listing(objects.CSINode)
-    assert [found.name for found in listing.objects] == ["cp-1", "cp-1", "worker-1"]
+        listed, _ = await KubernetesApi(http).listing(objects.CSINode)
+    assert [node.name for node in listed] == ["cp-1", "cp-1", "worker-1"]
     assert "continue=here" in server.asked[1]
 
 

@@ -329,7 +329,7 @@ async def test_node_that_registered_in_between_was_not_absent(
     with unknown("since 0 s"):
         await controller.ask(users)
     cluster.registered(NODE, uid="uid-2")
-    while users._registered.known[NODE].uid != "uid-2":  # noqa: ASYNC110 - nothing else tells
+    while users._registered.known[NODE].metadata.uid != "uid-2":  # noqa: ASYNC110 - nothing else tells
         await asyncio.sleep(0)
     controller.now = 300.0
     with unknown("since 0 s"):
