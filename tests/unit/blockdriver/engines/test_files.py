@@ -18,7 +18,7 @@ from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.node.node_state import Published
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
-from crust.host.process import boot
+from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import create_request
 from tests.support.drivers import driver_state, memory_backend
@@ -311,7 +311,7 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
     state = driver_state.opened(tmp_path)
     made = await state.controller_rules.provisioner.create(driver_state.create())
     run = tmp_path / "run"
-    for each in (run / boot.boot_id() / "staged", *(tmp_path / each for each in DIRECTORIES)):
+    for each in (run / sysfs.boot_id() / "staged", *(tmp_path / each for each in DIRECTORIES)):
         (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
     (run / OTHER_BOOT / "staged" / "directory" / "in it").mkdir(parents=True)
     state.stores.pool.home.let_go()
