@@ -19,10 +19,7 @@ from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.filesystems.filesystem_preparation import (
-    FilesystemPreparation,
-    ToolLocks,
-)
+from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
@@ -71,6 +68,7 @@ from crust.core.settings.driver import (
 )
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
+from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process.workers import Workers
 from crust.rpc.messages import limits
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.settlement import VolumeSettlement
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
-from crust.blockdriver.node.filesystems.filesystem_preparation import ToolLocks
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -24,6 +23,7 @@ from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
 from crust.blockdriver.snapshots.recovery import SnapshotRecovery
 from crust.core import errors, metrics, operations, volumes
+from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
 

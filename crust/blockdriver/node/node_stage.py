@@ -20,12 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
-from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.node.filesystems.filesystem_preparation import (
-    FilesystemPreparation,
-    ToolLock,
-    ToolLocks,
-)
+from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check
@@ -34,6 +29,8 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.records import Records
 from crust.core import deferral_keys, errors, volumes
+from crust.host.filesystems import format_decision
+from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
 from crust.host.process import workers
 
 
@@ -90,7 +87,7 @@ class NodeStage:
 
         Raises `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
         `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the
-        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
+        `VolumeInUseByTool`, the errors of `format_decision.judge`, and of the engine and the filesystem's
         tools.
         """
         begun = await workers.run(self._begin, request)

@@ -4,90 +4,25 @@ The content record comes first, always: "formatting" is durable before mkfs runs
 A record that somebody else wrote meanwhile is refused there (`RecordChanged`), so nothing is made or cleared on
 the word of a stale one.
 
-A lock per volume that lives as long as any program that this driver started on it.
-
-A driver that is killed leaves its mkfs or e2fsck running, perhaps stuck on a slow disk, and not every one of them
-holds the device exclusively: mkfs.btrfs writes through a plain descriptor. So each program inherits two descriptors:
-a lock, and the open device. The next driver refuses to stage the volume until the last copy of the lock is closed,
-and the kernel does not detach the device, so that no other volume gets it, until its last copy is.
-
-One file of no size serves all volumes: a volume's lock is one byte of it, at an offset made from its id. The lock is
-shared and the file open for reading only, because a confined program gets it too. That is enough: one driver has the
-pool at a time, so the question is never who comes first, only whether anybody is left.
+Each program that runs has the volume's lock (`crust.host.filesystems.tool_locks`) and the open device.
 """
 
 import functools
-import hashlib
 import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
-from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
-from crust.core import errors, volumes
+from crust.core import volumes
 from crust.host.block import devices, in_use, signatures
-from crust.host.files import ofdlocks
-from crust.host.files.held_directory import Place
-from crust.host.filesystems import fsck, mkfs, superblocks
+from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
+from crust.host.filesystems.tool_locks import ToolLock
 from crust.host.mounts import device_mounts
-from crust.host.process import oserrors, workers
-
-_OFFSET_BYTES = 7
-"""A file offset has 63 bits."""
-
-
-class ToolLock:
-    """The lock of one volume. Programs inherit `fd`."""
-
-    def __init__(self, fd: int, offset: int) -> None:
-        self.fd = fd
-        self._offset = offset
-
-    def __enter__(self) -> "ToolLock":
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """After an error a program may be left: closing ends the lock only with the last copy."""
-        try:
-            if kind is None:
-                # All programs have ended; a child of another volume that has not executed yet may have a copy.
-                ofdlocks.unlock(self.fd, at=self._offset)
-        finally:
-            os.close(self.fd)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolLocks:
-    """The locks of a pool's volumes, in the file `path` on the pool. Methods block."""
-
-    path: Place
-
-    def take(self, volume_id: volumes.VolumeId) -> ToolLock:
-        """Lock the volume for the programs that are to run on it. Raises `VolumeInUseByTool`."""
-        offset = int.from_bytes(hashlib.sha256(volume_id.encode()).digest()[:_OFFSET_BYTES])
-        with oserrors.translating(f"cannot open {self.path}"):
-            flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(self.path, flags, 0o600)
-        try:
-            if ofdlocks.is_locked(fd, at=offset):
-                raise errors.OperationPending.named(
-                    "VolumeInUseByTool",
-                    f"{volume_id} is still in use",
-                    why=(
-                        "a program that an earlier driver process started on it, mkfs or e2fsck, has "
-                        "not ended"
-                    ),
-                    hint="retry; if it never ends, check whether the disk hangs",
-                )
-            ofdlocks.hold_shared(fd, at=offset)
-        except BaseException:
-            os.close(fd)
-            raise
-        return ToolLock(fd, offset)
+from crust.host.process import workers
 
 
 def _judge(
@@ -152,7 +87,7 @@ def _judge_unknown(
         fs_type,
         signatures.Blank() if zeros else probe(device),
         is_blank=lambda: zeros or devices.is_blank(device),
-        left=lambda: superblocks.read(device, content.fs_type),
+        left=lambda fs_type: superblocks.read(device, fs_type),
     )
 
 
@@ -160,7 +95,7 @@ def _clear_interrupted(content: ContentRecord, device: str) -> None:
     """Zero what an interrupted mkfs left, but never a complete filesystem, which may have been used."""
     found = signatures.probe_untrusted(device)
     action = format_decision.judge_interrupted(
-        content, found, left=lambda: superblocks.read(device, content.fs_type)
+        content, found, left=lambda fs_type: superblocks.read(device, fs_type)
     )
     if action is format_decision.Action.CLEAR_AND_MAKE:
         devices.zero_device(device)

@@ -13,16 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Access, NoHostDevice
-from crust.blockdriver.node.filesystems import format_decision
-from crust.blockdriver.node.filesystems.filesystem_preparation import (
-    FilesystemPreparation,
-    ToolLock,
-    ToolLocks,
-)
+from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.core import errors, volumes
+from crust.host.filesystems import format_decision
+from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
 from crust.host.process import workers
 
 
@@ -51,7 +48,7 @@ class HostImage:
         filesystem needs before a mount: `prepare` it then, and call again.
 
         Raises what `PublishCheck.check_rules` raises, the engine's `NoHostDevice` and others,
-        `tool_lock.VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
+        `VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
         """
         staged = self.node_state.staged(request.volume_id)
         if staged is None or not staged.host:

@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records
 from crust.core import volumes
 from crust.host.block import loop
-from crust.host.filesystems import superblocks
+from crust.host.filesystems import format_decision, superblocks
 from crust.host.process import commands
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.faults.syncs import recorded

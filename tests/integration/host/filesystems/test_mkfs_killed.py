@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node.filesystems import format_decision
 from crust.blockdriver.records.models import ContentRecord
 from crust.host.block import signatures
-from crust.host.filesystems import mkfs, superblocks, supported
+from crust.host.filesystems import format_decision, mkfs, superblocks, supported
 from tests.integration.host.conftest import MIB, Attach
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -65,7 +64,7 @@ def _decision(content: ContentRecord, device: str) -> format_decision.Action:
     return format_decision.judge_interrupted(
         content,
         signatures.probe_untrusted(device),
-        left=lambda: superblocks.read(device, content.fs_type),
+        left=lambda fs_type: superblocks.read(device, fs_type),
     )
 
 

@@ -15,11 +15,35 @@ A volume that guests had may have a filesystem of theirs while its record still 
 
 import enum
 from collections.abc import Callable
+from typing import Protocol
 
-from crust.blockdriver.records.models import ContentRecord
 from crust.core import errors
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
+
+
+class Content(Protocol):
+    """What a driver has recorded of a volume's content: the first source."""
+
+    @property
+    def volume_id(self) -> str:
+        """The volume, for messages."""
+
+    @property
+    def state(self) -> str:
+        """ "new", "formatting", "formatted" or "raw"."""
+
+    @property
+    def fs_type(self) -> str:
+        """The filesystem that was made, or is being made; empty otherwise."""
+
+    @property
+    def planned_uuid(self) -> str:
+        """The UUID of the filesystem that is being made; empty otherwise."""
+
+    @property
+    def in_guest(self) -> bool:
+        """Whether a guest could ever write the content."""
 
 
 class ContentInDoubt(errors.Corrupt):
@@ -47,21 +71,21 @@ class Action(enum.Enum):
 
 
 def judge(
-    content: ContentRecord,
+    content: Content,
     wanted: str,
     found: signatures.Signature,
     *,
     is_blank: Callable[[], bool],
-    left: Callable[[], superblocks.Superblock],
+    left: Callable[[str], superblocks.Superblock],
 ) -> Action:
     """The action after which the volume has the filesystem `wanted`.
 
     `is_blank` looks at every place where a superblock could be; it is asked only when the answer may be to format.
-    `left` reads the superblock that an interrupted mkfs may have left.
+    `left` reads the superblock of the type that was found: an interrupted mkfs may have left it.
     Raises `ContentInDoubt`, `FormattedDifferently`, `NoFilesystemOnDevice`.
     """
     if content.state == "new":
-        return _judge_new(content, wanted, found, is_blank)
+        return _judge_new(content, wanted, found, is_blank, left)
     if content.state == "formatting":
         action = judge_interrupted(content, found, left=left)
         if action is Action.ADOPT:
@@ -83,20 +107,24 @@ def judge(
 
 
 def _judge_new(
-    content: ContentRecord,
+    content: Content,
     wanted: str,
     found: signatures.Signature,
     is_blank: Callable[[], bool],
+    left: Callable[[str], superblocks.Superblock],
 ) -> Action:
     if isinstance(found, signatures.Blank) and is_blank():
         return Action.MAKE
+    what = "data without a signature" if isinstance(found, signatures.Blank) else describe(found)
     if content.in_guest and isinstance(found, signatures.Filesystem):
-        _check_wanted(content, found.type, wanted)  # a guest has made it
-        return Action.KEEP
-    raise ContentInDoubt(content.volume_id, "that it was never used", describe(found))
+        _check_wanted(content, found.type, wanted)  # somebody else has made it
+        if left(found.type).complete:
+            return Action.KEEP
+        what = f"{found.type} whose mkfs was interrupted"
+    raise ContentInDoubt(content.volume_id, "that it was never used", what)
 
 
-def _check_wanted(content: ContentRecord, present: str, wanted: str) -> None:
+def _check_wanted(content: Content, present: str, wanted: str) -> None:
     if present != wanted:
         raise errors.NotReady.named(
             "FormattedDifferently",
@@ -107,16 +135,16 @@ def _check_wanted(content: ContentRecord, present: str, wanted: str) -> None:
 
 
 def judge_interrupted(
-    content: ContentRecord,
+    content: Content,
     found: signatures.Signature,
     *,
-    left: Callable[[], superblocks.Superblock],
+    left: Callable[[str], superblocks.Superblock],
 ) -> Action:
     """CLEAR_AND_MAKE or ADOPT for a volume whose record says "formatting". Raises `ContentInDoubt`."""
     if isinstance(found, signatures.Blank):
         return Action.CLEAR_AND_MAKE
     if isinstance(found, signatures.Filesystem) and found.type == content.fs_type:
-        superblock = left()
+        superblock = left(found.type)
         if not superblock.complete:
             return Action.CLEAR_AND_MAKE
         if content.planned_uuid and superblock.uuid == content.planned_uuid:
