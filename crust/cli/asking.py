@@ -20,9 +20,10 @@ from crust.core import errors
 from crust.host.process import workers
 from crust.rpc import channel
 from crust.rpc import status as codes
+from crust.rpc.call import Metadata
 from crust.rpc.messages import extensions
 from crust.rpc.port import SocketPort, stub
-from crust.rpc.status import Metadata, PeerStatus
+from crust.rpc.status import PeerStatus
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stubs only

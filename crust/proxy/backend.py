@@ -5,11 +5,10 @@ metadata is the caller's with the opt-in to deferral added. A status of the shim
 (`PeerStatus`), and the CSI service passes it on.
 """
 
-from crust.rpc.call import Call
+from crust.rpc.call import Call, Metadata
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, stub
-from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2_grpc
 
 TIMEOUT_S = 110.0

@@ -12,6 +12,7 @@ import grpc
 from crust.core import errors, volumes
 from crust.proxy.handlers import Handler
 from crust.rpc import port, status
+from crust.rpc.call import volume_metadata
 from crust.rpc.messages import crust_v1
 from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
@@ -117,7 +118,7 @@ async def _call(
     """`limit_s` is for this kind of call, and `left_s` is what the caller has left."""
     timeout_s = limit_s if left_s is None else min(limit_s, left_s)
     try:
-        return await method(request, timeout=timeout_s, metadata=port.volume_metadata())
+        return await method(request, timeout=timeout_s, metadata=volume_metadata())
     except PeerStatus as refusal:
         raise _error(handler, refusal) from refusal
     except asyncio.CancelledError as err:

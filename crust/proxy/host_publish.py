@@ -19,8 +19,8 @@ from crust.proxy.entries import Entries
 from crust.proxy.guard import Targets, devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.target import Target
+from crust.rpc.call import Metadata
 from crust.rpc.outcome import Residue
-from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
 _KUBELETS_RAW = "plugins/kubernetes.io/csi/volumeDevices/publish"

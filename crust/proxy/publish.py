@@ -44,10 +44,11 @@ from crust.proxy.target import (
 )
 from crust.proxy.unpublish import Unpublish, unfinished
 from crust.rpc import outcome
+from crust.rpc.call import Metadata
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import Metadata, PeerStatus
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"

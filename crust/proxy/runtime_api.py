@@ -28,8 +28,8 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.rpc import outcome
-from crust.rpc.call import Call
-from crust.rpc.messages import call_fields, crust_v1, limits
+from crust.rpc.call import Call, name_volume
+from crust.rpc.messages import crust_v1, limits
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2
 
@@ -189,7 +189,7 @@ class RuntimeApi:
     def _expect(self, text: str) -> Record:
         target = volumes.TargetPath.parse(text, role="volume_target_path")
         record = self._entries.table.expect(target.text)
-        call_fields.name_volume(record.key.driver, record.key.volume_id)
+        name_volume(record.key.driver, record.key.volume_id)
         return record
 
     async def _in_sandbox(self, record: Record) -> Handler | None:

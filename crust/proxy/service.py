@@ -18,10 +18,9 @@ from crust.proxy.runtime_api import RuntimeApi
 from crust.proxy.table import Table
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
-from crust.rpc.call import Call
+from crust.rpc.call import Call, Metadata
 from crust.rpc.messages import csi, limits, requests
 from crust.rpc.serving.service import Methods, parsed
-from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
 _LOOK_S = 100.0

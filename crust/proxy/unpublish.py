@@ -23,7 +23,7 @@ from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
 from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
 from crust.proxy.target import Unpublish as Plan
-from crust.rpc.status import Metadata
+from crust.rpc.call import Metadata
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)

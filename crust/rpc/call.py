@@ -1,10 +1,24 @@
-"""One call, served or made: what its caller sends beside the request, and what goes back beside the answer."""
+"""One call, served or made: what its caller sends beside the request, what goes back beside the answer, its fields.
 
+The fields are those of every log line about the call: its request id, the driver, the volume and the target. The id
+is made by the first process of crust that the call reaches, and travels to the next ones as gRPC metadata, as the
+trace does. Everything else is read from the request when the call begins. The request, which may have secrets, is not
+kept.
+"""
+
+import copy
+import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
-from crust.rpc.status import Metadata
+from google.protobuf.message import Message
 
+from crust.core import logs, traces
+from crust.rpc.messages import requests
+
+Metadata = tuple[tuple[str, str | bytes], ...]
 Begun = Callable[[Metadata], Awaitable[None]]
 
 
@@ -48,3 +62,107 @@ class Call:
         self.initial = initial
         if self._begun is not None:
             await self._begun(initial)
+
+
+_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
+
+
+def pairs(metadata: Any) -> Metadata:
+    """gRPC's metadata without that of a connection."""
+    return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)
+
+
+ID_KEY = "crust-request-id"
+VOLUME_KEY = "crust-volume-bin"
+"""The driver and the volume's id, for a peer whose requests have the target alone: a runtime handler."""
+
+_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_TEXT_MAX = 256
+_FIELDS = {
+    "volume_id": "volume_id",
+    "source_volume_id": "volume_id",
+    "name": "volume_name",
+    "snapshot_id": "snapshot_id",
+    "group_snapshot_id": "group_snapshot_id",
+    "target_path": "target",
+    "volume_path": "target",
+    "volume_target_path": "target",
+    "volume_publish_path": "target",
+    "staging_target_path": "target",
+}
+"""Field of a request to key of a log line; the first one that is set is taken."""
+
+
+class CallFields(dict[str, str]):
+    """The fields of one call, by the keys of a log line. They never change: a thread may be writing a line."""
+
+    def __init__(
+        self,
+        method: str,
+        request: Message | bytes,
+        driver: str = "",
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+    ) -> None:
+        request_id = ""
+        for key, value in metadata:
+            if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
+                request_id = value
+            elif key == VOLUME_KEY and isinstance(value, bytes):
+                name, _, volume_id = value.decode("utf-8", "replace").partition("\0")
+                self.update(driver=name, volume_id=volume_id)
+        if driver:
+            self.setdefault("driver", driver)
+        message = requests.decoded(method, request) if isinstance(request, bytes) else request
+        if message is not None:
+            _read(message, self)
+        self["request_id"] = request_id or secrets.token_hex(6)
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call."""
+        return self["request_id"]
+
+
+def name_volume(driver: str, volume_id: str) -> None:
+    """Name the volume of the call that is being served, whose request has the target alone."""
+    fields = current_fields()
+    if fields is not None:
+        named = copy.copy(fields)
+        named.update(driver=driver, volume_id=volume_id)
+        logs.context.set(named)
+
+
+def _read(request: Message, into: dict[str, str]) -> None:
+    known = request.DESCRIPTOR.fields_by_name
+    for field, key in _FIELDS.items():
+        if field in known and key not in into:
+            value = getattr(request, field)
+            if value and isinstance(value, str):
+                into[key] = value[:_TEXT_MAX]
+
+
+def current_fields() -> CallFields | None:
+    """The fields of the call that is being served."""
+    fields = logs.context.get()
+    return fields if isinstance(fields, CallFields) else None
+
+
+def volume_metadata() -> Metadata:
+    """Which volume the call is about that is being served, for a peer that only gets its target."""
+    fields = logs.context.get() or {}
+    if "volume_id" not in fields:
+        return ()
+    named = f"{fields.get('driver', '')}\0{fields['volume_id']}"
+    return ((VOLUME_KEY, named.encode()),)
+
+
+def identified(metadata: Metadata) -> Metadata:
+    """The metadata with the id and the span of the call that is being served; as it is outside of a call."""
+    fields = logs.context.get()
+    if fields is None or "request_id" not in fields:
+        return metadata
+    own = {ID_KEY: fields["request_id"]}
+    if span := traces.traceparent():
+        own[traces.KEY] = span
+    kept = (pair for pair in metadata if pair[0] not in own)
+    return (*kept, *own.items())

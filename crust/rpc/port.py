@@ -20,11 +20,10 @@ from typing import Any, Self, TypeVar, cast
 import grpc
 import grpc.aio
 
-from crust.core import errors, logs, traces
+from crust.core import errors
 from crust.rpc import channel
-from crust.rpc.call import Begun, Call
-from crust.rpc.messages import call_fields
-from crust.rpc.status import Metadata, PeerStatus, pairs
+from crust.rpc.call import Begun, Call, Metadata, identified, pairs
+from crust.rpc.status import PeerStatus
 
 Stub = TypeVar("Stub")
 
@@ -276,24 +275,3 @@ class _Codec:
                     yield response_deserializer(answer)
 
         return ask
-
-
-def volume_metadata() -> Metadata:
-    """Which volume the call is about that is being served, for a peer that only gets its target."""
-    fields = logs.context.get() or {}
-    if "volume_id" not in fields:
-        return ()
-    named = f"{fields.get('driver', '')}\0{fields['volume_id']}"
-    return ((call_fields.VOLUME_KEY, named.encode()),)
-
-
-def identified(metadata: Metadata) -> Metadata:
-    """The metadata with the id and the span of the call that is being served; as it is outside of a call."""
-    fields = logs.context.get()
-    if fields is None or "request_id" not in fields:
-        return metadata
-    own = {call_fields.ID_KEY: fields["request_id"]}
-    if span := traces.traceparent():
-        own[traces.KEY] = span
-    kept = (pair for pair in metadata if pair[0] not in own)
-    return (*kept, *own.items())

@@ -9,7 +9,7 @@ gets them only if its caller asks for them.
 """
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,6 +17,7 @@ from google.protobuf import message as protobuf
 from google.rpc import error_details_pb2, status_pb2
 
 from crust.core import credentials, errors, logs
+from crust.rpc.call import Call, Metadata
 from crust.rpc.messages import extensions
 
 DOMAIN = "crust.dev"
@@ -54,23 +55,8 @@ _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
 }
 
 
-Metadata = tuple[tuple[str, str | bytes], ...]
-
-_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
-
 PEER_TEXT_MAX_BYTES = 64 << 10
 """Of a peer's status text: as much as passes on unchanged (D-24)."""
-
-
-def pairs(metadata: Any) -> Metadata:
-    """gRPC's metadata without that of a connection."""
-    return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)
-
-
-class Caller(extensions.Caller, Protocol):
-    """The call that is answered."""
-
-    method: str
 
 
 class PeerStatus(errors.CrustError):
@@ -130,7 +116,7 @@ def branch_of(kind: type[errors.CrustError]) -> type[errors.CrustError]:
     return next((each for each in kind.__mro__ if each in CODES), errors.RuntimeFailed)
 
 
-def of(error: errors.CrustError, call: Caller) -> PeerStatus:
+def of(error: errors.CrustError, call: Call) -> PeerStatus:
     """The status that answers a call with `error`: its code, its name and sentence, and ErrorInfo.
 
     The status of a peer is the answer as it is.

@@ -21,8 +21,7 @@ import grpc
 import crust
 from crust.core import credentials, errors, traces
 from crust.rpc import status
-from crust.rpc.call import Call
-from crust.rpc.messages import call_fields
+from crust.rpc.call import Call, current_fields
 from crust.rpc.status import PeerStatus
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _parent(call: Call) -> str:
 def _end(span: "Span | None", code: grpc.StatusCode, error_name: str = "") -> None:
     if span is None or not span.is_recording():
         return
-    fields: Mapping[str, str] = call_fields.current() or {}
+    fields: Mapping[str, str] = current_fields() or {}
     for field, attribute in _ATTRIBUTES.items():
         if field in fields:
             span.set_attribute(attribute, credentials.shown(fields[field]))

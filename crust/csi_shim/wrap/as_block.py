@@ -11,9 +11,9 @@ the vendor's keys.
 
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
+from crust.rpc.call import Metadata
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, stub
-from crust.rpc.status import Metadata
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
 TIMEOUT_S = 100.0

@@ -17,10 +17,11 @@ from crust.csi_shim.wrap.as_block import InnerNode
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.process import workers
 from crust.rpc import outcome
+from crust.rpc.call import Metadata
 from crust.rpc.messages import limits, redaction
 from crust.rpc.outcome import Residue
 from crust.rpc.serving.service import known_error
-from crust.rpc.status import Metadata, PeerStatus
+from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)

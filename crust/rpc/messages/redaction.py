@@ -18,7 +18,7 @@ from google.protobuf import descriptor
 from google.protobuf.message import Message
 
 from crust.core import credentials
-from crust.rpc.messages import call_fields
+from crust.rpc.messages import requests
 from crust.wire import pool
 from crust.wire.csi.v1 import csi_pb2
 
@@ -83,7 +83,7 @@ def without_secrets(text: str, method: str, request: object) -> str:
     message or its bytes.
     """
     text = text[: 2 * credentials.SHOWN_MAX_CHARS]
-    message = call_fields.decoded(method, request) if isinstance(request, bytes) else request
+    message = requests.decoded(method, request) if isinstance(request, bytes) else request
     if isinstance(message, Message):
         for value in sorted(_secrets(message), key=len, reverse=True):
             pattern = (

@@ -20,11 +20,11 @@ from crust.core.supervised import supervised
 from crust.host.files import flocks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel
-from crust.rpc.call import Call
+from crust.rpc.call import Call, pairs
 from crust.rpc.serving import sockets
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.service import Service
-from crust.rpc.status import PeerStatus, pairs
+from crust.rpc.status import PeerStatus
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf import descriptor, message_factory
+from prometheus_client import Histogram
 
-from crust.core import errors, logs, traces
+from crust.core import errors, logs, metrics, traces
 from crust.rpc import status, tracing
-from crust.rpc.call import Call
-from crust.rpc.messages import call_fields, limits, requests
+from crust.rpc.call import Call, CallFields, current_fields
+from crust.rpc.messages import limits, redaction, requests
 from crust.rpc.messages.requests import Request
 from crust.rpc.port import Port
-from crust.rpc.serving.call_record import CallRecord
 from crust.rpc.serving.health import Health
 from crust.rpc.status import PeerStatus
 
@@ -39,6 +39,26 @@ class Methods(NamedTuple):
 
     unary: Mapping[str, Unary] = {}
     streams: Mapping[str, Stream] = {}
+
+
+_UNKNOWN = "other"
+"""The metric's label for unknown methods that pass."""
+
+QUIET = frozenset({"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetCapabilities"})
+"""Called several times per operation by a kubelet: logged at DEBUG."""
+
+_OF_OPERATORS = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
+"""An operator who looks leaves no line in the log, and a Watch that its reader ends is no failure."""
+
+_CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} | {
+    grpc.StatusCode.OK: "OK",
+    grpc.StatusCode.CANCELLED: "Canceled",
+}
+"""The names that a kubelet's metrics have for the codes."""
+
+_FINE = frozenset({grpc.StatusCode.OK})
+_OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
+"""Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
 class UnexpectedError(errors.RuntimeFailed):
@@ -60,13 +80,87 @@ def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
     """The error itself, or an `UnexpectedError` in the place of one that crust does not know, which is logged."""
     if isinstance(error, errors.CrustError):
         return error
-    fields = call_fields.current()
+    fields = current_fields()
     request_id = fields.request_id if fields else ""
     # in the message, too: a process of an author has the standard logging, which shows no extra fields
     _log.error(
         "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
     )
     return UnexpectedError(rpc, server, request_id)
+
+
+class _Record:
+    """Counts and logs the calls of one method of the part `server`; `driver` has the CSI driver whose calls they are.
+
+    An inner call is made by this process for a call that it got: its line is for DEBUG, and it is not counted.
+    """
+
+    def __init__(
+        self, server: str, driver: Callable[[], str], method: str, *, is_inner: bool
+    ) -> None:
+        self._server = server
+        self._driver = driver
+        self._is_inner = is_inner
+        self.rpc = method.rpartition("/")[2]
+        is_look = method.startswith(_OF_OPERATORS)
+        self.is_quiet = is_look or self.rpc in QUIET
+        self._fine = _FINE | {grpc.StatusCode.CANCELLED} if is_look else _FINE
+        self._method = method
+        self._is_csi = method.startswith("/csi.")
+        # the caller chooses the name of an unknown method that passes, and a metric would keep that name for good
+        self._counted_as = method if requests.is_known(method) else _UNKNOWN
+        self._timers: dict[tuple[str, grpc.StatusCode], Histogram] = {}
+        self._level = logging.DEBUG if is_inner or self.is_quiet else logging.INFO
+
+    def record(
+        self,
+        request: bytes,
+        started_s: float,
+        code: grpc.StatusCode = grpc.StatusCode.OK,
+        error: Mapping[str, str] | None = None,
+    ) -> None:
+        """Count and log a call that has ended; `error` has the log fields of a failure."""
+        elapsed_s = time.monotonic() - started_s
+        if self._is_csi and not self._is_inner:
+            self._timer(code).observe(elapsed_s)
+        level = self._level_of(code)
+        if _log.isEnabledFor(level):
+            self._log_served(level, request, elapsed_s, code, error or {})
+
+    def _timer(self, code: grpc.StatusCode) -> Histogram:
+        key = (self._driver() or metrics.UNKNOWN_DRIVER, code)
+        if key not in self._timers:
+            labels = (key[0], self._counted_as, _CODES[code], "false")
+            self._timers[key] = metrics.csi_operations.labels(*labels)
+        return self._timers[key]
+
+    def _level_of(self, code: grpc.StatusCode) -> int:
+        """Refusals are warnings. An inner call's failure is the outer one's, too."""
+        if self._is_inner or code in self._fine:
+            return self._level
+        return logging.ERROR if code in _OURS else logging.WARNING
+
+    def _log_served(
+        self,
+        level: int,
+        request: bytes,
+        elapsed_s: float,
+        code: grpc.StatusCode,
+        error: Mapping[str, str],
+    ) -> None:
+        extra: dict[str, Any] = {
+            "rpc": self.rpc,
+            "server": self._server,
+            "code": code.name,
+            "ms": round(elapsed_s * 1000, 1),
+            **error,
+        }
+        if "error" in extra:
+            extra["error"] = redaction.without_secrets(extra["error"], self._method, request)
+        if _log.isEnabledFor(logging.DEBUG):
+            message = requests.decoded(self._method, request)
+            extra["request"] = None if message is None else redaction.describe(message)
+        _log.log(level, "served", extra=extra)
 
 
 class Service:
@@ -92,11 +186,11 @@ class Service:
         self._streams = {key: each for part in methods for key, each in part.streams.items()}
         self._others = others
         self._admit = admit
-        self._records: dict[tuple[str, bool], CallRecord] = {}
+        self._records: dict[tuple[str, bool], _Record] = {}
 
     def is_unary(self, method: str) -> bool:
         """Whether the method is known to have one answer."""
-        passes = self._others is not None and call_fields.is_unary(method)
+        passes = self._others is not None and requests.is_unary(method)
         return method in self._unary or passes
 
     def streams(self, method: str) -> bool:
@@ -138,9 +232,9 @@ class Service:
 
     def _begin(self, call: Call, data: bytes, *, is_inner: bool) -> Mapping[str, str] | None:
         around = logs.context.get()
-        if not is_inner or call_fields.current() is None:
+        if not is_inner or current_fields() is None:
             metadata = call.invocation_metadata()
-            logs.context.set(call_fields.CallFields(call.method, data, self.driver(), metadata))
+            logs.context.set(CallFields(call.method, data, self.driver(), metadata))
         return around
 
     async def _run(self, call: Call, data: bytes) -> bytes:
@@ -162,16 +256,16 @@ class Service:
             raise no_method()
         return self._others.stream(call, data)
 
-    def _record(self, method: str, is_inner: bool) -> CallRecord:  # noqa: FBT001
+    def _record(self, method: str, is_inner: bool) -> _Record:  # noqa: FBT001
         record = self._records.get((method, is_inner))
         if record is None:
-            record = CallRecord(self.name, self.driver, method, is_inner=is_inner)
+            record = _Record(self.name, self.driver, method, is_inner=is_inner)
             if self.is_unary(method):  # callers choose other names, without a bound
                 self._records[method, is_inner] = record
         return record
 
     def _refuse(
-        self, call: Call, data: bytes, record: CallRecord, started_s: float, error: BaseException
+        self, call: Call, data: bytes, record: _Record, started_s: float, error: BaseException
     ) -> NoReturn:
         """Record a call that failed, and raise its status; the cancellation itself if the caller has gone away.
 

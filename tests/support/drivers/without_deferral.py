@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust.rpc.call import Call
+from crust.rpc.call import Call, Metadata, pairs
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port, SocketPort
-from crust.rpc.status import Metadata, PeerStatus, pairs
+from crust.rpc.status import PeerStatus
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

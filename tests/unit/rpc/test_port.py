@@ -332,14 +332,14 @@ async def test_any_other_path_is_a_socket(root: str, stack: AsyncExitStack) -> N
 async def test_call_through_three_parts_has_one_line_and_one_id(
     root: str, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
-    caplog.set_level(level, "crust.rpc.serving.call_record")
+    caplog.set_level(level, "crust.rpc.serving.service")
     ids: list[str] = []
 
     def note(_: logging.LogRecord) -> bool:
         ids.append(request_id())
         return True
 
-    logger = logging.getLogger("crust.rpc.serving.call_record")
+    logger = logging.getLogger("crust.rpc.serving.service")
     logger.addFilter(note)
     stack.callback(logger.removeFilter, note)
 

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from crust.core import logs
+from crust.rpc.call import CallFields
 from crust.rpc.messages import redaction
-from crust.rpc.messages.call_fields import CallFields
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import handlers_pb2
 from tests.support.co import capability as capability_of

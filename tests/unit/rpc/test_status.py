@@ -92,7 +92,7 @@ def _of_peer(code: grpc.StatusCode, message: str, raw: bytes = b"") -> PeerStatu
     return PeerStatus(code, message, (("grpc-status-details-bin", raw),) if raw else ())
 
 
-@pytest.mark.parametrize("residue", [Residue.EXISTS, Residue.OTHER, Residue.UNKNOWN])
+@pytest.mark.parametrize("residue", [Residue.EXISTS, Residue.OTHER])
 @pytest.mark.parametrize("branch", status.CODES)
 def test_publish_that_left_something_has_no_final_code_but_already_exists(
     branch: type[errors.CrustError], residue: Residue
@@ -132,7 +132,7 @@ def test_answer_keeps_sentence_and_name() -> None:
 
 def test_drivers_status_that_may_pass_is_the_same_object() -> None:
     error = PeerStatus(Code.RESOURCE_EXHAUSTED, "no slot")
-    assert outcome.answer("NodePublishVolume", error, Residue.UNKNOWN) is error
+    assert outcome.answer("NodePublishVolume", error, Residue.EXISTS) is error
     assert not outcome.is_final(error)
 
 

@@ -13,7 +13,7 @@ import pytest
 from crust.core import logs, operations, traces
 from crust.host.process import workers
 from crust.host.process.workers import Workers
-from crust.rpc import port, tracing
+from crust.rpc import call, tracing
 from crust.rpc.driver_facts import DriverFacts
 from crust.rpc.port import SocketPort
 from crust.rpc.serving.health import Health
@@ -40,7 +40,7 @@ def test_no_span_is_sent_while_tracing_is_off() -> None:
     try:
         with traces.span("Anything") as span:
             assert span is None
-            assert port.identified(()) == (("crust-request-id", "abc"),)
+            assert call.identified(()) == (("crust-request-id", "abc"),)
     finally:
         logs.context.reset(around)
 
