@@ -9,12 +9,12 @@ goes to the driver first and then there.
 from crust.core import volumes
 from crust.rpc import status
 from crust.rpc.call import Call
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import crust_v1, csi, limits
 from crust.rpc.port import Port, stub
 from crust.rpc.serving.service import Methods, parsed
 from crust.rpc.status import PeerStatus
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 STATS_TIMEOUT_S = 10.0
@@ -63,11 +63,9 @@ class Deferral:
     """Answers the flagged calls of a driver that defers by itself."""
 
     def __init__(
-        self, driver: Port, facts: DriverFacts, runtime: RuntimeClient, *, report_condition: bool
+        self, driver: CsiDriver, runtime: RuntimeClient, *, report_condition: bool
     ) -> None:
         self._driver = driver
-        self._facts = facts
-        self._node = stub(csi_pb2_grpc.NodeStub, driver)
         self._runtime = runtime
         self._report_condition = report_condition
 
@@ -87,21 +85,21 @@ class Deferral:
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         if request.defer_fs_ops:
-            await self._facts.check_defers(call.time_remaining())
-        return await self._driver.forward(call, data)
+            await self._driver.check_defers(call.time_remaining())
+        return await self._driver.port.forward(call, data)
 
     async def _stats_or_pass(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, data: bytes, call: Call
     ) -> bytes:
         if not request.defer_fs_ops:
-            return await self._driver.forward(call, data)
+            return await self._driver.port.forward(call, data)
         return await self.stats(request)
 
     async def _expand_or_pass(
         self, request: csi_pb2.NodeExpandVolumeRequest, data: bytes, call: Call
     ) -> bytes:
         if not request.defer_fs_ops:
-            return await self._driver.forward(call, data)
+            return await self._driver.port.forward(call, data)
         return await self.expand(request, call)
 
     async def stats(self, request: csi_pb2.NodeGetVolumeStatsRequest) -> bytes:
@@ -117,7 +115,7 @@ class Deferral:
         """Let the driver grow the device, then the runtime the filesystem; the answer. Idempotent."""
         target = volumes.TargetPath.parse(request.volume_path, role="volume_path")
         wanted = csi.capacity_range(request.capacity_range)
-        grown = await self._node.NodeExpandVolume(
+        grown = await self._driver.node.NodeExpandVolume(
             request, metadata=call.invocation_metadata(), timeout=call.time_remaining()
         )
         wanted = volumes.CapacityRange(

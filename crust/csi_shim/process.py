@@ -22,7 +22,7 @@ from crust.host.mounts import propagation
 from crust.host.process import oserrors, workers
 from crust.host.process.workers import Workers
 from crust.rpc.call import Call
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import extensions
 from crust.rpc.port import Port
 from crust.rpc.ports import SOCKETS, Ports
@@ -78,14 +78,14 @@ async def part(
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
     async with (
-        ports.connect(settings.driver_socket) as driver,
+        ports.connect(settings.driver_socket) as port,
         ports.connect(settings.runtime_socket) as back,
-        contextlib.aclosing(DriverFacts(driver)) as facts,
+        contextlib.aclosing(CsiDriver(port)) as driver,
         contextlib.AsyncExitStack() as stack,
     ):
         runtime = RuntimeClient(back)
         has_condition = settings.csi_profile == "1.12"
-        deferral = Deferral(driver, facts, runtime, report_condition=has_condition)
+        deferral = Deferral(driver, runtime, report_condition=has_condition)
         methods = deferral.methods()
         pool = threads or Workers(f"the shim at {settings.socket}", limit=64)
         if settings.wrap:
@@ -98,17 +98,17 @@ async def part(
             wrapped = WrappedVolumes(inner, Staging(inner), runtime)
             default = deferral_keys.Defer(settings.defer)
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
-            methods = Frontend(driver, facts, deferral, wrapped, wrapping, work).methods()
+            methods = Frontend(driver, deferral, wrapped, wrapping, work).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
         service = Service(
             "shim",
             methods,
-            _probe(driver),
-            others=driver,
+            _probe(port),
+            others=port,
             health=daemon.health,
-            driver=facts.known_name,
+            driver=driver.known_name,
         )
-        daemon.readiness.append(lambda: _not_connected(driver, settings.driver_socket))
+        daemon.readiness.append(lambda: _not_connected(port, settings.driver_socket))
         with pool.used():  # by the calls that are served
             await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
         yield

@@ -14,12 +14,12 @@ from dataclasses import replace
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
-from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.guard import Targets, devices_at
 from crust.proxy.publish import Publish
 from crust.proxy.target import Target
 from crust.rpc.call import Metadata
+from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.rpc.outcome import Residue
 from crust.wire.csi.v1 import csi_pb2
 
@@ -86,7 +86,7 @@ class HostPublish:
             self._table.drop(row.name)
 
     async def check_device(
-        self, row: Target, backend: Backend, metadata: Metadata, *, is_new: bool
+        self, row: Target, backend: CsiDriver, metadata: Metadata, *, is_new: bool
     ) -> None:
         """Verify the device of a publish on the host that the driver has carried out; raises DeviceReserved.
 
@@ -108,13 +108,15 @@ class HostPublish:
         path = row.path if row.raw else self._targets.mounted_device(row.path)
         return None if path is None else devices_at(self._entries.devices, path)
 
-    async def _undo(self, row: Target, backend: Backend, metadata: Metadata) -> bool:
+    async def _undo(self, row: Target, backend: CsiDriver, metadata: Metadata) -> bool:
         assert row.key is not None
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=row.key.volume_id, target_path=row.path
         )
         try:
-            await backend.node.NodeUnpublishVolume(request, metadata=metadata, timeout=TIMEOUT_S)
+            await backend.node.NodeUnpublishVolume(
+                request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
+            )
         except Exception as failure:
             extra = {"target": row.path, "error": failure}
             _log.warning("publish on the host not undone", extra=extra)

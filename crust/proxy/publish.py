@@ -21,7 +21,6 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.holders import Writers
 from crust.host.process import workers
 from crust.proxy import handler_admission
-from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets, devices_at, observe, verify
@@ -45,6 +44,7 @@ from crust.proxy.target import (
 from crust.proxy.unpublish import Unpublish, unfinished
 from crust.rpc import outcome
 from crust.rpc.call import Metadata
+from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Residue
 from crust.rpc.serving.service import known_error
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 class _Run:
     """One deferred publish: what was seen at its beginning, and what the driver said."""
 
-    backend: Backend
+    backend: CsiDriver
     metadata: Metadata
     wanted: Wanted
     decision: Decision
@@ -95,7 +95,7 @@ class Publish:
 
     async def defer(
         self,
-        backend: Backend,
+        backend: CsiDriver,
         key: volumes.VolumeKey,
         request: csi_pb2.NodePublishVolumeRequest,
         decision: Decision,
@@ -130,8 +130,8 @@ class Publish:
             run.row.entry.require()
         handler = await self._admit(run) if run.row.record is None else None
         if is_free:  # else what stands is undone if the driver does not defer any more
-            await run.backend.facts.check_defers()
-        await run.backend.facts.check_name(wanted.key.driver)
+            await run.backend.check_defers()
+        await run.backend.check_name(wanted.key.driver)
         self._reserve(run, handler)
         await self._begin(run, handler)
         assert run.began is not None
@@ -224,11 +224,11 @@ class Publish:
         mount = request.volume_capability.mount
         if mount.volume_mount_group and not mount.volume_supplemental_group:
             mount.volume_supplemental_group = mount.volume_mount_group  # KEP-2857
-        await run.backend.facts.check_defers()
+        await run.backend.check_defers()
         run.asked = Asked.SILENT
         publish = run.backend.node.NodePublishVolume
         answer, looked = await asyncio.gather(
-            publish(request, metadata=run.metadata, timeout=TIMEOUT_S),
+            publish(request, metadata=run.metadata, timeout=CHANGE_TIMEOUT_S),
             self._writers(run),
             return_exceptions=True,
         )

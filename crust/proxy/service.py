@@ -10,7 +10,6 @@ from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.proxy import policy
-from crust.proxy.backend import TIMEOUT_S, Backend, opted_in
 from crust.proxy.guard import Targets
 from crust.proxy.host_publish import HostPublish
 from crust.proxy.publish import Publish
@@ -19,13 +18,14 @@ from crust.proxy.table import Table
 from crust.proxy.target import Stack, other_volume
 from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call, Metadata
+from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
 from crust.rpc.messages import csi, limits, requests
 from crust.rpc.serving.service import Methods, parsed
 from crust.wire.csi.v1 import csi_pb2
 
 _LOOK_S = 100.0
 _LIMIT_S = 240.0
-"""For an operation: the driver's 110 s (`backend`), and as much to undo what it did."""
+"""For an operation: the driver's 110 s (`CHANGE_TIMEOUT_S`), and as much to undo what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CsiService:
     """The CSI service of one driver's socket."""
 
     def __init__(
-        self, backend: Backend, deferrals: Deferrals, decisions: policy.Policy, driver: str
+        self, backend: CsiDriver, deferrals: Deferrals, decisions: policy.Policy, driver: str
     ) -> None:
         self._driver = volumes.DriverName(driver)
         self._backend = backend
@@ -201,7 +201,7 @@ class CsiService:
         _check_key(self._table.expect(request.volume_path), self._key(request.volume_id))
         request.defer_fs_ops = True
         left_s = call.time_remaining()  # the caller's own deadline: it changes nothing
-        await self._backend.facts.check_defers(left_s)
+        await self._backend.check_defers(left_s)
         response = await self._backend.node.NodeGetVolumeStats(
             request, metadata=opted_in(call), timeout=left_s
         )
@@ -247,9 +247,9 @@ class CsiService:
     async def _expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, metadata: Metadata
     ) -> csi_pb2.NodeExpandVolumeResponse:
-        await self._backend.facts.check_defers()
+        await self._backend.check_defers()
         return await self._backend.node.NodeExpandVolume(
-            request, metadata=metadata, timeout=TIMEOUT_S
+            request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
         )
 
     def _to_expand(self, request: csi_pb2.NodeExpandVolumeRequest) -> Record | None:

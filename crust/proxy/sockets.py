@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from crust.core import errors
 from crust.core.settings.proxy import ServedDriver
-from crust.proxy.backend import Backend
 from crust.proxy.service import CsiService
 from crust.rpc.call import Call
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon
@@ -67,13 +67,13 @@ class Driver:
     """A driver that the proxy serves. Its `parts` end with it, its socket first."""
 
     served: ServedDriver
-    backend: Backend
+    backend: CsiDriver
     frontend: CsiService
     registration: Registration | None
     parts: AsyncExitStack
 
 
-Frontend = Callable[[ServedDriver, Backend], CsiService]
+Frontend = Callable[[ServedDriver, CsiDriver], CsiService]
 
 
 class DriverSockets:
@@ -102,13 +102,14 @@ class DriverSockets:
     async def add(self, served: ServedDriver) -> None:
         """Serve one more. Raises what keeps its socket from being served, and then nothing is changed."""
         async with AsyncExitStack() as parts:
-            backend = Backend(self._connect(served.backend))
+            port = await parts.enter_async_context(self._connect(served.backend))
+            backend = CsiDriver(port)
             parts.push_async_callback(backend.aclose)
             frontend = self._frontend(served, backend)
             service = Service(
                 "csi",
                 frontend.methods(),
-                others=backend.port,
+                others=port,
                 health=self._daemon.health,
                 driver=lambda: served.name,
             )

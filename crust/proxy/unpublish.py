@@ -17,13 +17,13 @@ from crust.handoff import store as stores
 from crust.handoff.entry import UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.process import workers
-from crust.proxy.backend import TIMEOUT_S, Backend
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.guard import Targets
 from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
 from crust.proxy.target import Unpublish as Plan
 from crust.rpc.call import Metadata
+from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.wire.csi.v1 import csi_pb2
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Unpublish:
 
     async def run(
         self,
-        backend: Backend,
+        backend: CsiDriver,
         key: volumes.VolumeKey,
         target: volumes.TargetPath,
         request: csi_pb2.NodeUnpublishVolumeRequest,
@@ -73,7 +73,7 @@ class Unpublish:
 
     async def remove(
         self,
-        backend: Backend,
+        backend: CsiDriver,
         key: volumes.VolumeKey,
         target: volumes.TargetPath,
         request: csi_pb2.NodeUnpublishVolumeRequest,
@@ -82,9 +82,9 @@ class Unpublish:
         """Have the driver unpublish, and remove entry, guard and directory; the table stays as it is."""
         begun = await workers.run(self._begin, target, key)
         try:
-            request.defer_fs_ops = await backend.facts.defers()
+            request.defer_fs_ops = await backend.defers()
             response = await backend.node.NodeUnpublishVolume(
-                request, metadata=metadata, timeout=TIMEOUT_S
+                request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
             )
             await workers.run(self._finish, target, begun)
         finally:

@@ -29,8 +29,8 @@ from crust.csi_shim.controller.created_volume import (
     to_driver,
 )
 from crust.rpc.call import Call
-from crust.rpc.driver_facts import DriverFacts
-from crust.rpc.port import Port, stub
+from crust.rpc.csi_driver import CsiDriver
+from crust.rpc.port import stub
 from crust.rpc.serving.service import Methods, Unary, parsed
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
@@ -56,8 +56,7 @@ class ControllerShim:
 
     def __init__(
         self,
-        driver: Port,
-        facts: DriverFacts,
+        driver: CsiDriver,
         default: Defer,
         users: Users | None = None,
         driver_name: str = "",
@@ -65,9 +64,8 @@ class ControllerShim:
         self._users = users
         self._driver_name = driver_name
         self._driver = driver
-        self._facts = facts
         self._default = default
-        self._stub = stub(csi_pb2_grpc.ControllerStub, driver)
+        self._stub = stub(csi_pb2_grpc.ControllerStub, driver.port)
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
@@ -104,7 +102,9 @@ class ControllerShim:
         async def answered(request: Request, data: bytes, call: Call) -> bytes:
             own = await answer(request, call)
             return (
-                await self._driver.forward(call, data) if own is None else own.SerializeToString()
+                await self._driver.port.forward(call, data)
+                if own is None
+                else own.SerializeToString()
             )
 
         return _CONTROLLER + name, parsed(kind, answered)
@@ -155,7 +155,7 @@ class ControllerShim:
         return None
 
     async def _name(self, call: Call) -> str:
-        return self._driver_name or await self._facts.name(call.time_remaining())
+        return self._driver_name or await self._driver.name(call.time_remaining())
 
     async def _validate(
         self, request: csi_pb2.ValidateVolumeCapabilitiesRequest, call: Call

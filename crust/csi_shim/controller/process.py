@@ -10,7 +10,7 @@ from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller.frontend import ControllerShim, Users
 from crust.host.process import oserrors, workers
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
 from crust.rpc.serving.daemon import Daemon, starting
@@ -31,17 +31,17 @@ async def serving(
     with oserrors.translating(f"cannot make the directory {directory}"):
         await workers.run(os.makedirs, directory, 0o700, exist_ok=True)
     async with (
-        SocketPort(driver_socket) as driver,
-        contextlib.aclosing(DriverFacts(driver)) as facts,
+        SocketPort(driver_socket) as port,
+        contextlib.aclosing(CsiDriver(port)) as driver,
         starting(f"{socket_path}.lock") as daemon,
     ):
-        shim = ControllerShim(driver, facts, default, users, driver_name)
+        shim = ControllerShim(driver, default, users, driver_name)
         service = Service(
             "controller shim",
             shim.methods(),
-            others=driver,
+            others=port,
             health=daemon.health,
-            driver=facts.known_name,
+            driver=driver.known_name,
         )
         serves = server.serving(socket_path, service, lock_path=None)
         followed = users.following(daemon.health) if users is not None else nullcontext()

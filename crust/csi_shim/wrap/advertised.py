@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from crust.core import volumes
 from crust.csi_shim.wrap.private_directories import PrivatePaths
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import limits
 from crust.wire.csi.v1 import csi_pb2
 
@@ -34,8 +34,8 @@ _DEFERRAL = (
 class Advertised:
     """The capabilities that the shim adds. `has_volumes` says whether a deferred volume is on the node."""
 
-    def __init__(self, facts: DriverFacts, has_volumes: Callable[[], Awaitable[bool]]) -> None:
-        self._facts = facts
+    def __init__(self, driver: CsiDriver, has_volumes: Callable[[], Awaitable[bool]]) -> None:
+        self._driver = driver
         self._has_volumes = has_volumes
 
     async def beside(
@@ -56,7 +56,7 @@ class Advertised:
         """Whether EXPAND_VOLUME is advertised, by the driver or by the shim."""
         if _RPC.EXPAND_VOLUME in known or await self._has_volumes():
             return True
-        return (await self._facts.plugin_capabilities(left_s)).expands
+        return await self._driver.expands_volumes(left_s)
 
 
 def path_of(request: csi_pb2.NodeExpandVolumeRequest) -> str:

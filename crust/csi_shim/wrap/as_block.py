@@ -12,9 +12,9 @@ the vendor's keys.
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.call import Metadata
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import extensions
-from crust.rpc.port import Port, stub
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 
 TIMEOUT_S = 100.0
 """Below the proxy's deadline for the shim, so that the proxy gets the driver's status."""
@@ -112,35 +112,35 @@ def plain(metadata: Metadata) -> Metadata:
 class InnerNode:
     """The Node service of the wrapped driver. Each method raises `PeerStatus`, the driver's own."""
 
-    def __init__(self, driver: Port) -> None:
-        self._stub = stub(csi_pb2_grpc.NodeStub, driver)
+    def __init__(self, driver: CsiDriver) -> None:
+        self._node = driver.node
 
     async def stage(self, request: csi_pb2.NodeStageVolumeRequest, metadata: Metadata) -> None:
         """NodeStageVolume."""
-        await self._stub.NodeStageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+        await self._node.NodeStageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
 
     async def unstage(self, volume_id: str, path: str, metadata: Metadata) -> None:
         """NodeUnstageVolume."""
         request = csi_pb2.NodeUnstageVolumeRequest(volume_id=volume_id, staging_target_path=path)
-        await self._stub.NodeUnstageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+        await self._node.NodeUnstageVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
 
     async def publish(
         self, request: csi_pb2.NodePublishVolumeRequest, metadata: Metadata
     ) -> csi_pb2.NodePublishVolumeResponse:
         """NodePublishVolume."""
-        return await self._stub.NodePublishVolume(
+        return await self._node.NodePublishVolume(
             request, metadata=plain(metadata), timeout=TIMEOUT_S
         )
 
     async def unpublish(self, volume_id: str, path: str, metadata: Metadata) -> None:
         """NodeUnpublishVolume."""
         request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume_id, target_path=path)
-        await self._stub.NodeUnpublishVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
+        await self._node.NodeUnpublishVolume(request, metadata=plain(metadata), timeout=TIMEOUT_S)
 
     async def expand(
         self, request: csi_pb2.NodeExpandVolumeRequest, metadata: Metadata
     ) -> csi_pb2.NodeExpandVolumeResponse:
         """NodeExpandVolume."""
-        return await self._stub.NodeExpandVolume(
+        return await self._node.NodeExpandVolume(
             request, metadata=plain(metadata), timeout=TIMEOUT_S
         )

@@ -22,9 +22,8 @@ from crust.csi_shim.wrap.staging import StagedForMount, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc.call import Call
-from crust.rpc.driver_facts import DriverFacts, NodeCapabilities, node_capabilities
+from crust.rpc.csi_driver import CsiDriver, NodeCapabilities
 from crust.rpc.messages import extensions, requests
-from crust.rpc.port import Port
 from crust.rpc.serving.service import Methods, parsed
 from crust.wire.csi.v1 import csi_pb2
 
@@ -46,22 +45,20 @@ class Frontend:
 
     def __init__(
         self,
-        driver: Port,
-        facts: DriverFacts,
+        driver: CsiDriver,
         deferral: Deferral,
         wrapped: WrappedVolumes,
         wrapping: Wrapping,
         work: volume_operations.VolumeOperations,
     ) -> None:
         self._driver = driver
-        self._facts = facts
         self._deferral = deferral
         self._wrapped = wrapped
         self._staging = wrapped.staging
         self._wrapping = wrapping
         self._operations = work
         self._driver_name = wrapping.driver_name
-        self._advertised = advertised.Advertised(facts, work.has_volumes)
+        self._advertised = advertised.Advertised(driver, work.has_volumes)
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
@@ -83,11 +80,11 @@ class Frontend:
     async def _get_capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call
     ) -> bytes:
-        answered = await self._driver.forward(call, data)
+        answered = await self._driver.port.forward(call, data)
         if (await self._capabilities(call)).defers:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
-        known = node_capabilities(answer).numbers
+        known = NodeCapabilities.of(answer).numbers
         own = await self._advertised.beside(
             known,
             opted_in=extensions.deferral_requested(call),
@@ -176,7 +173,7 @@ class Frontend:
             return await self._host_publish(request, data, call)
         volume = await self._volume(request.volume_id, call)
         if await self._defers_itself(volume, call):
-            return await self._driver.forward(call, data)
+            return await self._driver.port.forward(call, data)
         response = await self._operations.run(
             volume, request, call, lambda: self._wrapped.publish(volume, request)
         )
@@ -299,14 +296,14 @@ class Frontend:
         A driver that was replaced by a version of another name is still asked about them by these paths.
         """
         if not self._driver_name:
-            self._driver_name = await self._facts.name(call.time_remaining())
+            self._driver_name = await self._driver.name(call.time_remaining())
         return volumes.DriverName(self._driver_name)
 
     async def _capabilities(self, call: Call) -> NodeCapabilities:
-        return await self._facts.node_capabilities(call.time_remaining())
+        return await self._driver.node_capabilities(call.time_remaining())
 
     async def _pass(self, volume_id: str | None, data: bytes, call: Call) -> bytes:
         if not volume_id:
-            return await self._driver.forward(call, data)
+            return await self._driver.port.forward(call, data)
         with self._operations.shared(volume_id):
-            return await self._driver.forward(call, data)
+            return await self._driver.port.forward(call, data)

@@ -224,7 +224,7 @@ TASKS_THAT_ARE_AWAITED = {
     "kata/statistics.py",  # one request, shielded
     "core/operations.py",
     "proxy/events.py",
-    "rpc/driver_facts.py",  # one question
+    "rpc/csi_driver.py",  # one question
     "rpc/port.py",  # a connection's state
     "conformance/runtimes/subject.py",  # a command, which waits for the first of two
     "core/supervised.py",

@@ -19,7 +19,7 @@ from crust.csi_shim.wrap.frontend import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.rpc import channel
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co, capability, publish_request
@@ -356,7 +356,7 @@ async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(kubele
 
     has_both = frozenset({RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME})
     async with SocketPort(kubelet.places.shim) as port:
-        advertised = Advertised(DriverFacts(port), look)
+        advertised = Advertised(CsiDriver(port), look)
         own = await advertised.beside(has_both, opted_in=True, left_s=None)
     assert RPC.DEFER_FS_OPS in own
     assert not has_both.intersection(own)

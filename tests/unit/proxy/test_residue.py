@@ -11,10 +11,10 @@ import pytest
 from crust.core import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
-from crust.proxy import backend
 from crust.proxy.entries import Entries
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
+from crust.rpc import csi_driver
 from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, Gate
 from tests.support.faults.refusals import refused
@@ -108,7 +108,7 @@ async def test_undo_at_the_driver_has_its_own_deadline(kata: Node, target: str) 
     await refused(kata.co.publish("vol-1", target, timeout_s=5), Code.INTERNAL, "'btrfs'")
     (undo,) = kata.driver.called("NodeUnpublishVolume")
     assert undo.time_left_s is not None
-    assert undo.time_left_s > backend.TIMEOUT_S / 2
+    assert undo.time_left_s > csi_driver.CHANGE_TIMEOUT_S / 2
     kata.check_untouched(target)
 
 

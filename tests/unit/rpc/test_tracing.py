@@ -14,7 +14,7 @@ from crust.core import logs, operations, traces
 from crust.host.process import workers
 from crust.host.process.workers import Workers
 from crust.rpc import call, tracing
-from crust.rpc.driver_facts import DriverFacts
+from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
 from crust.rpc.serving.health import Health
 from crust.rpc.serving.worker_watch import WorkerWatch
@@ -223,11 +223,11 @@ async def test_status_names_the_call_that_the_caller_did_not_send(details: str, 
     with tempfile.TemporaryDirectory(prefix="crust-") as directory:
         socket = f"{directory}/csi.sock"
         async with fake_driver.serving(driver, socket), SocketPort(socket) as port:
-            facts = DriverFacts(port)
-            asked = {"GetPluginInfo": facts.name, "NodeGetCapabilities": facts.defers}
+            peer = CsiDriver(port)
+            asked = {"GetPluginInfo": peer.name, "NodeGetCapabilities": peer.defers}
             for rpc, question in asked.items():
                 with pytest.raises(PeerStatus) as caught:
                     await question()
                 assert caught.value.code is grpc.StatusCode.UNAVAILABLE
                 assert caught.value.text == shown.format(f"{rpc} first", details)
-            await facts.aclose()
+            await peer.aclose()
