@@ -12,7 +12,7 @@ from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.messages import crust_v1, csi, limits
 from crust.rpc.port import Port, stub
-from crust.rpc.serving.service import Methods, parsed
+from crust.rpc.serving.service import Methods, looking_at
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
@@ -71,14 +71,13 @@ class Deferral:
 
     def methods(self) -> Methods:
         """The calls that may be flagged, for a shim that wraps nothing; all others pass."""
-        publish = csi_pb2.NodePublishVolumeRequest
-        stats, expand = csi_pb2.NodeGetVolumeStatsRequest, csi_pb2.NodeExpandVolumeRequest
-        return Methods(
+        return looking_at(
+            "Node",
             {
-                "/csi.v1.Node/NodePublishVolume": parsed(publish, self._pass_publish),
-                "/csi.v1.Node/NodeGetVolumeStats": parsed(stats, self._stats_or_pass),
-                "/csi.v1.Node/NodeExpandVolume": parsed(expand, self._expand_or_pass),
-            }
+                "NodePublishVolume": self._pass_publish,
+                "NodeGetVolumeStats": self._stats_or_pass,
+                "NodeExpandVolume": self._expand_or_pass,
+            },
         )
 
     async def _pass_publish(

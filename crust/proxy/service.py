@@ -20,7 +20,7 @@ from crust.proxy.unpublish import Unpublish
 from crust.rpc.call import Call, Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver, opted_in
 from crust.rpc.messages import csi, limits, requests
-from crust.rpc.serving.service import Methods, parsed
+from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
 
 _LOOK_S = 100.0
@@ -57,15 +57,17 @@ class CsiService:
 
     def methods(self) -> Methods:
         """The six methods that are looked at; all others pass."""
-        looked_at = {
-            "NodePublishVolume": parsed(csi_pb2.NodePublishVolumeRequest, self._node_publish),
-            "NodeUnpublishVolume": parsed(csi_pb2.NodeUnpublishVolumeRequest, self._node_unpublish),
-            "NodeUnstageVolume": parsed(csi_pb2.NodeUnstageVolumeRequest, self._node_unstage),
-            "NodeGetVolumeStats": parsed(csi_pb2.NodeGetVolumeStatsRequest, self._node_stats),
-            "NodeExpandVolume": parsed(csi_pb2.NodeExpandVolumeRequest, self._node_expand),
-            "NodeGetVolumeHealth": parsed(csi_pb2.NodeGetVolumeHealthRequest, self._node_health),
-        }
-        return Methods({f"/csi.v1.Node/{name}": each for name, each in looked_at.items()})
+        return looking_at(
+            "Node",
+            {
+                "NodePublishVolume": self._node_publish,
+                "NodeUnpublishVolume": self._node_unpublish,
+                "NodeUnstageVolume": self._node_unstage,
+                "NodeGetVolumeStats": self._node_stats,
+                "NodeExpandVolume": self._node_expand,
+                "NodeGetVolumeHealth": self._node_health,
+            },
+        )
 
     async def _node_publish(
         self, request: csi_pb2.NodePublishVolumeRequest, data: bytes, call: Call

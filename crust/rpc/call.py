@@ -113,8 +113,12 @@ class CallFields(dict[str, str]):
         if driver:
             self.setdefault("driver", driver)
         message = requests.decoded(method, request) if isinstance(request, bytes) else request
-        if message is not None:
-            _read(message, self)
+        known = {} if message is None else message.DESCRIPTOR.fields_by_name
+        for field, key in _FIELDS.items():
+            if field in known and key not in self:
+                value = getattr(message, field)
+                if value and isinstance(value, str):
+                    self[key] = value[:_TEXT_MAX]
         self["request_id"] = request_id or secrets.token_hex(6)
 
     @property
@@ -130,15 +134,6 @@ def name_volume(driver: str, volume_id: str) -> None:
         named = copy.copy(fields)
         named.update(driver=driver, volume_id=volume_id)
         logs.context.set(named)
-
-
-def _read(request: Message, into: dict[str, str]) -> None:
-    known = request.DESCRIPTOR.fields_by_name
-    for field, key in _FIELDS.items():
-        if field in known and key not in into:
-            value = getattr(request, field)
-            if value and isinstance(value, str):
-                into[key] = value[:_TEXT_MAX]
 
 
 def current_fields() -> CallFields | None:

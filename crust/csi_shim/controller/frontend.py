@@ -14,7 +14,7 @@ would take the device from a guest that writes to it.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
@@ -31,11 +31,11 @@ from crust.csi_shim.controller.created_volume import (
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import stub
-from crust.rpc.serving.service import Methods, Unary, parsed
+from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
-_CONTROLLER = "/csi.v1.Controller/"
-Request = TypeVar("Request", bound=Message)
+_Own = Callable[[Any, Call], Awaitable[Message | None]]
+"""The answer of the shim itself, None if the call passes."""
 
 
 class Users(Protocol):
@@ -69,45 +69,26 @@ class ControllerShim:
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
-        own = dict(
-            (
-                self._own("CreateVolume", csi_pb2.CreateVolumeRequest, self._create),
-                self._own(
-                    "ControllerPublishVolume", csi_pb2.ControllerPublishVolumeRequest, self._publish
-                ),
-                self._own(
-                    "ValidateVolumeCapabilities",
-                    csi_pb2.ValidateVolumeCapabilitiesRequest,
-                    self._validate,
-                ),
-                self._own(
-                    "ControllerUnpublishVolume",
-                    csi_pb2.ControllerUnpublishVolumeRequest,
-                    self._unpublish,
-                ),
-                self._own(
-                    "ControllerExpandVolume", csi_pb2.ControllerExpandVolumeRequest, self._expand
-                ),
-                self._own("GetCapacity", csi_pb2.GetCapacityRequest, self._capacity),
-            )
-        )
-        return Methods(own)
+        methods: dict[str, _Own] = {
+            "CreateVolume": self._create,
+            "GetCapacity": self._capacity,
+            "ControllerPublishVolume": self._publish,
+            "ControllerUnpublishVolume": self._unpublish,
+            "ValidateVolumeCapabilities": self._validate,
+            "ControllerExpandVolume": self._expand,
+        }
+        return looking_at("Controller", {name: self._or_pass(own) for name, own in methods.items()})
 
-    def _own(
-        self,
-        name: str,
-        kind: type[Request],
-        answer: Callable[[Request, Call], Awaitable[Message | None]],
-    ) -> tuple[str, Unary]:
-        async def answered(request: Request, data: bytes, call: Call) -> bytes:
-            own = await answer(request, call)
-            return (
-                await self._driver.port.forward(call, data)
-                if own is None
-                else own.SerializeToString()
-            )
+    def _or_pass(self, own: _Own) -> Callable[[Message, bytes, Call], Awaitable[bytes]]:
+        """A method that answers by `own`, or passes where that answers nothing."""
 
-        return _CONTROLLER + name, parsed(kind, answered)
+        async def answer(request: Message, data: bytes, call: Call) -> bytes:
+            answered = await own(request, call)
+            if answered is None:
+                return await self._driver.port.forward(call, data)
+            return answered.SerializeToString()
+
+        return answer
 
     async def _create(self, request: csi_pb2.CreateVolumeRequest, call: Call) -> Message | None:
         wish = DeferralRequest.of_parameters(request.parameters, self._default)

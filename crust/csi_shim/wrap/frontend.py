@@ -24,10 +24,8 @@ from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver, NodeCapabilities
 from crust.rpc.messages import extensions, requests
-from crust.rpc.serving.service import Methods, parsed
+from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
-
-_NODE = "/csi.v1.Node/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +60,19 @@ class Frontend:
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
-        own = {
-            "NodeGetCapabilities": parsed(
-                csi_pb2.NodeGetCapabilitiesRequest, self._get_capabilities
-            ),
-            "NodeStageVolume": parsed(csi_pb2.NodeStageVolumeRequest, self._stage),
-            "NodeUnstageVolume": parsed(csi_pb2.NodeUnstageVolumeRequest, self._unstage),
-            "NodePublishVolume": parsed(csi_pb2.NodePublishVolumeRequest, self._publish),
-            "NodeUnpublishVolume": parsed(csi_pb2.NodeUnpublishVolumeRequest, self._unpublish),
-            "NodeGetVolumeStats": parsed(csi_pb2.NodeGetVolumeStatsRequest, self._stats),
-            "NodeExpandVolume": parsed(csi_pb2.NodeExpandVolumeRequest, self._expand),
-            "NodeGetVolumeHealth": parsed(csi_pb2.NodeGetVolumeHealthRequest, self._health),
-        }
-        unary = {_NODE + name: each for name, each in own.items()}
-        return Methods(unary)
+        return looking_at(
+            "Node",
+            {
+                "NodeGetCapabilities": self._get_capabilities,
+                "NodeStageVolume": self._stage,
+                "NodeUnstageVolume": self._unstage,
+                "NodePublishVolume": self._publish,
+                "NodeUnpublishVolume": self._unpublish,
+                "NodeGetVolumeStats": self._stats,
+                "NodeExpandVolume": self._expand,
+                "NodeGetVolumeHealth": self._health,
+            },
+        )
 
     async def _get_capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, data: bytes, call: Call

@@ -45,14 +45,18 @@ def identity(request: Message) -> bytes:
 
 def decoded(method: str, request: bytes) -> Message | None:
     """The request of a call; None if it is not one of CSI or crust."""
-    kind = _kinds().get(method)
-    if kind is None:
+    if not is_known(method):
         return None
     try:
-        message: Message = kind.FromString(request)
+        message: Message = kind_of(method).FromString(request)
     except DecodeError:
         return None
     return message
+
+
+def kind_of(method: str) -> Any:
+    """The class of the requests of a method that is known."""
+    return _kinds()[method]
 
 
 def is_known(method: str) -> bool:

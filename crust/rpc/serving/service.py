@@ -23,7 +23,6 @@ from crust.core import errors, logs, metrics, traces
 from crust.rpc import status, tracing
 from crust.rpc.call import Call, CallFields, current_fields
 from crust.rpc.messages import limits, redaction, requests
-from crust.rpc.messages.requests import Request
 from crust.rpc.port import Port
 from crust.rpc.serving.health import Health
 from crust.rpc.status import PeerStatus
@@ -122,23 +121,18 @@ class _Record:
         """Count and log a call that has ended; `error` has the log fields of a failure."""
         elapsed_s = time.monotonic() - started_s
         if self._is_csi and not self._is_inner:
-            self._timer(code).observe(elapsed_s)
-        level = self._level_of(code)
+            key = (self._driver() or metrics.UNKNOWN_DRIVER, code)
+            if key not in self._timers:
+                labels = (key[0], self._counted_as, _CODES[code], "false")
+                self._timers[key] = metrics.csi_operations.labels(*labels)
+            self._timers[key].observe(elapsed_s)
+        level = (
+            self._level
+        )  # a refusal is a warning; an inner call's failure is the outer one's, too
+        if not (self._is_inner or code in self._fine):
+            level = logging.ERROR if code in _OURS else logging.WARNING
         if _log.isEnabledFor(level):
             self._log_served(level, request, elapsed_s, code, error or {})
-
-    def _timer(self, code: grpc.StatusCode) -> Histogram:
-        key = (self._driver() or metrics.UNKNOWN_DRIVER, code)
-        if key not in self._timers:
-            labels = (key[0], self._counted_as, _CODES[code], "false")
-            self._timers[key] = metrics.csi_operations.labels(*labels)
-        return self._timers[key]
-
-    def _level_of(self, code: grpc.StatusCode) -> int:
-        """Refusals are warnings. An inner call's failure is the outer one's, too."""
-        if self._is_inner or code in self._fine:
-            return self._level
-        return logging.ERROR if code in _OURS else logging.WARNING
 
     def _log_served(
         self,
@@ -205,7 +199,16 @@ class Service:
         try:
             with tracing.served(call, self.name) if has_span else contextlib.nullcontext():
                 try:
-                    answer = await self._run(call, data)
+                    if call.method.endswith("/Probe"):
+                        self.health.check()
+                    self._admit(call.method)
+                    method = self._unary.get(call.method)
+                    if method is not None:
+                        answer = await method(call, data)
+                    elif self._others is not None:
+                        answer = await self._others.forward(call, data)
+                    else:
+                        raise _no_method()
                 except (Exception, asyncio.CancelledError) as error:
                     self._refuse(call, data, record, started_s, error)
                 record.record(data, started_s)
@@ -237,23 +240,12 @@ class Service:
             logs.context.set(CallFields(call.method, data, self.driver(), metadata))
         return around
 
-    async def _run(self, call: Call, data: bytes) -> bytes:
-        if call.method.endswith("/Probe"):
-            self.health.check()
-        self._admit(call.method)
-        method = self._unary.get(call.method)
-        if method is not None:
-            return await method(call, data)
-        if self._others is None:
-            raise no_method()
-        return await self._others.forward(call, data)
-
     def _answers(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         method = self._streams.get(call.method)
         if method is not None:
             return method(call, data)
         if self._others is None:
-            raise no_method()
+            raise _no_method()
         return self._others.stream(call, data)
 
     def _record(self, method: str, is_inner: bool) -> _Record:  # noqa: FBT001
@@ -299,7 +291,7 @@ def _logged(error: errors.CrustError) -> dict[str, str]:
     return {"error": error.text, **({"error_name": error.error_name} if is_named else {})}
 
 
-def no_method() -> PeerStatus:
+def _no_method() -> PeerStatus:
     """The status for a method that a part does not have, in gRPC's words."""
     return PeerStatus(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
@@ -324,15 +316,21 @@ def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Metho
     return Methods(unary, streams)
 
 
-def parsed(
-    kind: type[Request], answer: Callable[[Request, bytes, Call], Awaitable[bytes]]
-) -> Unary:
-    """A method that looks at its request, and may pass on the bytes of it."""
+def looking_at(
+    service: str, methods: Mapping[str, Callable[[Any, bytes, Call], Awaitable[bytes]]]
+) -> Methods:
+    """Methods of a service of CSI that look at their request, and may pass on the bytes of it, by their names."""
 
-    async def behave(call: Call, data: bytes) -> bytes:
-        return await answer(requests.parse(kind, data), data, call)
+    def looking(name: str, answer: Callable[[Any, bytes, Call], Awaitable[bytes]]) -> Unary:
+        kind = requests.kind_of(name)
 
-    return behave
+        async def behave(call: Call, data: bytes) -> bytes:
+            return await answer(requests.parse(kind, data), data, call)
+
+        return behave
+
+    full = {f"/csi.v1.{service}/{name}": answer for name, answer in methods.items()}
+    return Methods({name: looking(name, answer) for name, answer in full.items()})
 
 
 def _unary(kind: Any, served: Callable[[Any, Call], Awaitable[Any]]) -> Unary:
