@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import crust
-from crust.core import deferral_keys, errors, metrics
+from crust.core import deferral_keys, metrics
 from crust.core.settings.shim import ShimSettings
 from crust.csi_shim.deferral import Deferral, RuntimeClient
 from crust.csi_shim.wrap import private_directories
@@ -108,7 +108,9 @@ async def part(
             health=daemon.health,
             driver=driver.known_name,
         )
-        daemon.readiness.append(lambda: _not_connected(port, settings.driver_socket))
+        daemon.readiness.append(
+            lambda: driver.missing(settings.driver_name, settings.driver_socket)
+        )
         with pool.used():  # by the calls that are served
             await stack.enter_async_context(ports.serving(settings.socket, service, lock_path=None))
         yield
@@ -127,14 +129,3 @@ def _probe(driver: Port) -> Methods:
         return answer
 
     return Methods({"/csi.v1.Identity/Probe": probe})
-
-
-def _not_connected(driver: Port, socket_path: str) -> errors.CrustError | None:
-    if driver.is_connected():
-        return None
-    return errors.PeerUnavailable.named(
-        "DriverNotConnected",
-        "the driver cannot be reached",
-        why=f"there is no connection to {socket_path}",
-        hint="start the driver, and look at its log",
-    )

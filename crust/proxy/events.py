@@ -8,9 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-
-from crust.core import credentials
+from dataclasses import dataclass, field
 
 QUEUE_LENGTH = 256
 
@@ -33,11 +31,7 @@ class Events:
         self._watchers: dict[asyncio.Queue[Event], int] = {}
 
     def emit(self, event: Event) -> None:
-        """Put `event` into the queue of every watcher, unless the queue is full.
-
-        Its message may be another program's text: what looks like a credential in it is hidden.
-        """
-        event = replace(event, message=credentials.shown(event.message))
+        """Put `event` into the queue of every watcher, unless the queue is full."""
         for queue in self._watchers:
             try:
                 queue.put_nowait(event)

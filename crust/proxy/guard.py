@@ -75,10 +75,11 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
         return set_of(devices, source)
     try:
         found = devices.identify(source.path)
-        why = f"the kernel has {found}"
+        problem = ""
     except errors.CrustError as error:
-        found, why = None, f"{error.what}: {error.why}"
+        found, problem = None, f"{error.what}: {error.why}"
     if found != source.identity:
+        why = problem or f"the kernel has {found}"
         raise errors.RuntimeFailed.named(
             "DeviceNotAsReported",
             f"the device {source.path} cannot be published to a runtime",

@@ -27,7 +27,6 @@ from crust.proxy.guard import Targets, devices_at, observe, verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
-    Asked,
     Begin,
     Seen,
     Stack,
@@ -46,7 +45,7 @@ from crust.rpc import outcome
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.rpc.messages import csi
-from crust.rpc.outcome import Residue
+from crust.rpc.outcome import Asked, Residue
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2

@@ -125,15 +125,10 @@ class DriverSockets:
 
     def missing(self) -> errors.CrustError | None:
         """The first driver whose backend is not connected."""
-        for driver in self.all():
-            if not driver.backend.port.is_connected():
-                return errors.PeerUnavailable.named(
-                    "BackendNotConnected",
-                    f"the driver {driver.served.name!r} cannot be reached",
-                    why=f"there is no connection to {driver.served.backend}",
-                    hint="start its shim or the driver; `crust status` says more",
-                )
-        return None
+        missing = (
+            each.backend.missing(each.served.name, each.served.backend) for each in self.all()
+        )
+        return next(filter(None, missing), None)
 
     async def aclose(self) -> None:
         """Stop serving all of them, at once: none takes work while another one's operations end."""

@@ -5,12 +5,13 @@ holds the directory's lock), so the table is exact for both while the proxy runs
 change. A row reserves its volume from the moment its publish begins, and its device from the moment the device is
 verified, until nothing stands at the target any more.
 
-One lock guards rows and indexes, for microseconds: threads reserve devices. It is never held over I/O.
+One lock guards rows and indexes, for microseconds: threads reserve devices. It is never held over I/O. A method that
+holds it may call another one.
 """
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from crust.core import volumes
@@ -33,7 +34,7 @@ class Table:
         self._changed: dict[str, int] = {}
         """When the proxy changed a row last, since the last look began."""
         self._ended: list[Target] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def at(self, path: str) -> Target | None:
         """The row of a target path."""
@@ -102,30 +103,45 @@ class Table:
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
         with self._lock:
-            self._check_readable(key)
+            for row in self.of(key):
+                if row.is_unreadable:
+                    raise targets.unreadable(key, row, f"has this volume, at {row.path}")
+            for name in self._unknown:
+                raise targets.unreadable(key, self._rows[name], "does not say whose it is")
 
     def check(self, wanted: Target, *, deferred: bool = True) -> None:
         """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
+        assert wanted.key is not None
         with self._lock:
-            self._check(wanted, deferred=deferred)
+            there = self._rows.get(wanted.name)
+            is_retry = there is not None and there.record is not None and there.key == wanted.key
+            if not is_retry:
+                self.check_readable(wanted.key)
+            refused = targets.conflict(wanted, self.sharing(wanted), deferred=deferred)
+        if refused is not None:
+            raise refused
 
     def sharing(self, wanted: Target) -> tuple[Target, ...]:
         """The rows that have the target's volume or device, its own too."""
+        related = wanted.devices.related if wanted.devices is not None else frozenset()
         with self._lock:
-            return tuple(self._holders(wanted))
+            known = [key for key in (wanted.key, *related) if key in self._sharing]
+            return tuple(row for key in known for row in self._sharing[key].values())
 
     def reserve(self, wanted: Target) -> None:
         """Put the row, unless another target has its volume or device: raises DeviceReserved,
         ReservedByUnreadableEntry. Any thread may do so.
         """
         with self._lock:
-            self._check(wanted, deferred=True)
-            self._put(wanted)
+            self.check(wanted)
+            self.put(wanted)
 
     def put(self, row: Target) -> None:
         """Replace the row of a target. Any thread may do so."""
         with self._lock:
-            self._put(row)
+            self._clock += 1
+            self._changed[row.name] = self._clock
+            self._set(row)
 
     def drop(self, name: str) -> None:
         """Remove the row: nothing stands at the target."""
@@ -192,34 +208,6 @@ class Table:
             row = replace(Target.of(volumes.TargetPath(path)), stack=stack)
             if _stands(row) and row.name not in self._rows and row.name not in newer:
                 self._set(row)
-
-    def _check(self, wanted: Target, *, deferred: bool) -> None:
-        assert wanted.key is not None
-        there = self._rows.get(wanted.name)
-        is_retry = there is not None and there.record is not None and there.key == wanted.key
-        if not is_retry:
-            self._check_readable(wanted.key)
-        refused = targets.conflict(wanted, self._holders(wanted), deferred=deferred)
-        if refused is not None:
-            raise refused
-
-    def _check_readable(self, key: volumes.VolumeKey) -> None:
-        for row in self.of(key):
-            if row.is_unreadable:
-                raise targets.unreadable(key, row, f"has this volume, at {row.path}")
-        for name in self._unknown:
-            raise targets.unreadable(key, self._rows[name], "does not say whose it is")
-
-    def _holders(self, wanted: Target) -> Iterator[Target]:
-        related = wanted.devices.related if wanted.devices is not None else frozenset()
-        for key in (wanted.key, *related):
-            if key in self._sharing:
-                yield from self._sharing[key].values()
-
-    def _put(self, row: Target) -> None:
-        self._clock += 1
-        self._changed[row.name] = self._clock
-        self._set(row)
 
     def _set(self, row: Target) -> None:
         self._unindex(row.name)

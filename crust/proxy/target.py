@@ -19,7 +19,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api.pod_name import PodName
 from crust.rpc.messages import csi
-from crust.rpc.outcome import Residue
+from crust.rpc.outcome import Asked, Residue
 from crust.wire.csi.v1 import csi_pb2
 
 Key = volumes.VolumeKey | device_sets.Key
@@ -252,15 +252,6 @@ def begin_publish(seen: Seen, wanted: Wanted) -> Begin:
     if seen.stack is Stack.BURIED and not wanted.is_inline:
         return Begin.CLEAN_FIRST
     return Begin.REFUSE if seen.is_covered else Begin.DEFER
-
-
-class Asked(enum.Enum):
-    """What the driver said to the call of this publish."""
-
-    NOT_CALLED = "not called"
-    REFUSED = "a final code"
-    SILENT = "no answer, or a code after which it may be at work"
-    ANSWERED = "OK"
 
 
 class Undo(enum.Enum):

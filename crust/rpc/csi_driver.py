@@ -153,6 +153,17 @@ class CsiDriver:
                 ),
             )
 
+    def missing(self, name: str, socket_path: str) -> errors.CrustError | None:
+        """The error if there is no connection; then the port begins to connect."""
+        if self.port.is_connected():
+            return None
+        return errors.PeerUnavailable.named(
+            "DriverNotConnected",
+            f"the driver {name or 'of this shim'} cannot be reached",
+            why=f"there is no connection to {socket_path}",
+            hint="start the driver, and the shim in front of it; `crust status` says more",
+        )
+
     async def aclose(self) -> None:
         """Ask no more; before the port is closed."""
         if self._asks is not None:

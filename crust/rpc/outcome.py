@@ -29,6 +29,15 @@ class Residue(enum.Enum):
     OTHER = "something that a request with other arguments made"
 
 
+class Asked(enum.Enum):
+    """What the driver said to the call of a publish."""
+
+    NOT_CALLED = "not called"
+    REFUSED = "a final code"
+    SILENT = "no answer, or a code after which it may be at work"
+    ANSWERED = "OK"
+
+
 NOT_FINAL: frozenset[Branch] = frozenset(
     {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
 )

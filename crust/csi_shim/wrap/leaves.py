@@ -21,6 +21,7 @@ from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, Private
 from crust.host.block import device_nodes, devices, in_use
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
+from crust.rpc.outcome import Asked
 
 
 class Kind(enum.Enum):
@@ -67,15 +68,6 @@ def state_of(seen: Seen) -> State:
     return State.BEGUN if seen.is_begun else State.NEW
 
 
-class Driver(enum.Enum):
-    """What is known of the driver's publish within this call."""
-
-    NOT_CALLED = "not called"
-    REFUSED = "refused with a final status"
-    SILENT = "may still be at work"
-    ANSWERED = "answered OK"
-
-
 class Undo(enum.Enum):
     """What a failed publish undoes."""
 
@@ -84,18 +76,18 @@ class Undo(enum.Enum):
     UNPUBLISH = "the driver's publish, then the leaf and its directory"
 
 
-def undo_of(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
+def undo_of(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
     """`found` is the state at the beginning; `is_mounted` says whether anything is mounted at the leaf now."""
-    if found is not State.NEW or driver is Driver.SILENT:
+    if found is not State.NEW or asked is Asked.SILENT:
         return Undo.NOTHING
-    if driver is Driver.ANSWERED or is_mounted:
+    if asked is Asked.ANSWERED or is_mounted:
         return Undo.UNPUBLISH
     return Undo.REMOVE
 
 
-def stands(found: State, driver: Driver, after: Seen) -> bool:
+def stands(found: State, asked: Asked, after: Seen) -> bool:
     """Whether something of the publish exists or may exist after the undo: the code must then not be final (D-36)."""
-    is_undone = found is State.NEW and driver is not Driver.SILENT
+    is_undone = found is State.NEW and asked is not Asked.SILENT
     return not is_undone or state_of(after) is not State.NEW
 
 

@@ -13,13 +13,13 @@ from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import RuntimeClient
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.as_block import InnerNode
-from crust.csi_shim.wrap.leaves import Driver, State, Undo
+from crust.csi_shim.wrap.leaves import State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.host.process import workers
 from crust.rpc import outcome
 from crust.rpc.messages import csi
-from crust.rpc.outcome import Residue
+from crust.rpc.outcome import Asked, Residue
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
@@ -39,7 +39,7 @@ class _Attempt:
     leaf: str
     found: State = State.BEGUN
     """Until the look has answered: nothing is undone then."""
-    driver: Driver = Driver.NOT_CALLED
+    asked: Asked = Asked.NOT_CALLED
 
 
 class WrappedVolumes:
@@ -83,16 +83,16 @@ class WrappedVolumes:
             await self._take_down(volume, attempt.leaf)
             attempt.found = State.NEW
         await self._make_room(volume, attempt.leaf)
-        attempt.driver = Driver.SILENT
+        attempt.asked = Asked.SILENT
         try:
             await self._inner.publish(
                 as_block.publish(request, volume.paths, staged=volume.stages), volume.metadata
             )
         except PeerStatus as error:
             if outcome.is_final(error):
-                attempt.driver = Driver.REFUSED
+                attempt.asked = Asked.REFUSED
             raise
-        attempt.driver = Driver.ANSWERED
+        attempt.asked = Asked.ANSWERED
 
     async def _make_room(self, volume: Volume, leaf: str) -> None:
         """Before the driver's publish. A device node of an earlier boot has another device's number now."""
@@ -104,7 +104,7 @@ class WrappedVolumes:
         volume, leaf = attempt.volume, attempt.leaf
         try:
             mounts = (await workers.run(leaves.look, leaf)).mounts
-            todo = leaves.undo_of(attempt.found, attempt.driver, is_mounted=bool(mounts))
+            todo = leaves.undo_of(attempt.found, attempt.asked, is_mounted=bool(mounts))
             if todo is Undo.UNPUBLISH:
                 await self._take_down(volume, leaf)
             elif todo is Undo.REMOVE:
@@ -114,7 +114,7 @@ class WrappedVolumes:
             extra = {"volume": str(volume.paths.key), "leaf": leaf, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
             return True
-        return leaves.stands(attempt.found, attempt.driver, after)
+        return leaves.stands(attempt.found, attempt.asked, after)
 
     def _secrets(
         self,

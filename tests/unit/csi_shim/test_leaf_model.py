@@ -16,12 +16,13 @@ import pytest
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import leaves, private_directories
 from crust.csi_shim.wrap.as_block import InnerNode
-from crust.csi_shim.wrap.leaves import Driver, Kind, Seen, State, Undo
+from crust.csi_shim.wrap.leaves import Kind, Seen, State, Undo
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.csi_shim.wrap.staging import Staging, Volume
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc import outcome, status
+from crust.rpc.outcome import Asked
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
@@ -246,16 +247,16 @@ async def test_no_failure_and_no_kill_robs_a_guest(monkeypatch: pytest.MonkeyPat
     assert runs >= 400
 
 
-def _undo_of_begun(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
-    return UNDO_OF(State.NEW if found is State.BEGUN else found, driver, is_mounted=is_mounted)
+def _undo_of_begun(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
+    return UNDO_OF(State.NEW if found is State.BEGUN else found, asked, is_mounted=is_mounted)
 
 
-def _undo_of_silent(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
-    return Undo.REMOVE if driver is Driver.SILENT else UNDO_OF(found, driver, is_mounted=is_mounted)
+def _undo_of_silent(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
+    return Undo.REMOVE if asked is Asked.SILENT else UNDO_OF(found, asked, is_mounted=is_mounted)
 
 
-def _undo_of_device(found: State, driver: Driver, *, is_mounted: bool) -> Undo:
-    return UNDO_OF(State.NEW if found is State.DEVICE else found, driver, is_mounted=is_mounted)
+def _undo_of_device(found: State, asked: Asked, *, is_mounted: bool) -> Undo:
+    return UNDO_OF(State.NEW if found is State.DEVICE else found, asked, is_mounted=is_mounted)
 
 
 def _state_of_bind(seen: Seen) -> State:

@@ -15,8 +15,8 @@ from crust.core import errors, volumes
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.proxy import target as decisions
-from crust.proxy.target import Asked, Begin, OnLook, Seen, Stack, Target, Undo, Unpublish, Wanted
-from crust.rpc.outcome import Residue
+from crust.proxy.target import Begin, OnLook, Seen, Stack, Target, Undo, Unpublish, Wanted
+from crust.rpc.outcome import Asked, Residue
 from tests.support.records import records
 
 RECORD = records.a_record()
