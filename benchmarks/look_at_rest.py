@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks import figures, records
 from crust.core.operations import KeyedOperations
-from crust.handoff import claims, look
+from crust.handoff import claims, entry
 from crust.handoff.store import Store
 from crust.handoff.watch import RESCAN_S
 from crust.host.block import devices
@@ -80,7 +80,7 @@ async def measure() -> Result:
 
 async def _look_at_rest(looks: Looks, measured: Measured, what: str) -> None:
     await looks.look()
-    await asyncio.sleep(2 * look.FRESH_NS / 1e9)  # until the entries are old enough to be believed
+    await asyncio.sleep(2 * entry.FRESH_NS / 1e9)  # until the entries are old enough to be believed
     await looks.look()
     for _ in range(ROUNDS):
         began_s = time.process_time()

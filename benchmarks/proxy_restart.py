@@ -129,7 +129,7 @@ def _fill(root: Path) -> None:
     store = Store(str(root))
     store.open()
     for number in range(ENTRIES):
-        store.publish(records.record(number))
+        store.write(records.record(number))
 
 
 def _label(what: str, entries: int) -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from benchmarks import figures, inotify, node, records
 from crust.handoff import watch
+from crust.handoff.entry import Looks
 from crust.handoff.layout import Layout
-from crust.handoff.look import Looks
 from crust.handoff.store import Store
 
 NAME = "watch"
@@ -109,7 +109,7 @@ async def measure() -> Result:
             for root in roots:
                 Store(root).open()
             for number in range(OTHERS):
-                Store(roots[2]).publish(records.record(ROUNDS + WARM_UP + number))
+                Store(roots[2]).write(records.record(ROUNDS + WARM_UP + number))
             events = stack.enter_context(inotify.times_of(roots[0], inotify.MOVED_TO))
             readers = [await _reader(root, stack) for root in roots[1:]]
             times = Times()

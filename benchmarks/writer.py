@@ -33,7 +33,7 @@ def main() -> None:
         command, root, number = line.split()
         store, record = Store(root), records.record(int(number))
         if command == "publish":
-            store.publish(record)
+            store.write(record)
         else:
             with store.begin_unpublish(record.target) as alone:
                 alone.complete()

@@ -292,13 +292,6 @@ def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox
     )
 
 
-def create_lock(path: str) -> None:
-    """Create the lock file of a new entry."""
-    with oserrors.translating(f"cannot create {path}"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open(path, flags, layout.FILE_MODE))
-
-
 def _open_lock(path: str, access: int) -> int | None:
     """Open the lock file, never create it; None if there is none."""
     with oserrors.translating(f"cannot open {path}"):

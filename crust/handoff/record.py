@@ -57,13 +57,6 @@ class PublishedBy:
     traceparent: str = ""
     pod: str = ""
 
-    @classmethod
-    def current(cls, pod: str = "") -> Self:
-        """The call that is being served, for a pod."""
-        fields = logs.context.get()
-        request_id = "" if fields is None else fields.get("request_id", "")
-        return cls(request_id, traces.traceparent(), pod[: mount_info.TEXT_MAX])
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -93,7 +86,7 @@ class Record:
         decided_by: str = "",
         pod: str = "",
     ) -> Self:
-        """A new record (generation 1, published now).
+        """A new record (generation 1, published now) by the call that is being served.
 
         Options for the host alone (`_netdev`, `nofail`, …) are dropped; the option "ro" makes the volume read-only.
         Raises `CredentialInOptions`, `MountOptionNotAllowed`.
@@ -106,6 +99,7 @@ class Record:
             secrets={},
         )
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        request_id = (logs.context.get() or {}).get("request_id", "")
         return cls(
             key,
             target,
@@ -114,7 +108,7 @@ class Record:
             1,
             now,
             decided_by[: mount_info.TEXT_MAX],
-            PublishedBy.current(pod),
+            PublishedBy(request_id, traces.traceparent(), pod[: mount_info.TEXT_MAX]),
         )
 
     @property
@@ -181,6 +175,12 @@ class Record:
             io_limits=self.mount.io_limits,
         )
         return self.same_content(replace(other, mount=mount))
+
+    def same_source(self, other: Self) -> bool:
+        """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
+        if self.image is not None and other.image is not None:
+            return self.image.identity == other.image.identity
+        return self.image is other.image and self.identity == other.identity
 
     def to_bytes(self) -> bytes:
         """One line of JSON. Raises `UnrecordableMount` for what `parse` would not read back."""
@@ -305,7 +305,7 @@ def _model_of(record: Record) -> mount_info.MountInfo:
         "target_path": record.target.text,
         "handler": record.handler,
         "readonly": mount.readonly,
-        "identity": None if block is None else block.identity.numbers(),
+        "identity": None if block is None else asdict(block.identity),
         "image": None if mount.image is None else asdict(mount.image),
         "capacity_bytes": mount.capacity_bytes,
         "generation": record.generation,

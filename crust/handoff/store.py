@@ -1,6 +1,6 @@
 """The proxy's side of the handoff directory: entries are created, changed and removed atomically.
 
-    publish    build the entry in a dot-directory, fsync, rename it to its name, fsync the root
+    write      build the entry in a dot-directory, fsync, rename it to its name, fsync the root
     rewrite    replace mountInfo.json by rename; the entry, its lock and its claim stay
     unpublish  take the claim lock, let the caller work, rename the entry away, clear its target, then delete it
 
@@ -133,35 +133,40 @@ class Store:
         """Become the directory's writer until the lock is closed; raises `flocks.LockHeld`. The root must be open."""
         return flocks.ProcessLock.acquire(self.layout.writer_lock)
 
-    def publish(self, record: Record, *, replace: bool = False) -> Entry:
-        """Create the entry; returns the entry that exists afterwards.
+    def write(self, record: Record) -> Entry:
+        """Make the entry of the record, or change its record; returns the entry that exists afterwards.
 
-        Publishing the same content again changes nothing. Other content raises `EntryDiffers`, or replaces the record
-        if `replace` is set and no sandbox has the volume (else `HeldBySandbox`). An unreadable record is raised, not
-        replaced.
+        The same content again changes nothing. If only the source differs (attached again, grown), the record is
+        replaced; while a sandbox has the volume, only the size may differ. The limits stay: a retry may bring older
+        ones. Raises `EntryDiffers` if the target has another entry, `HeldBySandbox`, and why a record cannot be read.
         """
         entry = self.read(record.target)
         if entry is None:
             return self.create(record)
         there = entry.require()
+        if not there.same_request(record):
+            raise EntryDiffers(there)
+        mount = replace(record.mount, io_limits=there.mount.io_limits)
+        record = replace(record, mount=mount)
         if there.same_content(record):
             return entry
-        if not replace:
-            raise EntryDiffers(there)
+        if entry.live and there.same_source(record):
+            return self.rewrite(entry, mount)
         with self.begin_unpublish(record.target) as alone:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
-        """`publish` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if
-        it exists.
+        """`write` for a caller that has just read that the entry is absent; raises `durable.PathAlreadyExists` if it
+        exists.
         """
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
-        self._remove_incomplete(record.target, paths)
+        if os.path.lexists(paths.directory):
+            self._remove_incomplete(record.target)
         staging = self.layout.new_staging(paths.digest)
         durable.make_staging(staging, layout.DIRECTORY_MODE)
         try:
-            claims.create_lock(f"{staging}/{layout.CLAIM_LOCK}")
+            _create_lock(f"{staging}/{layout.CLAIM_LOCK}")
             durable.write_staged(f"{staging}/{layout.RECORD}", data, mode=layout.FILE_MODE)
             durable.publish_directory(staging, paths.directory)
         except errors.CrustError:
@@ -245,10 +250,8 @@ class Store:
         claims.touch(paths)
         return replace(entry, record=new)
 
-    def _remove_incomplete(self, target: volumes.TargetPath, paths: EntryPaths) -> None:
+    def _remove_incomplete(self, target: volumes.TargetPath) -> None:
         """Remove an entry without a record: it counts as absent (H-11), and the new entry needs its name."""
-        if not os.path.lexists(paths.directory):
-            return
         with contextlib.suppress(NotPublished), self.begin_unpublish(target) as incomplete:
             incomplete.complete()
 
@@ -269,8 +272,15 @@ class Store:
                 f"{layout.CLAIM} still runs",
                 hint=f"make sure that it does not run, then remove {layout.CLAIM}",
             )
-        claims.create_lock(paths.claim_lock)
+        _create_lock(paths.claim_lock)
         return claims.ClaimLock.acquire(paths, target)
+
+
+def _create_lock(path: str) -> None:
+    """Create the lock file of a new entry. Nobody else creates one: a claimant opens it."""
+    with oserrors.translating(f"cannot create {path}"):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path, flags, layout.FILE_MODE))
 
 
 def _put_back(gone: str, directory: str) -> None:

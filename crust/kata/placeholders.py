@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from crust.core import errors, volumes
-from crust.handoff.look import Look, Looks
+from crust.handoff.entry import Look, Looks
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.handoff.watch import Watch

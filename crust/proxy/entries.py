@@ -12,7 +12,7 @@ from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
-from crust.handoff.store import EntryDiffers, Store
+from crust.handoff.store import Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
 from crust.proxy.guard import Devices, set_of
@@ -70,27 +70,6 @@ class Entries:
             devices=devices,
             readonly=held.readonly,
         )
-
-    def write(self, record: Record) -> Entry:
-        """Publish the entry to the runtime; returns the entry that exists afterwards.
-
-        Publishing the same content again changes nothing. If only the device differs (attached again, grown), the
-        record is replaced; while a sandbox has the volume, only the size may differ. The limits stay: only
-        `change_limits` changes them, and a retry may bring older ones. Raises `EntryDiffers` if the target is
-        published otherwise, `HeldBySandbox`.
-        """
-        entry = self.store.read(record.target)
-        if entry is None:
-            return self.store.create(record)
-        there = entry.require()
-        if not there.same_request(record):
-            raise EntryDiffers(there)
-        record = replace(record, mount=replace(record.mount, io_limits=there.mount.io_limits))
-        if there.same_content(record):
-            return entry
-        if entry.live and _same_source(there, record):
-            return self.store.rewrite(entry, record.mount)
-        return self.store.publish(record, replace=True)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Write new limits into a published volume's record. Raises `claims.NotPublished`."""
@@ -184,10 +163,3 @@ class Entries:
         if mount != there.mount:
             entry = self.store.rewrite(entry, mount)
         return self.row_of(entry)
-
-
-def _same_source(there: Record, record: Record) -> bool:
-    """Whether a sandbox that has the one has the other. Monitors and user of an image may have changed since."""
-    if there.image is not None and record.image is not None:
-        return there.image.identity == record.image.identity
-    return there.image is record.image and there.identity == record.identity

@@ -132,8 +132,8 @@ class Inspect:
         self, request: inspect_pb2.WatchRequest, call: Call
     ) -> AsyncIterator[inspect_pb2.Event]:
         """Events from now on."""
-        await call.begin()  # so that the client knows that the watch has begun
         async with self._events.watch() as watched:
+            await call.begin()  # so that the client knows that the watch has begun
             async for event in watched(self._stopping):
                 yield _event(event)
 

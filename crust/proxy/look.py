@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from crust.core import errors, operations, volumes
 from crust.core.supervised import Reports, supervised
-from crust.handoff import look as handoff_look
+from crust.handoff import entry as handoff_entries
 from crust.handoff import watch
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
@@ -63,7 +63,7 @@ class Looks:
         self._targets = targets
         self._events = events
         self._health = health
-        self._looks = handoff_look.Looks(entries.store.layout)
+        self._reader = handoff_entries.Looks(entries.store.layout)
         self._looking = asyncio.Lock()
         self._must_list = True
         """Whether the last list of the mounts said nothing about some rows."""
@@ -77,7 +77,7 @@ class Looks:
             found = await workers.run(self._read, known, must_list=must_list)
             newer = self._table.merge(began, found.names, found.read, found.stacks)
             self._must_list = bool(newer) and must_list
-            self._looks.forget(newer)
+            self._reader.forget(newer)
             read = frozenset(found.read.keys() - set(newer))
             for name in read:
                 self._report_claim(name)
@@ -88,7 +88,7 @@ class Looks:
             return read
 
     def _read(self, known: Set[str], *, must_list: bool) -> _Found:
-        found = self._looks.look()
+        found = self._reader.look()
         read = {name: self._row_of(entry) for name, entry in found.read.items()}
         lists = must_list or not read.keys() <= known
         problems = {name: self._device_problem(row) for name, row in read.items()}

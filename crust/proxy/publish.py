@@ -282,7 +282,7 @@ class Publish:
             self._targets.check_unused(
                 record.block, readonly=record.readonly, claims=claims, writers=run.writers
             )
-        return self._entries.write(record), devices
+        return self._entries.store.write(record), devices
 
     def _check_raw(self, record: Record, devices: DeviceSet) -> None:
         """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""

@@ -106,7 +106,7 @@ class FakeProxy:
             runtime = self.runtimes.get(handler)
             offered = runtime.features if runtime is not None else frozenset()
             mount_api.mount_guard(where.text, names=volumes.HandlerFeature.SUB_PATH in offered)
-        self.store.publish(record)
+        self.store.write(record)
         return record
 
     def unpublish(self, target: str, *, guard: bool = False) -> None:

@@ -22,7 +22,7 @@ STRANGER = 65534
 def store(tmp_path: Path) -> Store:
     made = Store(f"{tmp_path}/volumes")
     made.open()
-    made.publish(a_record())
+    made.write(a_record())
     return made
 
 
@@ -40,7 +40,7 @@ def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
     assert isinstance(entry.error, errors.Refused)
     assert str(STRANGER) in str(entry.error)
     for attempt in (
-        lambda: store.publish(a_record()),
+        lambda: store.write(a_record()),
         lambda: resolve_source(store.root, TARGET.text),
     ):
         with pytest.raises(errors.Refused):

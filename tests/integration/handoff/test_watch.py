@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from watchdog.observers import inotify_c
 
-from crust.handoff import claims, look
+from crust.handoff import claims, entry
 from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
@@ -43,7 +43,7 @@ async def looking(store: Store) -> AsyncIterator[Watch]:
 
 async def _scans(looking: Watch) -> AsyncIterator[list[Entry]]:
     """The entries after each hint, if they differ from those before."""
-    looks, known = look.Looks(Layout(looking.root)), dict[str, Entry]()
+    looks, known = entry.Looks(Layout(looking.root)), dict[str, Entry]()
     yielded: list[Entry] | None = None
     async for _ in looking:
         seen = await asyncio.to_thread(looks.look)
@@ -66,7 +66,7 @@ def _unpublish(store: Store) -> None:
 async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Store) -> None:
     async with Watch(store.root, rescan_s=HOUR_S) as empty:
         assert await _next(_scans(empty)) == []
-    entry = store.publish(a_record())
+    entry = store.write(a_record())
     async with Watch(store.root, rescan_s=HOUR_S) as full:
         assert await _next(_scans(full)) == [entry]
 
@@ -74,7 +74,7 @@ async def test_first_hint_comes_at_once_even_if_there_are_no_entries(store: Stor
 async def test_each_change_of_an_entry_is_a_hint(store: Store, looking: Watch) -> None:
     scans = _scans(looking)
     await _next(scans)
-    published = store.publish(a_record())
+    published = store.write(a_record())
     assert await _next(scans) == [published]
     rewritten = store.rewrite(published, a_record(capacity_bytes=1).mount)
     assert await _next(scans) == [rewritten]
@@ -114,7 +114,7 @@ async def test_hidden_names_cause_no_hint(store: Store) -> None:
             os.utime(f"{store.root}/.new-x")
             os.rename(f"{store.root}/.new-x", f"{store.root}/.gone-x")
             os.rmdir(f"{store.root}/.gone-x")
-        store.publish(
+        store.write(
             a_record()
         )  # events keep their order: when its hint is there, all others were handled
         async with asyncio.timeout(DEADLINE_S):
@@ -126,7 +126,7 @@ async def test_many_events_coalesce_into_one_hint(store: Store, looking: Watch) 
     scans = _scans(looking)
     await _next(scans)
     for number in range(50):
-        store.publish(a_record(f"/pods/{number}"))
+        store.write(a_record(f"/pods/{number}"))
     while len(await _next(scans)) < 50:
         pass
 
@@ -143,7 +143,7 @@ async def test_queue_overflow_causes_a_hint_and_no_change_is_lost(
             # Two hidden names in turn: equal neighbours would be merged, and other names would cause a hint.
             for number in range(2 * QUEUE_EVENTS):
                 os.utime(f"{store.root}/{'.a' if number % 2 else '.b'}")
-            entry = store.publish(a_record())
+            entry = store.write(a_record())
         assert await _next(scans) == [entry]
     assert any("overflow" in record.message for record in caplog.records)
 
@@ -156,7 +156,7 @@ def _stalled_reader(looking: Watch) -> Any:
 
 async def test_root_that_was_made_again_is_watched(store: Store, looking: Watch) -> None:
     scans = _scans(looking)
-    entry = store.publish(a_record())
+    entry = store.write(a_record())
     assert await _next(scans) == [entry]
     for _ in range(3):
         shutil.rmtree(store.root)
@@ -164,7 +164,7 @@ async def test_root_that_was_made_again_is_watched(store: Store, looking: Watch)
         store.open()
         looking.notify()  # in place of the periodic scan: a missing directory cannot be watched
         await _until_watched(looking)
-        entry = store.publish(a_record())
+        entry = store.write(a_record())
         assert await _next(scans) == [entry]
 
 
@@ -174,7 +174,7 @@ async def test_new_root_with_an_old_inode_is_watched(store: Store, looking: Watc
         os.rmdir(store.root)
         store.open()
         await _until_watched(looking)
-        store.publish(a_record())
+        store.write(a_record())
         async with asyncio.timeout(DEADLINE_S):
             await anext(aiter(looking))
         _unpublish(store)
@@ -201,7 +201,7 @@ async def test_entries_removed_before_their_events_are_read_do_not_stop_the_watc
                 os.makedirs(f"{store.root}/{number}/below")
                 os.rename(f"{store.root}/{number}", f"{store.root}/moved")
                 shutil.rmtree(f"{store.root}/moved")
-        entry = store.publish(a_record())
+        entry = store.write(a_record())
         assert await _next(scans) == [entry]
         _unpublish(store)
         assert await _next(scans) == []
@@ -230,7 +230,7 @@ async def test_root_that_vanishes_just_before_it_is_watched_is_watched_when_it_i
     store.open()
     looking.notify()  # in place of the periodic scan
     await _until_watched(looking)
-    entry = store.publish(a_record())
+    entry = store.write(a_record())
     assert await _next(scans) == [entry]
 
 
@@ -246,12 +246,12 @@ async def test_root_created_later_is_found_by_the_periodic_scan(tmp_path: Path) 
         scans = _scans(early)
         await _next(scans)
         store.open()
-        entry = store.publish(a_record())
+        entry = store.write(a_record())
         assert await _next(scans) == [entry]
 
 
 async def test_death_of_a_sandbox_is_found_by_the_periodic_scan(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     lock = claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET)
     async with Watch(store.root, rescan_s=0.01) as looking:
         scans = _scans(looking)

@@ -65,7 +65,7 @@ class KataNode:
         source = volumes.BlockSource(device, devices.identify(device))
         fields = {"source": source, "group": None, **mount}
         record = replace(made, mount=replace(MOUNT, **fields))  # type: ignore[arg-type]
-        self.store.publish(record)
+        self.store.write(record)
         self.entries.place(entry.name_of(target.text), record)
         return record
 

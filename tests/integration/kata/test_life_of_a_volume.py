@@ -422,7 +422,7 @@ def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
     record = node.publish("a", device("a").path)
     with node.store.begin_unpublish(record.target) as begun:
         begun.complete()
-    node.store.publish(replace(record, target=target))
+    node.store.write(replace(record, target=target))
     Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look()
     (problem,) = node.problems.values()
     assert problem is not None

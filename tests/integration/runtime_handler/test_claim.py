@@ -52,7 +52,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
 ) -> None:
     volume = device("a")
     subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     with _claim(store) as claim:
         asyncio.run(claim.mounted(nothing_to_grow))
         held = claims.read(store.layout.entry(TARGET))
@@ -72,7 +72,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
 def test_a_second_sandbox_is_refused_by_the_name_of_the_first(
     store: Store, device: MakeDevice
 ) -> None:
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1 of kata"):
         _claim(store, TWO)
 
@@ -81,7 +81,7 @@ def test_claim_lives_as_long_as_the_hypervisor(
     store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:
     volume = device("a")
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     claim = _claim(store)
     with hypervisor_of(claim) as hypervisor:
         assert claim.fds == ()
@@ -105,8 +105,8 @@ def test_a_device_that_the_host_has_mounted_is_not_claimed(
 ) -> None:
     volume = device("a")
     subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
-    store.publish(record_of(volume, TARGET))
-    store.publish(record_of(volume, OTHER, readonly=True))
+    store.write(record_of(volume, TARGET))
+    store.write(record_of(volume, OTHER, readonly=True))
     (tmp_path / "mnt").mkdir()
     mount_api.mount_device(volume.path, f"{tmp_path}/mnt", "ext4", ())
     try:
@@ -123,7 +123,7 @@ def test_claim_refuses_a_device_that_was_attached_again(store: Store, device: Ma
     """Under the same number, as it is unless others on the machine attach or detach something meanwhile."""
     meant, again = device("a").identity, device("a")
     number = replace(again.identity, disk_sequence=meant.disk_sequence)
-    store.publish(record_of(replace(again, identity=number), TARGET))
+    store.write(record_of(replace(again, identity=number), TARGET))
     with raised("DeviceChanged", match=str(again.identity)):
         _claim(store)
     assert _is_free(store, again.path)
@@ -137,7 +137,7 @@ def test_claim_refuses_a_path_that_is_not_a_block_device(
     volume = device("a")
     record = record_of(volume, TARGET)
     text = record.to_bytes().replace(volume.path.encode(), path.encode())
-    store.publish(record)
+    store.write(record)
     Path(store.layout.entry(TARGET).record).write_bytes(text)
     with pytest.raises((errors.InvalidRequest, errors.NotFound)):
         _claim(store)
@@ -150,7 +150,7 @@ def test_claim_refuses_absent_foreign_and_unreadable_entries(
     volume = device("a")
     with pytest.raises(NotPublished):
         _claim(store)
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     with pytest.raises(WrongHandler, match="kata"):
         claim_volume(store.root, TARGET, ONE, volumes.HandlerName("other"))
     assert _is_free(store, volume.path)
@@ -163,7 +163,7 @@ def test_claim_refuses_absent_foreign_and_unreadable_entries(
 def test_a_restarted_handler_adopts_the_claims_of_its_own_sandboxes(
     store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     with hypervisor_of(_claim(store)) as hypervisor:
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         adopted.report_error("the guest lost the filesystem")
@@ -191,7 +191,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
     store: Store, device: MakeDevice, hypervisor_of: StartHypervisor
 ) -> None:
     """The hypervisor ends between the adoption and the write: another sandbox must not come in between."""
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     with hypervisor_of(_claim(store)) as hypervisor:
         adopted = adopt_volume(store.root, TARGET, ONE, HANDLER, hypervisor.holder_pid)
         hypervisor.kill()
@@ -210,7 +210,7 @@ def test_adopt_refuses_a_process_that_does_not_hold_the_lock(
     store: Store, device: MakeDevice
 ) -> None:
     """Its own hypervisor is dead, and a held lock under its name alone proves nothing: it is another process's."""
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     path = store.layout.entry(TARGET).claim_lock
     with _claim(store), open(path, "r+b") as same_file, open(path, "rb") as readable:
         program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -224,7 +224,7 @@ def test_adopt_refuses_a_process_that_does_not_hold_the_lock(
 
 
 def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: MakeDevice) -> None:
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     old = _claim(store)
     old.hand_over()  # to nobody: the hypervisor is dead
     with _claim(store, TWO):
@@ -237,7 +237,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
 
 
 def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None:
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     claim = _claim(store)
     claim.hand_over()
     with store.begin_unpublish(TARGET) as unpublish:
@@ -250,7 +250,7 @@ def test_handler_killed_at_any_call_of_a_claim_leaves_the_volume_free(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     points = 0
     for _ in crashes.crash_points(lambda _n: None, lambda _n: _claim(store).hand_over()):
         points += 1
@@ -265,7 +265,7 @@ def test_claim_without_space_fails_and_leaves_the_volume_free(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     made: list[Claim] = []
 
     def release(_number: int) -> None:
@@ -285,7 +285,7 @@ def test_a_release_that_fails_anywhere_still_frees_the_volume(
     store: Store, device: MakeDevice
 ) -> None:
     volume = device("a")
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     made: list[Claim] = []
     for _, error in crashes.failure_points(
         lambda _n: made.append(_claim(store)), lambda _n: made[-1].release()
@@ -306,7 +306,7 @@ def test_group_that_a_kubelet_gave_to_the_guard_mount_becomes_the_volumes(
     target = volumes.TargetPath.parse(f"{tmp_path}/mount")
     Path(target.text).mkdir()
     mount_api.mount_guard(target.text)
-    store.publish(record_of(device("a"), target, readonly=readonly))
+    store.write(record_of(device("a"), target, readonly=readonly))
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group is None
     os.chown(target.text, -1, 4059)
@@ -329,7 +329,7 @@ def test_group_of_the_record_has_priority_over_the_guard_mounts(
     mount_api.mount_guard(target.text)
     plain = record_of(device("a"), target)
     wanted = volumes.GroupChange(7, volumes.GroupPolicy.ON_ROOT_MISMATCH)
-    store.publish(replace(plain, mount=replace(plain.mount, group=wanted)))
+    store.write(replace(plain, mount=replace(plain.mount, group=wanted)))
     os.chown(target.text, -1, 4059)
     with _claim(store, target=target) as claim:
         assert claim.record.mount.group == wanted
@@ -343,7 +343,7 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         target = volumes.TargetPath(f"{TARGET.text}-{readonly}")
         grown: list[volumes.TargetPath] = []
         record = record_of(device(str(readonly)), target)
-        store.publish(replace(record, mount=replace(record.mount, readonly=readonly)))
+        store.write(replace(record, mount=replace(record.mount, readonly=readonly)))
 
         async def grow() -> None:
             grown.append(target)  # noqa: B023 - called before the next round

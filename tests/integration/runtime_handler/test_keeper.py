@@ -47,7 +47,7 @@ def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def claim(store: Store, device: MakeDevice) -> Claim:
     """A claim whose descriptors this process has."""
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     return claim_volume(store.root, TARGET, ONE, HANDLER)
 
 
@@ -71,7 +71,7 @@ def test_claim_outlives_the_daemon_and_ends_with_the_vm(
 ) -> None:
     """The daemon is a process of its own here, which is killed with its group after it gave the claim away."""
     volume = device("a")
-    store.publish(record_of(volume, TARGET))
+    store.write(record_of(volume, TARGET))
     daemon = f"""
 import os, signal
 from pathlib import Path

@@ -48,7 +48,7 @@ def vm(store: Store, process: subprocess.Popen[bytes], run_dir: str) -> kept_vm.
 def record(store: Store, device: MakeDevice, vm: kept_vm.KeptVm) -> Record:
     """A volume that the VM has mounted, and whose claim its keeper holds."""
     record = record_of(device("a"), TARGET)
-    store.publish(record)
+    store.write(record)
     claim = claim_volume(store.root, TARGET, ONE, HANDLER)
     with keepers.start(vm.socket, vm.pid) as line:
         line.hold("a", claim.fds)
@@ -111,7 +111,7 @@ def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
 ) -> None:
     kill_all_keepers(vm.socket)
     store.begin_unpublish(TARGET).complete()
-    store.publish(record)
+    store.write(record)
     with pytest.raises(kept_vm.VmKilled):
         vm.recover({"a": TARGET})
     assert process.wait() == -signal.SIGKILL
@@ -150,7 +150,7 @@ def test_keeper_killed_before_a_question_of_the_recovery_costs_no_vm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its standby has the same claims, and is asked instead."""
-    store.publish(record_of(device("b"), OTHER))
+    store.write(record_of(device("b"), OTHER))
     really = getattr(keepers.Keeper, question)
     killed: list[int] = []
 
@@ -175,7 +175,7 @@ def test_recovery_that_was_killed_half_way_is_finished_by_the_next(
     store: Store, record: Record, vm: kept_vm.KeptVm, device: MakeDevice
 ) -> None:
     """The first daemon gave one of two claims to the new keeper, and died."""
-    store.publish(record_of(device("b"), OTHER))
+    store.write(record_of(device("b"), OTHER))
     claim = claim_volume(store.root, OTHER, ONE, HANDLER)
     claim.hand_over()
     with vm.recover({"a": TARGET, "b": OTHER}) as line:

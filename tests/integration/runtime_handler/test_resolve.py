@@ -29,7 +29,7 @@ def kubelet(tmp_path: Path) -> Iterator[Path]:
 
 
 def _published(store: Store, target: str) -> Record:
-    return store.publish(a_record(volumes.TargetPath.parse(target))).require()
+    return store.write(a_record(volumes.TargetPath.parse(target))).require()
 
 
 def test_link_to_the_root_leads_to_the_volume(store: Store, kubelet: Path, tmp_path: Path) -> None:

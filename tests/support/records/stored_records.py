@@ -110,7 +110,7 @@ def write(root: Path) -> None:
     _write_snapshots(stores)
     _write_node_state(stores.node)
     _write_intents(stores.intents)
-    entry = stores.handoff.publish(RECORD)
+    entry = stores.handoff.write(RECORD)
     claim = claims.Claim(
         "sandbox-1", "kata", claims.State.ERROR, "no such disk", 42, PUBLISHED_AT, live=False
     )

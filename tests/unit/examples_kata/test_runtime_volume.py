@@ -178,7 +178,7 @@ async def test_claim_is_released_when_its_report_fails(world: World) -> None:
 def published(root: Path, source: volumes.NetworkImage | None = None) -> Record:
     entries = store.Store(str(root))
     entries.open()
-    return entries.publish(a_record(source=source) if source else a_record()).require()
+    return entries.write(a_record(source=source) if source else a_record()).require()
 
 
 def test_a_volume_of_another_handler_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.records.records import TARGET, a_record
 def store(tmp_path: Path) -> Store:
     made = Store(f"{tmp_path}/volumes")
     made.open()
-    made.publish(a_record())
+    made.write(a_record())
     return made
 
 
@@ -220,7 +220,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
         if len(fds) == 1:
             with store.begin_unpublish(TARGET) as unpublish:
                 unpublish.complete()
-            store.publish(a_record())
+            store.write(a_record())
         return real(fd)
 
     monkeypatch.setattr(ofdlocks, "try_lock", unpublished_meanwhile)

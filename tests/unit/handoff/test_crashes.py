@@ -31,7 +31,7 @@ class Stores:
         self(number).open()
 
     def publish(self, number: int) -> None:
-        self(number).publish(RECORD)
+        self(number).write(RECORD)
 
     def rewrite(self, number: int) -> None:
         store = self(number)
@@ -72,7 +72,7 @@ def test_publish_killed_at_any_call_leaves_a_complete_entry_or_none_and_can_be_r
         assert entry is None or entry.record == RECORD
         assert store.scan() == (() if entry is None else (entry,))
         assert store.remove_orphans() == ()
-        assert store.publish(RECORD).record == RECORD
+        assert store.write(RECORD).record == RECORD
         assert _names(store) == [TARGET.digest]
         claims.ClaimLock.acquire(store.layout.entry(TARGET), TARGET).close()
     assert points > 8
@@ -165,7 +165,7 @@ def test_a_target_that_was_published_again_is_not_cleared(stores: Stores) -> Non
     stores.published(0)
     store = stores(0)
     _leave_uncleared(store)
-    again = store.publish(RECORD)
+    again = store.write(RECORD)
     cleared: list[volumes.TargetPath] = []
     assert store.remove_orphans(cleared.append) == ()
     assert cleared == []
@@ -206,7 +206,7 @@ def test_publish_without_space_raises_crust_error_and_leaves_no_partial_entry(
         entry = store.read(TARGET)
         assert entry is None or entry.record == RECORD
         store.remove_orphans()
-        assert store.publish(RECORD).record == RECORD
+        assert store.write(RECORD).record == RECORD
         assert _names(store) == [TARGET.digest]
     assert points > 8
 

@@ -14,7 +14,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.look import IN_TURN, Looks
+from crust.handoff.entry import IN_TURN, Looks
 from crust.handoff.record import Reserved, UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store, UnknownHandoffFile, UntrustedDirectory
 from crust.host.files import durable
@@ -22,6 +22,9 @@ from tests.support.raised import raised
 from tests.support.records.records import KEY, TARGET, a_record
 
 OTHER = volumes.TargetPath.parse("/var/lib/kubelet/pods/other/mount")
+
+
+OTHER_DEVICE = volumes.BlockSource("/dev/loop8", volumes.DeviceIdentity(7, 8, 99))
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def _claim(store: Store, sandbox_id: str = "sandbox-1") -> claims.ClaimLock:
 
 def test_a_published_record_can_be_read_and_only_by_root(store: Store) -> None:
     record = a_record()
-    entry = store.publish(record)
+    entry = store.write(record)
     assert store.read(TARGET) == entry
     assert entry.record == record
     assert not entry.live
@@ -67,29 +70,29 @@ def test_open_store_is_empty_and_opening_again_changes_nothing(store: Store) -> 
 
 
 def test_the_same_content_again_changes_nothing(store: Store) -> None:
-    first = store.publish(a_record())
+    first = store.write(a_record())
     inode = os.stat(_paths(store).record).st_ino
-    again = store.publish(replace(a_record(), generation=7))
+    again = store.write(replace(a_record(), generation=7))
     assert again == first
     assert os.stat(_paths(store).record).st_ino == inode
 
 
 def test_other_content_for_the_target_is_refused_naming_the_published_volume(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     with pytest.raises(EntryDiffers, match=r"block\.csi\.crust\.dev/vol-1"):
-        store.publish(a_record(fs_type="xfs"))
-    assert store.publish(a_record(fs_type="xfs"), replace=True).require().generation == 2
+        store.write(a_record(fs_type="xfs"))
+    assert store.write(a_record(capacity_bytes=2 << 30)).require().generation == 2
 
 
 def test_other_content_never_replaces_the_record_of_a_live_sandbox(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     with _claim(store), pytest.raises(HeldBySandbox, match="sandbox-1"):
-        store.publish(a_record(fs_type="xfs"), replace=True)
-    assert store.publish(a_record()).require().generation == 1
+        store.write(a_record(source=OTHER_DEVICE))
+    assert store.write(a_record()).require().generation == 1
 
 
 def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     with _claim(store):
         there = store.read(TARGET)
         assert there is not None
@@ -101,7 +104,7 @@ def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> 
 
 
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     _claim(store).close()
     Path(_paths(store).directory, "runtime-file").write_text("mine")
     with store.begin_unpublish(TARGET) as unpublish:
@@ -114,7 +117,7 @@ def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
 
 
 def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     with (
         _claim(store, "sandbox-9"),
         pytest.raises(HeldBySandbox, match="sandbox-9 of kata") as caught,
@@ -125,40 +128,40 @@ def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store)
 
 
 def test_no_sandbox_claims_a_volume_that_is_being_unpublished(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     with store.begin_unpublish(TARGET), pytest.raises(HeldBySandbox):
         claims.ClaimLock.acquire(_paths(store), TARGET)
     claims.ClaimLock.acquire(_paths(store), TARGET).close()
 
 
 def test_unpublish_without_complete_leaves_the_entry_as_it_was(store: Store) -> None:
-    entry = store.publish(a_record())
+    entry = store.write(a_record())
     with store.begin_unpublish(TARGET):
         pass
     assert store.read(TARGET) == entry
 
 
 def test_entry_without_record_is_absent_and_a_publish_replaces_it(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     _claim(store).close()
     os.unlink(_paths(store).record)
     assert store.read(TARGET) is None
     assert store.scan() == ()
-    assert store.publish(a_record()).claim is None
+    assert store.write(a_record()).claim is None
     assert claims.read(store.layout.entry(TARGET)) is None
     assert os.listdir(store.root) == [TARGET.digest]
 
 
 def test_publish_does_not_replace_a_claimed_entry_without_record(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     os.unlink(_paths(store).record)
     with _claim(store), pytest.raises(HeldBySandbox):
-        store.publish(a_record())
+        store.write(a_record())
 
 
 def test_unpublish_is_durable_at_its_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that a power cut brings back would be published again to a runtime, without its device."""
-    store.publish(a_record())
+    store.write(a_record())
     done: list[str] = []
     rename, sync, unlink = os.rename, durable.sync_directory, os.unlink
 
@@ -183,7 +186,7 @@ def test_unpublish_is_durable_at_its_answer(store: Store, monkeypatch: pytest.Mo
 
 
 def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     for name in ("runtime-file", "runtime-8f14e45fceea167a"):
         Path(_paths(store).directory, name).write_text("mine")
     entry = store.read(TARGET)
@@ -199,7 +202,7 @@ def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: 
 def test_unreadable_record_says_what_it_reserves_if_its_envelope_can_be_read(
     store: Store, *, is_newer: bool
 ) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     path = Path(_paths(store).record)
     newer = path.read_text().replace('"schema":1', '"schema":9,"more":{}')
     path.write_text(newer if is_newer else "{")
@@ -212,8 +215,8 @@ def test_unreadable_record_says_what_it_reserves_if_its_envelope_can_be_read(
 
 def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
     """Else an entry could reserve, and let `remove_orphans` clear, a target that is not its own."""
-    store.publish(a_record())
-    other = store.publish(a_record(OTHER))
+    store.write(a_record())
+    other = store.write(a_record(OTHER))
     shutil.copyfile(_paths(store).record, f"{other.directory}/{layout.RECORD}")
     found = store.read(OTHER)
     assert found is not None
@@ -224,10 +227,10 @@ def test_reservation_of_another_entry_is_not_believed(store: Store) -> None:
 def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two changes within one tick of the kernel's clock (10 ms at 100 Hz) leave one time of the directory."""
     targets = [volumes.TargetPath.parse(f"/var/lib/kubelet/pods/{n}/mount") for n in range(9)]
-    entries = [store.publish(a_record(target)) for target in targets]
+    entries = [store.write(a_record(target)) for target in targets]
     looks = Looks(store.layout)
     now_ns = time.time_ns()
-    monkeypatch.setattr("crust.handoff.look.time.time_ns", lambda: now_ns)
+    monkeypatch.setattr("crust.handoff.entry.time.time_ns", lambda: now_ns)
     for age_ns, read in ((20 * 10**6, len(targets)), (3600 * 10**9, IN_TURN)):
         for entry in entries:
             os.utime(entry.directory, ns=(0, now_ns - age_ns))
@@ -236,7 +239,7 @@ def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPat
 
 
 def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     unknown = Path(_paths(store).directory, "sandbox-7")
     unknown.write_text("precious")
     Path(store.root, "lost+found").mkdir()
@@ -249,11 +252,11 @@ def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     (kept,) = store.remove_orphans()
     assert Path(kept, "sandbox-7").read_text() == "precious"
     assert os.listdir(kept) == ["sandbox-7"]
-    store.publish(a_record())
+    store.write(a_record())
 
 
 def test_remove_orphans_removes_only_what_a_crash_left(store: Store) -> None:
-    entry = store.publish(a_record())
+    entry = store.write(a_record())
     for path in (store.layout.new_staging(TARGET.digest), store.layout.new_gone(TARGET.digest)):
         os.mkdir(path)
         Path(path, layout.RECORD).write_text("{")
@@ -265,7 +268,7 @@ def test_remove_orphans_removes_only_what_a_crash_left(store: Store) -> None:
 
 
 def test_remove_orphans_keeps_a_directory_with_a_files_name_and_goes_on(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     for name in ("claim.json", ".hidden"):
         Path(_paths(store).directory, name).mkdir()
     with pytest.raises(
@@ -280,7 +283,7 @@ def test_remove_orphans_keeps_a_directory_with_a_files_name_and_goes_on(store: S
 
 
 def _replaced(store: Store, make: Callable[[str], object]) -> str:
-    store.publish(a_record())
+    store.write(a_record())
     path = _paths(store).record
     os.unlink(path)
     make(path)
@@ -317,14 +320,14 @@ def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], o
         entry.require()
     assert [each.digest for each in store.scan()] == [TARGET.digest]
     with pytest.raises(type(entry.error)):
-        store.publish(a_record())
+        store.write(a_record())
     with pytest.raises(type(entry.error)):
         store.rewrite(entry, a_record().mount)
     assert os.path.lexists(path)
 
 
 def test_scan_reports_a_newer_record_beside_readable_ones(store: Store) -> None:
-    store.publish(a_record(OTHER))
+    store.write(a_record(OTHER))
     newer = a_record().to_bytes().replace(b'"schema":1', b'"schema":2')
     _replaced(store, lambda path: Path(path).write_bytes(newer))
     names = {entry.digest: entry.error and entry.error.error_name for entry in store.scan()}
@@ -332,7 +335,7 @@ def test_scan_reports_a_newer_record_beside_readable_ones(store: Store) -> None:
 
 
 def test_a_record_that_others_may_write_is_refused(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     os.chmod(_paths(store).record, 0o666)
     entry = store.read(TARGET)
     assert entry is not None
@@ -345,19 +348,19 @@ def test_entry_that_is_not_a_trusted_directory_is_refused_and_kept(
 ) -> None:
     directory = _paths(store).directory
     if damage == "symlink":
-        store.publish(a_record())
+        store.write(a_record())
         os.rename(directory, f"{store.root}/.elsewhere")
         os.symlink(f"{store.root}/.elsewhere", directory)
     elif damage == "file":
         Path(directory).write_text("")
     else:
-        store.publish(a_record())
+        store.write(a_record())
         os.chmod(directory, 0o777)
     entry = store.read(TARGET)
     assert entry is not None
     assert isinstance(entry.error, UntrustedDirectory)
     with pytest.raises(UntrustedDirectory):
-        store.publish(a_record())
+        store.write(a_record())
     assert os.path.lexists(directory)
 
 
@@ -377,11 +380,11 @@ def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
 
 
 def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     os.unlink(_paths(store).claim_lock)
     with store.begin_unpublish(TARGET) as unpublish:
         unpublish.complete()
-    store.publish(a_record())
+    store.write(a_record())
     _claim(store).close()
     os.unlink(_paths(store).claim_lock)
     with raised("ClaimLockMissing"):
@@ -389,7 +392,7 @@ def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(store: 
 
 
 def test_unreadable_claim_is_reported_and_does_not_hide_the_record(store: Store) -> None:
-    store.publish(a_record())
+    store.write(a_record())
     Path(_paths(store).claim).write_text("{}")
     entry = store.read(TARGET)
     assert entry is not None
@@ -400,7 +403,7 @@ def test_unreadable_claim_is_reported_and_does_not_hide_the_record(store: Store)
 def test_scan_reads_a_thousand_entries_in_order(store: Store) -> None:
     targets = [volumes.TargetPath.parse(f"/pods/{number}/mount") for number in range(1000)]
     for target in targets:
-        store.publish(a_record(target))
+        store.write(a_record(target))
     found = store.scan()
     assert [entry.digest for entry in found] == sorted(target.digest for target in targets)
     assert {entry.require().target for entry in found} == set(targets)

@@ -69,13 +69,13 @@ async def _always(body: bytes) -> bytes:
 
 def _published(store: Store, name: str) -> Record:
     record = a_record(volumes.TargetPath.parse(f"/k/{name}/mount"))
-    store.publish(record)
+    store.write(record)
     return record
 
 
 async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) -> None:
     record = replace(a_record(), target=TARGET)
-    store.publish(record)
+    store.write(record)
     handler = KataHandler(store, str(short))
     async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):

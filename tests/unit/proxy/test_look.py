@@ -12,7 +12,7 @@ import pytest
 
 from crust.core import errors, supervised, volumes
 from crust.core.operations import KeyedOperations
-from crust.handoff import entry, layout, look
+from crust.handoff import entry, layout
 from crust.handoff.claims import Claim, State
 from crust.proxy import look as proxy_look
 from crust.proxy.events import Event, Events
@@ -139,7 +139,7 @@ async def _look(node: Node) -> list[str]:
     return await _problems(node)
 
 
-class StubbornLooks(look.Looks):
+class StubbornLooks(entry.Looks):
     """Looks that fail `failures` times, or always, if that is None."""
 
     failures: int | None = None
@@ -148,7 +148,7 @@ class StubbornLooks(look.Looks):
         super().__init__(root)
         self.number = 0
 
-    def look(self) -> look.Look:
+    def look(self) -> entry.Look:
         self.number += 1
         if self.failures is None or self.number <= self.failures:
             raise RuntimeError("can't start new thread")
@@ -163,8 +163,8 @@ async def test_looks_that_fail_are_tried_again_and_end_the_process_if_they_keep_
     monkeypatch.setattr(supervised, "ATTEMPTS", 5)
     monkeypatch.setattr(supervised, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(StubbornLooks, "failures", failures)
-    monkeypatch.setattr(look, "Looks", StubbornLooks)
-    bench.store.publish(records.a_record())
+    monkeypatch.setattr(entry, "Looks", StubbornLooks)
+    bench.store.write(records.a_record())
     looks, ended = bench.looks(), asyncio.Queue[errors.CrustError]()
     async with (
         asyncio.timeout(60),
@@ -224,7 +224,7 @@ async def test_looks_become_the_events_of_what_lies_between(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, read: list[Claim | None], reported: list[str]
 ) -> None:
     looks = bench.looks()
-    bench.store.publish(records.a_record())
+    bench.store.write(records.a_record())
     there = bench.store.layout.entry(records.TARGET).directory
     async with bench.events.watch() as watch:
         for each in read:
@@ -236,7 +236,7 @@ async def test_looks_become_the_events_of_what_lies_between(
 
 async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Bench) -> None:
     looks = bench.looks()
-    bench.store.publish(records.a_record())
+    bench.store.write(records.a_record())
     async with bench.events.watch() as watch:
         with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="a"):
             await looks.look()

@@ -11,7 +11,7 @@ import pytest
 from crust.core import deferral_keys, errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record
-from crust.proxy.entries import Entries
+from crust.handoff.store import Store
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.rpc import csi_driver
@@ -193,13 +193,13 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
     kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rename was done, and the directory could not be synced."""
-    publish = Entries.write
+    write = Store.write
 
-    def fail_afterwards(entries: Entries, record: Record) -> Record:
-        publish(entries, record)
+    def fail_afterwards(store: Store, record: Record) -> Record:
+        write(store, record)
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(Entries, "write", fail_afterwards)
+    monkeypatch.setattr(Store, "write", fail_afterwards)
     await refused(kata.co.publish("vol-1", target), Code.INTERNAL, "cannot sync")
     kata.check_untouched(target)
 
@@ -207,15 +207,15 @@ async def test_entry_that_appeared_although_its_publish_failed_is_removed(
 async def test_failed_publish_that_a_sandbox_has_claimed_already_is_not_final(
     kata: Node, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = Entries.write
+    write = Store.write
     sandbox = kata.sandbox(target)
 
-    def claim_and_fail(entries: Entries, record: Record) -> Record:
-        publish(entries, record)
+    def claim_and_fail(store: Store, record: Record) -> Record:
+        write(store, record)
         sandbox.__enter__()
         raise errors.RuntimeFailed("cannot sync")
 
-    monkeypatch.setattr(Entries, "write", claim_and_fail)
+    monkeypatch.setattr(Store, "write", claim_and_fail)
     await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "cannot sync")
     monkeypatch.undo()
     await kata.co.publish("vol-1", target)
@@ -279,7 +279,7 @@ async def test_inline_volume_is_known_by_its_id_without_a_pod(kata: Node, target
     [
         "Targets.mount_guard",
         "Targets.writers",
-        "Entries.write",
+        "Store.write",
         "Entries.devices",
         "Publish._record",
         "policy",
@@ -308,8 +308,8 @@ async def test_no_exception_ends_in_a_final_code_while_something_stands(
                 patched.setattr(kata.targets, "writers", fail)
             case "Entries.devices":
                 patched.setattr(kata.devices, "identify", fail)
-            case "Entries.write":
-                patched.setattr(Entries, "write", fail)
+            case "Store.write":
+                patched.setattr(Store, "write", fail)
             case "Publish._record":
                 patched.setattr(Publish, "_record", fail)
             case _:

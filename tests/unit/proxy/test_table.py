@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
-from crust.handoff import look
+from crust.handoff import entry
 from crust.handoff.record import Record
 from crust.host.block.device_sets import DeviceSet
 from crust.proxy.table import Table
@@ -25,13 +25,13 @@ RECORD = records.a_record()
 ALONE = DeviceSet.alone(RECORD.identity)
 
 
-class SlowLooks(look.Looks):
+class SlowLooks(entry.Looks):
     """Looks that have read the directory, and return when the test allows it."""
 
     entered = threading.Event()
     go_on = threading.Event()
 
-    def look(self) -> look.Look:
+    def look(self) -> entry.Look:
         found = super().look()
         self.entered.set()
         assert self.go_on.wait(20)
@@ -46,14 +46,14 @@ def bench(places: Places) -> Bench:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowLooks]]:
     SlowLooks.entered, SlowLooks.go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr("crust.handoff.look.Looks", SlowLooks)
+    monkeypatch.setattr("crust.handoff.entry.Looks", SlowLooks)
     yield SlowLooks
     SlowLooks.go_on.set()
 
 
 def _publish(bench: Bench, record: Record) -> None:
     """Write an entry, as a publish does."""
-    bench.table.put(bench.entries.row_of(bench.entries.write(record)))
+    bench.table.put(bench.entries.row_of(bench.entries.store.write(record)))
 
 
 def row(record: Record, devices: DeviceSet = ALONE) -> Target:
@@ -72,7 +72,7 @@ async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) 
 
 
 async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: Bench) -> None:
-    bench.store.publish(RECORD)
+    bench.store.write(RECORD)
     looking = asyncio.create_task(bench.looks().look())
     await asyncio.to_thread(slow.entered.wait, 20)
     with bench.store.begin_unpublish(RECORD.target) as unpublish:
@@ -92,14 +92,14 @@ async def test_row_of_an_operation_is_left_to_the_next_look(bench: Bench) -> Non
         await looks.look()
     assert bench.table.at(RECORD.target.text) == busy
     bench.table.put(replace(busy, busy=False))
-    bench.store.publish(RECORD)
+    bench.store.write(RECORD)
     await looks.look()
     assert bench.table.find(RECORD.target.text) == RECORD
 
 
 async def test_look_reads_what_the_last_one_skipped(slow: type[SlowLooks], bench: Bench) -> None:
     """A publish in every look: it neither makes a look begin again, nor is anything lost."""
-    bench.store.publish(RECORD)
+    bench.store.write(RECORD)
     looks = bench.looks()
     for number in range(3):
         slow.entered.clear()
@@ -121,18 +121,18 @@ async def test_look_at_rest_reads_only_a_few_entries_in_turn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among them, after some looks, one that was damaged in place: its directory has not changed."""
-    monkeypatch.setattr(look, "FRESH_NS", 0)
+    monkeypatch.setattr(entry, "FRESH_NS", 0)
     looks = bench.looks()
     for number in range(20):
-        bench.store.publish(_other_volume(records.a_record(f"/var/lib/kubelet/{number}")))
+        bench.store.write(_other_volume(records.a_record(f"/var/lib/kubelet/{number}")))
     assert len(await looks.look()) == 20
     damaged = bench.store.layout.entry(volumes.TargetPath("/var/lib/kubelet/7"))
     before = os.stat(damaged.directory).st_mtime_ns
     Path(damaged.record).write_text("{")
     assert os.stat(damaged.directory).st_mtime_ns == before
     # one more than a round: in the order of the directory the damaged entry may have the last turn
-    read = [await looks.look() for _ in range(20 // look.IN_TURN + 1)]
-    assert max(len(names) for names in read) == look.IN_TURN + 1  # one is damaged, each time
+    read = [await looks.look() for _ in range(20 // entry.IN_TURN + 1)]
+    assert max(len(names) for names in read) == entry.IN_TURN + 1  # one is damaged, each time
     with pytest.raises(errors.Corrupt, match="cannot be read"):
         bench.table.find("/var/lib/kubelet/7")
 

@@ -83,7 +83,7 @@ def _claim(store: Store) -> Claim:
 def store(tmp_path: Path) -> Store:
     made = Store(f"{tmp_path}/volumes")
     made.open()
-    made.publish(a_record())
+    made.write(a_record())
     return made
 
 
@@ -216,7 +216,7 @@ def test_claim_of_another_handlers_sandbox_is_not_reclaimed(tmp_path: Path) -> N
     """Two runtimes may give their sandboxes the same id."""
     store = Store(f"{tmp_path}/volumes")
     store.open()
-    record = store.publish(a_record()).require()
+    record = store.write(a_record()).require()
     paths = store.layout.entry(TARGET)
     dead = claims.Claim(
         "sandbox-1", "other", claims.State.MOUNTED, "", 1, record.published_at, live=False
@@ -235,25 +235,25 @@ def resolved(tmp_path: Path) -> Store:
 
 
 def test_the_target_itself_is_the_whole_volume(resolved: Store) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     assert resolve_source(resolved.root, TARGET.text) == Resolved(a_record(), "")
 
 
 @pytest.mark.parametrize("sub_path", ["a", "a/b", "mount", "with space/ü", "x" * 200])
 def test_path_below_the_target_is_a_sub_path(resolved: Store, sub_path: str) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     found = resolve_source(resolved.root, f"{TARGET.text}/{sub_path}")
     assert found == Resolved(a_record(), sub_path)
 
 
 def test_a_source_is_normalised_before_it_is_looked_up(resolved: Store) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     found = resolve_source(resolved.root, f"{TARGET.text}//a/./b/../c/")
     assert found == Resolved(a_record(), "a/c")
 
 
 def test_path_with_the_target_as_string_prefix_is_not_the_target(resolved: Store) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     for source in (f"{TARGET.text}-2", f"{TARGET.text}/../other", os.path.dirname(TARGET.text)):
         assert resolve_source(resolved.root, source) == NotDeferred(source)
 
@@ -262,14 +262,14 @@ def test_path_with_the_target_as_string_prefix_is_not_the_target(resolved: Store
     "source", ["tmpfs", "proc", "shm", "", "/", "/dev", "/nowhere/at/all", "/" + "a" * 300]
 )
 def test_source_that_is_not_a_deferred_volume_is_not_deferred(resolved: Store, source: str) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     assert resolve_source(resolved.root, source) == NotDeferred(source)
 
 
 def test_the_longest_target_wins(resolved: Store) -> None:
     outer, inner = a_record("/pods/a"), a_record("/pods/a/inner")
-    resolved.publish(outer)
-    resolved.publish(inner)
+    resolved.write(outer)
+    resolved.write(inner)
     assert resolve_source(resolved.root, "/pods/a/inner/x") == Resolved(inner, "x")
     assert resolve_source(resolved.root, "/pods/a/x") == Resolved(outer, "x")
 
@@ -278,14 +278,14 @@ def test_source_behind_a_link_finds_the_real_volume(resolved: Store, tmp_path: P
     real = tmp_path / "data" / "kubelet" / "mount"
     real.mkdir(parents=True)
     (tmp_path / "kubelet").symlink_to(tmp_path / "data" / "kubelet")
-    resolved.publish(a_record(f"{real}"))
+    resolved.write(a_record(f"{real}"))
     found = resolve_source(resolved.root, f"{tmp_path}/kubelet/mount/sub")
     assert found == Resolved(a_record(f"{real}"), "sub")
 
 
 @pytest.mark.parametrize("sub_path", ["", "/sub"])
 def test_unreadable_record_is_no_ordinary_mount(resolved: Store, sub_path: str) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     Path(resolved.layout.entry(TARGET).record).write_text("{}")
     with pytest.raises(UnreadableHandoffRecord):
         resolve_source(resolved.root, f"{TARGET.text}{sub_path}")
@@ -296,7 +296,7 @@ def test_without_a_directory_nothing_is_deferred(tmp_path: Path) -> None:
 
 
 def test_path_too_long_for_a_target_resolves_below_one(resolved: Store) -> None:
-    resolved.publish(a_record())
+    resolved.write(a_record())
     deep = "/".join(["d" * 200] * 25)
     found = resolve_source(resolved.root, f"{TARGET.text}/{deep}")
     assert found == Resolved(a_record(), deep)
