@@ -14,7 +14,7 @@ from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
 from tests.support.raised import raised
 from tests.support.records import pool_layout, stored_records
-from tests.support.records.records import TARGET, a_record
+from tests.support.records.records import TARGET
 from tests.support.records.stored_records import (
     GROUP,
     IDS,

@@ -46,7 +46,7 @@ def vm(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def claim(store: Store, device: MakeDevice) -> Claim:
-    store.publish(record_of(device("a"), TARGET))
+    store.write(record_of(device("a"), TARGET))
     return claim_volume(store.root, TARGET, volumes.SandboxId("sandbox-1"), HANDLER)
 
 

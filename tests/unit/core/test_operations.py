@@ -217,7 +217,6 @@ async def test_failure_after_the_last_caller_is_logged(caplog: pytest.LogCapture
 TASKS_THAT_ARE_AWAITED = {
     "blockdriver/pool_watch.py",  # one look, shielded
     "cli/asking.py",  # a command, which waits for the first of several streams
-    "cli/asking.py",  # the first event, which the caller awaits
     "cli/inspecting/watching.py",  # a command, which waits for the first of two
     "cli/programs/daemons.py",
     "csi_shim/deferral.py",  # the undo of a call, shielded
