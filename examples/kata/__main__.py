@@ -24,6 +24,13 @@ CACHE = Path(".cache/guest")
 Answer = TypeVar("Answer")
 
 _RUN_DIR = click.option("--run-dir", default=RUN_DIR, show_default=True)
+_CLAIMS = click.option(
+    "--claims",
+    type=click.Choice(["hypervisor", "keeper"]),
+    default="hypervisor",
+    show_default=True,
+    help="What holds the claims of a new VM: QEMU, or a process beside it.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,13 +44,7 @@ def main() -> None:
 @click.option("--volumes-root", default="", help="Default: `volumes` beside the handlers socket.")
 @click.option("--name", default="kata", show_default=True, help="The runtime handler's name.")
 @click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
-@click.option(
-    "--claims",
-    type=click.Choice(["hypervisor", "keeper"]),
-    default="hypervisor",
-    show_default=True,
-    help="What holds the claims of a new VM: QEMU, or a process beside it.",
-)
+@_CLAIMS
 @click.option(
     "--node", default="", help="This node's name, as the driver has it. Default: the host's name."
 )
@@ -89,11 +90,17 @@ def serve(  # noqa: PLR0913 - one per option
 @click.option("--handlers-socket", required=True)
 @click.option("--volumes-root", required=True)
 @click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
+@_CLAIMS
 @click.option(
     "--boot-timeout-s", type=float, default=60.0, show_default=True, help="Of each guest."
 )
 def conformance(
-    run_dir: str, handlers_socket: str, volumes_root: str, cache: Path, boot_timeout_s: float
+    run_dir: str,
+    handlers_socket: str,
+    volumes_root: str,
+    cache: Path,
+    claims: spec.ClaimHolder,
+    boot_timeout_s: float,
 ) -> None:
     """Serve, and start and stop sandboxes as lines of standard input say: for crust conformance --runtime."""
     from examples.kata.runtime import daemon
@@ -102,7 +109,7 @@ def conformance(
     os.umask(0o077)
     name = volumes.HandlerName("kata")
     places = (Path(run_dir), handlers_socket, name, volumes_root, cache)
-    options = daemon.Options(*places, boot_timeout_s=boot_timeout_s)
+    options = daemon.Options(*places, claims=claims, boot_timeout_s=boot_timeout_s)
     asyncio.run(daemon.answer_lines(options))
 
 

@@ -21,6 +21,9 @@ async def test_r101_held(s: Subject) -> None:
     assert found.get("handler") == s.name, "handler is not the registered name"
     assert found.get("state") == "mounted", "state is not mounted"
     assert {"error", "pid", "claimed_at"} <= found.keys(), "error, pid or claimed_at is missing"
+    pid = found["pid"]
+    assert isinstance(pid, int), "pid is no number"
+    assert s.may_answer(pid), f"pid is {pid}, and the runtime has no such process"
 
 
 async def test_r102_second(s: Subject) -> None:
@@ -54,7 +57,7 @@ async def test_r104_released(s: Subject) -> None:
 async def test_r105_killed_machine(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
-    await s.kill_holders(target)
+    await s.kill_machine(target)
     assert not s.is_held(target), "the lock is held although the virtual machine was killed"
 
 
@@ -63,7 +66,7 @@ async def test_r106_killed_runtime(s: Subject) -> None:
     await s.started("box-1", target)
     await s.kill()
     is_held = s.is_held(target)
-    await s.kill_holders(target)
+    await s.kill_machine(target)
     await s.restart()
     assert is_held, "the lock was free although the virtual machine lives"
 
@@ -71,7 +74,7 @@ async def test_r106_killed_runtime(s: Subject) -> None:
 async def test_r107_dead_claim(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
-    await s.kill_holders(target)
+    await s.kill_machine(target)
     await s.started("box-2", target)
     claim = s.proxy.claim(target)
     assert claim is not None, "there is no claim.json"

@@ -15,8 +15,11 @@ import shlex
 import signal
 import socket
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from crust.core import errors
 from crust.host.block import loop
@@ -27,6 +30,8 @@ from crust.runtime_handler.testing import FakeProxy, Runtime
 MIB = 1 << 20
 SIZE = 64 * MIB
 GONE_S = 10.0
+KEEPER = "keeper"
+"""The need of a case that only a running sandbox can tell: `Subject.keepers` skips the case."""
 
 
 class RuntimeNotUsable(errors.NotReady):
@@ -240,17 +245,74 @@ class Subject:
             return [pid for pid in _processes() if pid != os.getpid() and _has_open(pid, lock)]
         return []
 
-    async def kill_holders(self, target: str) -> None:
-        """SIGKILL what holds the claim, except the runtime's command, and wait until the lock is free."""
+    async def kill_machine(self, target: str) -> None:
+        """SIGKILL the sandbox's hypervisor, and wait until the lock is free.
+
+        That is the process that claim.json names; where that is the runtime's command, what has claim.lock open.
+        """
+        named = self._named(target)
+        machine = [named] if named else self._others(target)
+        self.transcript.append(f"(SIGKILL to the virtual machine: {machine})")
+        await self.kill_processes(machine)
+        await self._until(lambda: not self.is_held(target))
+
+    async def kill_processes(self, pids: list[int]) -> None:
+        """SIGKILL them, and wait until they have ended."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._until(lambda: not any(map(_is_running, pids)))
+
+    async def ended(self, pids: list[int], *, within_s: float) -> bool:
+        """Whether one of them ends in that time."""
+        return await self._until(lambda: not all(map(_is_running, pids)), within_s)
+
+    async def keepers(self, target: str) -> list[int]:
+        """The processes that hold the claim for a hypervisor that does not; the case is skipped where it does.
+
+        Two are waited for: one process alone is no keeper (H-45).
+        """
+        machine = self._named(target)
+        if not machine or machine in self.holders(target):
+            pytest.skip(KEEPER)
+        if not await self._until(lambda: len(self._others(target)) > 1):
+            raise AssertionError("one process alone holds the claim, and its end would free it")
+        return self._others(target)
+
+    async def claimed_again_or_ended(self, target: str) -> bool:
+        """Whether the claim is had again, or its hypervisor ends, in time."""
+        machine = self._named(target)
+        return await self._until(lambda: self.is_held(target) or not _is_running(machine))
+
+    @property
+    def session(self) -> int:
+        """The session of the runtime's command."""
+        assert self._process is not None
+        return os.getsid(self._process.pid)
+
+    def may_answer(self, pid: int) -> bool:
+        """Whether a process runs that the runtime can have started: no other must be killed on its word."""
+        began = _began(pid)
+        return began is not None and began >= (_began(os.getpid()) or 0)
+
+    def _named(self, target: str) -> int:
+        """The process that claim.json names; 0 where that is the runtime's command, or has ended."""
+        claim = self.proxy.claim(target)
         own = self._process.pid if self._process is not None else 0
-        for pid in self.holders(target):
-            if pid != own:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        if claim is None or claim.pid == own or not self.may_answer(claim.pid):
+            return 0
+        return claim.pid
+
+    def _others(self, target: str) -> list[int]:
+        own = self._process.pid if self._process is not None else 0
+        return [pid for pid in self.holders(target) if pid != own]
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float = GONE_S) -> bool:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GONE_S):
-                while self.is_held(target):
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
                     await asyncio.sleep(0.05)
+        return is_so()
 
     async def reset(self) -> None:
         """Remove what the case has started and published."""
@@ -259,7 +321,8 @@ class Subject:
                 await self.say("stop", sandbox)
         self._sandboxes.clear()
         for target, guard in self._targets.items():
-            await self.kill_holders(target)
+            await self.kill_machine(target)
+            await self.kill_processes(self._others(target))
             with contextlib.suppress(errors.CrustError):
                 self.proxy.unpublish(target, guard=guard)
         self._targets.clear()
@@ -278,6 +341,18 @@ def _dead_sockets(directory: str) -> list[str]:
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _is_running(pid: int) -> bool:
+    return _began(pid) is not None
+
+
+def _began(pid: int) -> int | None:
+    """When it started, in clock ticks after the boot; None if it has ended, as a zombie has (proc_pid_stat(5))."""
+    with contextlib.suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return None if state in "ZX" else int(fields[18])
+    return None
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:

@@ -12,7 +12,7 @@ from crust.conformance import plugin, report
 from crust.conformance.catalogue import Case
 from crust.conformance.options import RunOptions
 from crust.conformance.results import Exchange, Finding, Results
-from crust.conformance.runtimes.subject import RuntimeNotUsable, Subject
+from crust.conformance.runtimes.subject import KEEPER, RuntimeNotUsable, Subject
 from crust.core import volumes
 from crust.runtime_handler import testing
 
@@ -64,7 +64,7 @@ class Runtime:
             f"{'handler' if feature in offered else 'without'}.{feature.name}"
             for feature in volumes.HandlerFeature
         }
-        return set(case.needs) - has
+        return set(case.needs) - has - {KEEPER}
 
     @contextlib.contextmanager
     def using(self, case: Case, findings: list[Finding]) -> Iterator[Subject]:

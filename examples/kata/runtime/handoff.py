@@ -34,18 +34,21 @@ class Directory:
         return runtime_handler.resolve_source(self.root, source)
 
     def claim(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
     ) -> runtime_handler.Claim:
         """See `runtime_handler.claim_volume`."""
+        features = self.registration.features
         return runtime_handler.claim_volume(
-            self.root, target, sandbox, self.handler, features=self.registration.features
+            self.root, target, sandbox, self.handler, features=features, pid=vm_pid
         )
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
     ) -> runtime_handler.Claim:
         """See `runtime_handler.adopt_volume`."""
-        return runtime_handler.adopt_volume(self.root, target, sandbox, self.handler, holder_pid)
+        return runtime_handler.adopt_volume(
+            self.root, target, sandbox, self.handler, holder_pid, pid=vm_pid
+        )
 
     async def secrets(self, target: volumes.TargetPath) -> Mapping[str, str]:
         """See `runtime_handler.registration.Registration.secrets_of`."""

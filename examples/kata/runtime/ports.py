@@ -240,11 +240,13 @@ class Handoff(Protocol):
     def resolve(self, source: str) -> Resolved | NotDeferred:
         """Resolve a mount source to a deferred volume."""
 
-    def claim(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> Claim:
-        """Claim a volume for a sandbox."""
+    def claim(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
+    ) -> Claim:
+        """Claim a volume for a sandbox; 0: for no VM, but for this process."""
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
     ) -> Claim:
         """Adopt the claim whose lock that process holds for the sandbox, until `hand_over`."""
 

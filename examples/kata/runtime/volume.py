@@ -123,7 +123,7 @@ async def _claim_and_mount(
     if held:
         await _detach(record, vm, handoff)
         await vm.descriptors.release(serial)
-    claim = await asyncio.to_thread(handoff.claim, record.target, sandbox)
+    claim = await asyncio.to_thread(handoff.claim, record.target, sandbox, vm.pid)
     volume = SandboxVolume(claim, serial)
     async with in_hand.having(serial, claim):
         try:
@@ -149,7 +149,7 @@ async def _resume(
     and the steps here would wait for the thaw of a frozen filesystem.
     """
     holder = await vm.descriptors.holder()
-    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, holder)
+    claim = await asyncio.to_thread(handoff.adopt, record.target, sandbox, holder, vm.pid)
     volume = SandboxVolume(claim, serial_of(record))
     async with in_hand.having(volume.serial, claim):
         try:

@@ -17,6 +17,7 @@ from crust.conformance.options import RunOptions
 from crust.conformance.runtimes import suite
 from crust.host.process import capabilities
 from tests.support.pages.page_programs import program
+from tests.support.runtimes import kept_boxes
 
 PAGE = "runtime-author.md"
 """The program is run from the page's text."""
@@ -85,6 +86,33 @@ def test_fault_of_runtime_is_reported_with_its_clause(
     assert "-> start" in printed
     for number in numbers:
         assert f"clause {catalogue.cases('R')[number].clauses[0]}" in printed
+
+
+KEEPER_CASES = {"R-110", "R-111", "R-112", "R-113"}
+
+
+@pytest.mark.spec("H-43")
+@pytest.mark.spec("H-44")
+@pytest.mark.spec("H-45")
+@pytest.mark.spec("H-46")
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [("", set()), ("forgets", {"R-113"}), ("sleep", {"R-105", *KEEPER_CASES})],
+)
+def test_keepers_of_a_runtime_are_tried(
+    fault: str, broken: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with the SDK's keepers, which claims again if both are killed, or does not; one with two processes that
+    hold the descriptors and do nothing else.
+    """
+    cases = {f"R-{number}" for number in range(101, 114)} if not fault else {"R-101", *broken}
+    command = f"{sys.executable} -m {kept_boxes.__name__} {PLACES} {fault}"
+    outcome = suite.run(command, RunOptions(only=tuple(cases), timeout_s=60))
+    printed = capsys.readouterr().out
+    assert set(outcome.failed) == broken, printed
+    assert set(outcome.passed) == cases - broken, printed
 
 
 @pytest.mark.timeout(120)

@@ -89,7 +89,9 @@ class FakeHandoff:
             return runtime_handler.NotDeferred(source)
         return runtime_handler.Resolved(record, "")
 
-    def claim(self, target: volumes.TargetPath, sandbox: volumes.SandboxId) -> FakeClaim:
+    def claim(
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, vm_pid: int = 0
+    ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is not None and held.is_locked():
             raise claims.HeldBySandbox(target, held.sandbox, self.world.handler)
@@ -101,7 +103,7 @@ class FakeHandoff:
         return claim
 
     def adopt(
-        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int
+        self, target: volumes.TargetPath, sandbox: volumes.SandboxId, holder_pid: int, vm_pid: int
     ) -> FakeClaim:
         held = self.world.claims.get(target)
         if held is None or not held.is_locked() or held.sandbox != sandbox:

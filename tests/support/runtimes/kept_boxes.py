@@ -1,0 +1,128 @@
+"""The runtime of docs/runtime-author.md with a hypervisor that takes no descriptors: keepers hold the claims.
+
+kept_boxes.py REGISTRY_SOCKET OWN_SOCKET DIRECTORY [FAULT]. The "virtual machine" runs before the volume is claimed,
+and mounts when it is told the device. FAULT: `forgets` to claim again when a keeper has ended with its standby, or
+two processes `sleep` with the descriptors in the place of a keeper.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from pathlib import Path
+from typing import ClassVar
+
+from crust.core import errors, volumes
+from crust.handoff import claims, layout
+from crust.runtime_handler import (
+    Claim,
+    NotDeferred,
+    claim_volume,
+    keepers,
+    kept_vm,
+    resolve_source,
+)
+from examples import box_runtime
+from examples.box_runtime import FEATURES, NAME, sh
+
+BOOT = (
+    "read -r disk type options; mount --make-rprivate / && "
+    'mount -t "$type" -o "$options" "$disk" "$1" && echo up && exec sleep inf'
+)
+
+
+class KeptBoxes(box_runtime.Boxes):
+    """Sandboxes whose claims are in keepers."""
+
+    fault = ""
+    asleep: ClassVar[list[Process]] = []
+
+    async def start(self, box: str, source: str) -> str:
+        """The order of H-44: machine, claim, keeper, and then the device."""
+        found = await asyncio.to_thread(resolve_source, self.root, source)
+        if isinstance(found, NotDeferred):
+            return "ordinary"
+        argv = ("unshare", "-m", "sh", "-c", BOOT, "sh", self.directory)
+        vm = await create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
+        try:
+            target = found.require_whole().target
+            wanted = (self.root, target, volumes.SandboxId(box), NAME)
+            claim = await asyncio.to_thread(claim_volume, *wanted, features=FEATURES, pid=vm.pid)
+            self.running[target] = (claim, vm)
+            await self._keep(box, claim, vm)
+            await self._attach(claim, vm)
+        except errors.CrustError:
+            await self._end(vm)
+            await self.stop(box)
+            raise
+        claim.hand_over()
+        return "ok"
+
+    async def stop(self, box: str) -> str:
+        """The keeper needs a moment to see that the machine has ended."""
+        for claim, vm in self.running.values():
+            if claim.sandbox_id == box:
+                claim.hand_over()
+                for each in (vm, *self.asleep):
+                    await self._end(each)
+                await asyncio.to_thread(self._wait_until_free, claim.record.target)
+        return await super().stop(box)
+
+    def _wait_until_free(self, target: volumes.TargetPath) -> None:
+        while claims.is_held(layout.Layout(self.root).entry(target)):
+            time.sleep(0.05)
+
+    async def _keep(self, box: str, claim: Claim, vm: Process) -> None:
+        if self.fault == "sleep":
+            for _ in range(2):
+                sleep = await create_subprocess_exec("sleep", "inf", pass_fds=claim.fds)
+                self.asleep.append(sleep)
+            return
+        socket = Path(self.directory).parent / f"{box}.keeper"
+        keeper = await asyncio.to_thread(keepers.start, socket, vm.pid)
+        keeper.hold("one", claim.fds)
+        if self.fault != "forgets":
+            sandbox = volumes.SandboxId(box)
+            kept = kept_vm.KeptVm(self.root, NAME, sandbox, vm.pid, socket)
+            self._watch(keeper, kept, claim.record.target)
+
+    async def _attach(self, claim: Claim, vm: Process) -> None:
+        assert vm.stdin is not None
+        assert vm.stdout is not None
+        mount, flags = claim.record.mount, ["--read-only"] * claim.record.readonly
+        disk = await sh("losetup", "--find", "--show", *flags, claim.record.device)
+        options = ",".join([*mount.mount_options, "ro" if mount.readonly else "rw"])
+        vm.stdin.write(f"{disk} {mount.fs_type} {options}\n".encode())
+        is_up = await vm.stdout.readline()
+        await sh("losetup", "--detach", disk)
+        if not is_up:
+            raise errors.RuntimeFailed("the sandbox did not start", why="its mount failed")
+        await claim.mounted(lambda: sh("nsenter", "-m", "-t", str(vm.pid), "resize2fs", disk))
+
+    async def _end(self, vm: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            vm.kill()
+        await vm.wait()
+
+    def _watch(
+        self, keeper: keepers.Keeper, kept: kept_vm.KeptVm, target: volumes.TargetPath
+    ) -> None:
+        """Have the claim again when the connection ends (H-46)."""
+
+        def ended() -> None:
+            asyncio.get_running_loop().remove_reader(keeper.fileno())
+            keeper.close()
+            try:
+                again = kept.recover({"one": target})
+            except (errors.NotFound, kept_vm.VmKilled):
+                return  # the machine has ended
+            self._watch(again, kept, target)
+
+        asyncio.get_running_loop().add_reader(keeper.fileno(), ended)
+
+
+if __name__ == "__main__":
+    box_runtime.Boxes = KeptBoxes  # type: ignore[misc]
+    KeptBoxes.fault = "".join(sys.argv[4:])
+    asyncio.run(box_runtime.main(*sys.argv[1:4]))
