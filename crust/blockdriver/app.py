@@ -13,7 +13,7 @@ from crust.blockdriver.controller.modify_volume import (
     InterruptedChanges,
     VolumeModifier,
 )
-from crust.blockdriver.controller.settlement import VolumeSettlement
+from crust.blockdriver.controller.settlement import Settlement
 from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
@@ -37,8 +37,7 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import HealthCheck, snapshot_findings
 from crust.blockdriver.records.models import (
     ContentRecord,
-    GroupRecord,
-    SnapshotRecord,
+    SnapshotSet,
     VolumeRecord,
 )
 from crust.blockdriver.records.pool import Pool
@@ -54,12 +53,10 @@ from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freeze_intents import Intents
-from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
-from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
-from crust.blockdriver.snapshots.recovery import SnapshotRecovery
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.blockdriver.snapshots.recovery import FreezeRecovery
+from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import operations, volumes
 from crust.core.settings.driver import (
     DEFAULT_MAX_VOLUMES,
@@ -127,10 +124,8 @@ def build(  # noqa: PLR0913 - one per setting
     slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(live, throttle or throttling.Throttle(io_cgroup), reachable)
-    snapshots, sources = _snapshots(stores, live, reachable, run_dir)
-    calls = SnapshotCalls(
-        identity, snapshots.volume_snapshots, snapshots.group_snapshots, running, reads
-    )
+    snapshots, freezes, sources = _snapshots(stores, live, reachable, run_dir)
+    calls = SnapshotCalls(identity, snapshots, running, reads)
     health_check = _health_check(stores, snapshots)
     shared = _Shared(
         identity, stores, live, slots, io_limits, sources, health_check, calls, running
@@ -146,6 +141,7 @@ def build(  # noqa: PLR0913 - one per setting
         controller_rules=controller_rules,
         node_rules=node_rules,
         snapshots=snapshots,
+        freezes=freezes,
         identity=Identity(
             identity.driver,
             stores.provisioning,
@@ -159,17 +155,7 @@ def build(  # noqa: PLR0913 - one per setting
         group_controller=GroupController(calls),
         snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
         node=Node(identity, node_rules, running, reads),
-        settlement=VolumeSettlement(
-            identity.driver, stores.volume_records, stores.provisioning, running
-        ),
-        snapshot_orphans=SnapshotGarbageCollector(
-            identity.driver,
-            snapshots.volume_snapshots.snapshot_records,
-            snapshots.groups,
-            snapshots.volume_snapshots,
-            snapshots.group_snapshots,
-            running,
-        ),
+        settlement=Settlement(identity.driver, stores.volume_records, stores.provisioning, running),
         attachment_orphans=AttachmentGarbageCollector(
             identity.driver, stores.node_state, stores.access, io_limits, running
         ),
@@ -201,62 +187,50 @@ def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -
     )
 
 
-def _health_check(stores: Stores, snapshots: SnapshotRecovery) -> HealthCheck:
-    records, groups = snapshots.volume_snapshots.snapshot_records, snapshots.groups
+def _health_check(stores: Stores, snapshots: SnapshotSets) -> HealthCheck:
     return HealthCheck(
         stores.pool,
         stores.volume_records,
         stores.content_records,
         stores.provisioning,
         stores.capacity.available_bytes,
-        lambda: snapshot_findings(records, groups, stores.provisioning),
+        lambda: snapshot_findings(snapshots.records, stores.provisioning),
     )
 
 
 def _snapshots(
     stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
-) -> tuple[SnapshotRecovery, ContentSources]:
+) -> tuple[SnapshotSets, FreezeRecovery, ContentSources]:
     """What takes snapshots and copies volumes."""
     intents = Intents(run_dir)
     freezer = Freezer(intents, stores.access)
     guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
     pool = stores.pool
-    snapshot_records = Records(
-        stores.engine.records(RecordKind.SNAPSHOTS),
-        SnapshotRecord,
-        lambda each: pool.ids.is_snapshot_id(each),
-    )
-    groups = Records(
-        stores.engine.records(RecordKind.GROUPS),
-        GroupRecord,
-        lambda each: pool.ids.is_group_id(each),
-    )
-    volume_snapshots = VolumeSnapshots(
+    snapshots = SnapshotSets(
         pool=pool,
         volume_records=stores.volume_records,
         content_records=stores.content_records,
-        snapshot_records=snapshot_records,
-        groups=groups,
+        records=Records(
+            stores.engine.records(RecordKind.SNAPSHOTS),
+            SnapshotSet,
+            lambda each: pool.ids.is_set_id(each),
+        ),
         provisioning=stores.provisioning,
         node=live,
         capacity=stores.capacity,
         freezer=freezer,
         guest_freezer=guest_freezer,
     )
-    group_snapshots = GroupSnapshots(pool, groups, volume_snapshots)
-    recovery = SnapshotRecovery(
-        intents, freezer, guest_freezer, groups, volume_snapshots, group_snapshots
-    )
     sources = ContentSources(
         volume_records=stores.volume_records,
         content_records=stores.content_records,
-        volume_snapshots=volume_snapshots,
+        snapshot_sets=snapshots,
         provisioning=stores.provisioning,
         node=live,
         freezer=freezer,
         guest_freezer=guest_freezer,
     )
-    return recovery, sources
+    return snapshots, FreezeRecovery(intents, freezer, guest_freezer), sources
 
 
 def _controller_rules(shared: _Shared) -> ControllerRules:

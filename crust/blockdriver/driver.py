@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.settlement import VolumeSettlement
+from crust.blockdriver.controller.settlement import Settlement
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
@@ -20,8 +20,8 @@ from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
-from crust.blockdriver.snapshots.orphans import SnapshotGarbageCollector
-from crust.blockdriver.snapshots.recovery import SnapshotRecovery
+from crust.blockdriver.snapshots.recovery import FreezeRecovery
+from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, operations, volumes
 from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process import sysfs, workers
@@ -67,15 +67,15 @@ class Driver:
     stores: Stores
     controller_rules: ControllerRules
     node_rules: NodeRules
-    snapshots: SnapshotRecovery
+    snapshots: SnapshotSets
+    freezes: FreezeRecovery
     identity: Identity
     controller: Controller
     pool: PoolService
     group_controller: GroupController
     snapshot_metadata: SnapshotMetadata
     node: Node
-    settlement: VolumeSettlement
-    snapshot_orphans: SnapshotGarbageCollector
+    settlement: Settlement
     attachment_orphans: AttachmentGarbageCollector
     operations: operations.KeyedOperations
     workers: Workers
@@ -90,14 +90,16 @@ class Driver:
         """Remove what is left of volumes, snapshots and attachments."""
         if self.role.has_controller:
             await self.settlement.collect()
-            await self.snapshot_orphans.collect()
         if self.role.has_node:
             await self.attachment_orphans.collect()
 
     def count_snapshots(self) -> list[metrics.Sample]:
         """For the metrics, which a thread reads."""
-        snapshots = len(self.snapshots.volume_snapshots.snapshot_records.index)
-        return [(("snapshot",), snapshots), (("group",), len(self.snapshots.groups.index))]
+        index = self.snapshots.records.index
+        found = {each: index.get(each) for each in index.page()}
+        snapshots = sum(len(each.snapshots) if each else 1 for each in found.values())
+        groups = [each for each in found if self.stores.pool.ids.is_group_id(each)]
+        return [(("snapshot",), snapshots), (("group",), len(groups))]
 
     async def keep_measuring(self) -> None:
         """Measure the pool's capacity for the metrics, until cancelled."""
@@ -125,7 +127,7 @@ class Driver:
 
         Raises what `PoolHome.open` does, and the error of a directory that cannot be created.
         """
-        self.snapshots.thaw()
+        self.freezes.thaw()
         self.stores.pool.home.open()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
@@ -138,5 +140,5 @@ class Driver:
         if self.role.has_node:
             self.stores.node_state.open(sysfs.boot_id())
             self.node_rules.io_limits.recover(self.stores.volume_records)
-        self.snapshots.open()
-        self.snapshots.discard_incomplete()
+        self.freezes.open()
+        self.snapshots.records.open()

@@ -103,7 +103,7 @@ class PoolWatch:
     async def _open(self) -> None:
         pool, driver = self._pool, self._driver
         # First of all: writers wait for it, and the pool may not be there.
-        await workers.run(driver.snapshots.thaw)
+        await workers.run(driver.freezes.thaw)
         await workers.run(pool.home.find)
         try:
             self._held.push_async_callback(workers.run, pool.home.let_go)

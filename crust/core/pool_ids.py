@@ -3,6 +3,7 @@
     volume           <pool id>-<hash of the name>
     snapshot         <pool id>-snap-<hash of the name>
     group snapshot   <pool id>-group-<hash of the name>
+    its members      <pool id>-snap-<hash of the group's name>-<hash of the volume's id>
 
 An id names its pool, so a request for another one is known without a look at the disk. And it follows from the name,
 so a retried create finds what it began, at any number of volumes and whatever was lost on the way. Names never become
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 
 POOL_ID = r"[0-9a-f]{16}"
-_ID = re.compile(rf"({POOL_ID})-(snap-|group-|)([0-9a-f]{{40}})")
+_HASH = r"[0-9a-f]{40}"
+_ID = re.compile(rf"({POOL_ID})-((?:group-)?{_HASH}|snap-{_HASH}(?:-{_HASH})?)")
 
 
 def digest(name: str) -> str:
@@ -29,6 +31,13 @@ def pool_of(text: str) -> str:
     """The pool that an id names; empty if it has none of the forms above."""
     found = _ID.fullmatch(text)
     return found[1] if found else ""
+
+
+def set_of(snapshot_id: str) -> str:
+    """The set that a snapshot is taken and deleted with: its group, or itself alone."""
+    pool_id, _, rest = snapshot_id.partition("-snap-")
+    group, _, member = rest.partition("-")
+    return f"{pool_id}-group-{group}" if member else snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,8 @@ class PoolIds:
         return f"{self.pool_id}-snap-{digest(name)}"
 
     def member_id(self, group_name: str, volume_id: str) -> str:
-        """The id of a group's snapshot of a volume; no single snapshot can have it, because no name holds a NUL."""
-        return self.snapshot_id("\0".join((group_name, volume_id)))
+        """The id of a group's snapshot of a volume."""
+        return f"{self.snapshot_id(group_name)}-{digest(volume_id)}"
 
     def group_id(self, name: str) -> str:
         """The id of the group snapshot called `name`."""
@@ -55,15 +64,19 @@ class PoolIds:
 
     def is_volume_id(self, text: str) -> bool:
         """Whether this pool could have a volume of that id."""
-        return self._is_of_kind(text, "")
+        return self._kind_of(text) not in ("", "snap", "group")
 
     def is_snapshot_id(self, text: str) -> bool:
-        """Whether this pool could have a snapshot of that id."""
-        return self._is_of_kind(text, "snap-")
+        """Whether this pool could have a snapshot of that id, a single one or a member of a group."""
+        return self._kind_of(text) == "snap"
 
     def is_group_id(self, text: str) -> bool:
         """Whether this pool could have a group snapshot of that id."""
-        return self._is_of_kind(text, "group-")
+        return self._kind_of(text) == "group"
+
+    def is_set_id(self, text: str) -> bool:
+        """Whether this pool could have a group snapshot, or a single snapshot, of that id."""
+        return self._kind_of(text) in ("snap", "group") and set_of(text) == text
 
     def check(self, text: str) -> None:
         """Raise `IdOfOtherPool` for an id of another pool.
@@ -79,6 +92,7 @@ class PoolIds:
                 hint="send the request to the driver that serves that pool",
             )
 
-    def _is_of_kind(self, text: str, kind: str) -> bool:
+    def _kind_of(self, text: str) -> str:
+        """The part of an id that names its kind, which is the hash for a volume; empty for other text."""
         found = _ID.fullmatch(text)
-        return found is not None and found.groups()[:2] == (self.pool_id, kind)
+        return found[2].partition("-")[0] if found and found[1] == self.pool_id else ""

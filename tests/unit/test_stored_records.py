@@ -46,11 +46,9 @@ def test_records_of_every_kind_are_read_as_they_were_written(tmp_path: Path) -> 
     assert stores.pool.ids == IDS
     assert stores.volumes.load(VOLUME).capacity_bytes == 64 * MIB
     assert stores.contents.load(VOLUME).volume_id == VOLUME
-    snapshot, group = stores.snapshots.find(SNAPSHOT), stores.groups.find(GROUP)
-    assert snapshot is not None
-    assert snapshot.source_volume_id == VOLUME
-    assert group is not None
-    assert group.members == ((VOLUME, SNAPSHOT),)
+    group = stores.sets.load(GROUP)
+    [snapshot] = group.snapshots
+    assert (snapshot.snapshot_id, snapshot.source_volume_id) == (SNAPSHOT, VOLUME)
     staged, published = stores.node.staged(VOLUME), stores.node.published(TARGET)
     assert staged is not None
     assert staged.paths == ("/staging",)
@@ -80,18 +78,6 @@ def _save_content(stores: Stores) -> None:
     stores.contents.save(stores.contents.load(VOLUME).but(generation=9))
 
 
-def _save_snapshot(stores: Stores) -> None:
-    found = stores.snapshots.find(SNAPSHOT)
-    assert found is not None
-    stores.snapshots.save(found.model_copy(update={"phase": "deleting"}))
-
-
-def _save_group(stores: Stores) -> None:
-    found = stores.groups.find(GROUP)
-    assert found is not None
-    stores.groups.save(found.model_copy(update={"phase": "deleting"}))
-
-
 def _save_staged(stores: Stores) -> None:
     found = stores.node.staged(VOLUME)
     assert found is not None
@@ -107,8 +93,6 @@ def _save_published(stores: Stores) -> None:
 _REWRITTEN: dict[str, Callable[[Stores], None]] = {
     "pool/volumes/*/volume.json": _save_volume,
     "pool/volumes/*/content.json": _save_content,
-    "pool/snapshots/*": _save_snapshot,
-    "pool/groups/*": _save_group,
     "run/*/staged/*": _save_staged,
     "run/*/published/*": _save_published,
 }
@@ -191,8 +175,7 @@ _NEWER: dict[str, tuple[str, Callable[[Stores], object]]] = {
         "RecordUnreadable",
         lambda stores: stores.contents.load(VOLUME),
     ),
-    "pool/snapshots/*": ("RecordUnreadable", lambda stores: stores.snapshots.find(SNAPSHOT)),
-    "pool/groups/*": ("RecordUnreadable", lambda stores: stores.groups.find(GROUP)),
+    "pool/snapshots/*/set.json": ("RecordUnreadable", lambda stores: stores.sets.load(GROUP)),
     "handoff/*/mountInfo.json": ("NewerHandoffSchema", lambda stores: _entry(stores).require()),
 }
 

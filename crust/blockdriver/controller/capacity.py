@@ -89,17 +89,18 @@ class PoolCapacity:
             with self._guard:
                 del self._pending[volume_id]
 
-    def set_aside(self, what: str, size_bytes: int) -> None:
-        """Reserve what a copy is about to allocate, until `give_back`. Raises `OutOfCapacity`."""
+    @contextmanager
+    def set_aside(self, what: str, size_bytes: int) -> Iterator[None]:
+        """Reserve what a copy is about to allocate, until it is written or given up. Raises `OutOfCapacity`."""
         space = self._space()
         with self._guard:
             self._check(space, size_bytes)
             self._aside[what] = size_bytes
-
-    def give_back(self, what: str) -> None:
-        """End a `set_aside`: the copy is written, or was given up."""
-        with self._guard:
-            self._aside.pop(what, None)
+        try:
+            yield
+        finally:
+            with self._guard:
+                del self._aside[what]
 
     def available_bytes(self) -> int:
         """The free capacity now, rounded down to mebibytes."""

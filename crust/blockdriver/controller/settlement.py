@@ -1,10 +1,10 @@
-"""What crashes and failed calls have left of volumes is removed, each hour; at a start the engine's `open` does it.
+"""What crashes and failed calls have left of volumes and snapshots is removed, each hour and when an engine opens.
 
     half made or half removed    the engine ends it as removed (`Provisioning.settle`)
     image without a record       kept, and reported as health: the record was lost, not the data
     record without an image      kept, and reported as health
 
-Each is an operation of its volume, so it never runs beside another call for it: a volume that a call works on is
+Each is an operation of its volume or set, so it never runs beside another call for it: one that a call works on is
 passed over. What cannot be settled is tried again an hour later.
 """
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeSettlement:
+class Settlement:
     """Ends what is half made or half removed."""
 
     driver: volumes.DriverName
@@ -30,23 +30,22 @@ class VolumeSettlement:
     running: operations.KeyedOperations
 
     async def collect(self) -> None:
-        """Settle all volumes that no call works on."""
-        for volume_id in await workers.run(self.provisioning.unsettled):
-            await self._settle(volume_id)
+        """Settle all that no call works on."""
+        for thing_id in await workers.run(self.provisioning.unsettled):
+            await self._settle(thing_id)
 
-    async def _settle(self, volume_id: volumes.VolumeId) -> None:
-        key, what = volumes.VolumeKey(self.driver, volume_id), "removal of an unfinished volume"
+    async def _settle(self, thing_id: volumes.VolumeId) -> None:
+        key, what = volumes.VolumeKey(self.driver, thing_id), "removal of what is unfinished"
         try:
-            await self.running.run(
-                key, what, None, lambda: workers.run(self._settle_now, volume_id)
-            )
+            await self.running.run(key, what, None, lambda: workers.run(self._settle_now, thing_id))
         except operations.OperationInProgress:
             return
         except errors.CrustError as err:
-            _log.warning("an unfinished volume stays", extra={"volume_id": volume_id, "error": err})
+            _log.warning("what is unfinished stays", extra={"id": thing_id, "error": err})
 
-    def _settle_now(self, volume_id: volumes.VolumeId) -> None:
+    def _settle_now(self, thing_id: volumes.VolumeId) -> None:
         try:
-            self.provisioning.settle(volume_id)
-        finally:  # a removal may have been taken back
-            self.volume_records.look_again(volume_id)
+            self.provisioning.settle(thing_id)
+        finally:
+            if self.volume_records.is_id(thing_id):  # a removal may have been taken back
+                self.volume_records.look_again(thing_id)

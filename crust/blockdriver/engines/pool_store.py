@@ -4,8 +4,8 @@ The records lie with the images: a disk that is moved takes both along, and a cl
 under an id; what it says is above this (`crust.blockdriver.records`). A writer names what it has read, so no write
 undoes another's, in whatever process that was.
 
-The records of a volume come with it and go with it, by `Provisioning.making` and `Provisioning.remove`; here they are
-read and replaced. Records of snapshots and groups are made and removed here.
+A record comes with what it describes and goes with it (`Provisioning.making`, `taking`, `remove`); here it is read
+and replaced.
 """
 
 import enum
@@ -81,7 +81,6 @@ class RecordKind(enum.Enum):
     VOLUMES = "volumes"
     CONTENT = "content"
     SNAPSHOTS = "snapshots"
-    GROUPS = "groups"
 
 
 class RecordStore(Protocol):
@@ -98,17 +97,11 @@ class RecordStore(Protocol):
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for one that cannot be read."""
         ...
 
-    def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
-        """Write a record in place of `previous`, which is what the caller has read; None: there was none.
+    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
+        """Write a record in place of `previous`, which is what the caller has read.
 
-        Raises `RecordChanged` if something else is there by now; then nothing is written. After any other error
-        either record may be there.
-        """
-        ...
-
-    def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Remove a record; absent is a success. With `previous` only that one: raises `RecordChanged` if something
-        else is there, and nothing is removed.
+        Raises `RecordChanged` if something else is there by now, or nothing; then nothing is written. After any other
+        error either record may be there.
         """
         ...
 

@@ -12,7 +12,7 @@ returns, and the caller serialises changes of one volume. State is read from the
 memory alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -220,12 +220,33 @@ class Making(Protocol):
         ...
 
 
-class Provisioning(Protocol):
-    """The volumes of a pool, and the images of its snapshots. Errors are crust's; sizes are bytes.
+class Taking(Protocol):
+    """A set of snapshots that is being taken. Nobody else sees it before `commit`."""
 
-    A volume exists while it has a volume record. It appears by `Making.commit` and goes by `remove`, each in one
-    step. What is half made or half removed after a crash or an error has no record; the engine alone knows of it, and
-    ends it as removed (`settle`).
+    def take(self, image: Image) -> None:
+        """Copy a volume's present content, including what was written to this node's device; again, in place of an
+        earlier copy. Raises `ImageMissing`, `Exhausted`.
+        """
+        ...
+
+    def moved_on(self, image: Image) -> bool:
+        """Whether the volume may differ from its copy by now; only where `copies_at_once`.
+
+        What was written to this node's device counts. False is exact; True may be wrong.
+        """
+        ...
+
+    def commit(self, record: bytes) -> None:
+        """Make the set exist, with its record, in one durable step; the last call. After an error it may exist."""
+        ...
+
+
+class Provisioning(Protocol):
+    """The volumes and snapshot sets of a pool. Errors are crust's; sizes are bytes.
+
+    A volume or set exists while it has its record. It appears by a `commit` and goes by `remove` or `remove_set`,
+    each in one step. What is half made or half removed after a crash or an error has no record; the engine alone
+    knows of it, and ends it as removed (`settle`). The id of a set is typed as that of a volume where both are meant.
     """
 
     @property
@@ -239,7 +260,7 @@ class Provisioning(Protocol):
         ...
 
     def open(self) -> None:
-        """Open the engine, and settle all volumes; called once, before the records are read. What cannot be settled
+        """Open the engine, and settle everything; called once, before the records are read. What cannot be settled
         now is in the log.
         """
         ...
@@ -264,14 +285,28 @@ class Provisioning(Protocol):
         """
         ...
 
-    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that are half made or half removed, those that calls work on included."""
+    def taking(self, set_id: str, images: Sequence[Image]) -> AbstractContextManager[Taking]:
+        """Take a set that does not exist, of `images`, inside the block. Without a commit all of it is removed again.
+
+        Settles the set first. Raises what `settle` raises, and OrphanImage where it can be told that something has
+        its name and no record.
+        """
         ...
 
-    def settle(self, volume_id: volumes.VolumeId) -> None:
+    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
+        """Remove a set, of `images`, in one durable step, then free its space; absent is a success. Finishes a
+        removal that was begun. Volumes made from it do not change.
+        """
+        ...
+
+    def unsettled(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes and sets that are half made or half removed, those that calls work on included."""
+        ...
+
+    def settle(self, thing_id: volumes.VolumeId) -> None:
         """End what is half made or half removed as removed; nothing is a success.
 
-        Raises `StillAttached` where it is used: a removal is taken back then, and the volume exists.
+        Raises `StillAttached` where a volume is used: a removal is taken back then, and the volume exists.
         """
         ...
 
@@ -298,7 +333,9 @@ class Provisioning(Protocol):
         ...
 
     def snapshot_ids(self) -> frozenset[str]:
-        """The ids of all snapshot images, recorded or not. Only the pool's health uses it."""
+        """The ids of all snapshot images, recorded or not; not of what is half made or half removed. Only the pool's
+        health uses it.
+        """
         ...
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
@@ -321,27 +358,9 @@ class Provisioning(Protocol):
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""
         ...
 
-    def take_snapshot(self, image: Image) -> None:
-        """Copy the volume's present content, including what was written to this node's device.
-
-        Replaces an image of that id, complete or not. Raises `ImageMissing`, `Exhausted`.
-        """
-        ...
-
     @property
     def is_used_elsewhere(self) -> bool:
         """Whether other nodes use volumes too, whose writers nobody here can freeze."""
-        ...
-
-    def moved_on(self, image: Image) -> bool:
-        """Whether the volume may differ from its snapshot by now; only where `copies_at_once`.
-
-        What was written to this node's device counts. False is exact; True may be wrong.
-        """
-        ...
-
-    def delete_snapshot(self, image: Image) -> None:
-        """Remove a snapshot; absent is a success. Volumes made from it do not change."""
         ...
 
     def allocated(self, image: Image) -> tuple[Region, ...]:

@@ -18,14 +18,14 @@ from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import (
     ContentRecord,
-    GroupRecord,
     RecordMissing,
-    SnapshotRecord,
+    SnapshotSet,
     VolumeRecord,
 )
 from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.core import errors, volumes
+from crust.core.pool_ids import set_of
 
 _SHOWN = 100
 """The most findings of this kind in one answer."""
@@ -168,38 +168,32 @@ class HealthCheck:
 
 
 def snapshot_findings(
-    snapshot_records: Records[SnapshotRecord],
-    groups: Records[GroupRecord],
-    provisioning: Provisioning,
+    sets: Records[SnapshotSet], provisioning: Provisioning
 ) -> Iterator[PoolFinding]:
     """A finding for each. Blocks; raises what `Provisioning.snapshot_ids` does."""
-    for error in (*snapshot_records.unreadable(), *groups.unreadable()):
+    for error in sets.unreadable():
         yield _finding("SnapshotRecordUnreadable", str(error))
-    index = snapshot_records.index
-    # before the images: a snapshot that is taken meanwhile is not lost
-    ready = [each for each in index.page() if index.is_ready(each)]
+    # before the images: a set that is taken meanwhile is not lost
+    known = {each: sets.index.get(each) for each in sets.ids()}
     images = provisioning.snapshot_ids()
-    for snapshot_id in ready:
-        if snapshot_id not in images and index.is_ready(snapshot_id):
-            text = f"the image of {snapshot_id} does not exist; the driver did not remove it"
-            yield _finding("SnapshotImageMissing", text)
-    for unknown_id in sorted(_without_record(snapshot_records, images, provisioning)):
-        text = f"the image of {unknown_id} has no record; it is kept"
+    for set_id, summary in known.items():
+        for snapshot_id, _ in summary.snapshots if summary else ():
+            if snapshot_id not in images and sets.index.has(set_id):
+                text = f"the image of {snapshot_id} does not exist; the driver did not remove it"
+                yield _finding("SnapshotImageMissing", text)
+    unknown = _without_record(sets, images)
+    if unknown:  # look again: a set gets its record after its images
+        unknown = _without_record(sets, provisioning.snapshot_ids() & unknown)
+    for snapshot_id in sorted(unknown):
+        text = f"the image of {snapshot_id} has no record; it is kept"
         yield _finding("SnapshotRecordMissing", text)
 
 
-def _without_record(
-    snapshot_records: Records[SnapshotRecord],
-    images: frozenset[str],
-    provisioning: Provisioning,
-) -> frozenset[str]:
-    """Look again for missing records: a record is written before its image, and removed after it."""
-    found = {
-        each
-        for each in images
-        if snapshot_records.is_id(each) and not snapshot_records.index.has(each)
-    }
-    return provisioning.snapshot_ids() & found if found else frozenset()
+def _without_record(sets: Records[SnapshotSet], images: frozenset[str]) -> frozenset[str]:
+    found = ((each, set_of(each)) for each in images)
+    return frozenset(
+        each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
+    )
 
 
 def _finding(reason: str, text: str) -> PoolFinding:

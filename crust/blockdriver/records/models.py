@@ -1,4 +1,4 @@
-"""The four kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
+"""The three kinds of records of a pool, as they are stored: one JSON object each, with a schema number.
 
 A record of a later schema is refused. Within a schema fields are only added: fields that this version does not know
 are kept and written back, so that a return to an earlier version loses nothing.
@@ -18,10 +18,9 @@ formatted, and is kept (`format_decision`).
 A volume exists while its volume record does. Both records come with the image, in one step of the engine, and go with
 it (`Provisioning.making`, `remove`): no record says that a volume is half made or half removed.
 
-*Snapshot record* and *group record*: a snapshot is independent of its volume, and keeps the state of the content, so
-that it can be restored after the volume was changed or deleted. Their `phase` is the intent: "creating" is written
-before the image is copied and "deleting" before it is removed. So a crash between leaves something that the same
-request finishes, or the next start discards.
+*Snapshot set*: one snapshot, or the snapshots of a group, which are taken and deleted together; the record is never
+rewritten. A snapshot is independent of its volume, and keeps the state of the content, so that it can be restored
+after the volume was changed or deleted. A set exists while its record does, like a volume (`Provisioning.taking`).
 """
 
 from dataclasses import asdict, dataclass
@@ -35,7 +34,6 @@ SCHEMA = 1
 PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
 """The configuration of a record's parts."""
 
-Phase = Literal["creating", "ready", "deleting"]
 ContentState = Literal["new", "formatting", "formatted", "raw"]
 
 
@@ -60,7 +58,7 @@ class RecordMissing(errors.Corrupt):
 
 
 class RecordUnreadable(errors.Corrupt):
-    """The record of a volume, a content, a snapshot or a group cannot be read: damaged, or of a later version."""
+    """The record of a volume, a content or a snapshot set cannot be read: damaged, or of a later version."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -75,10 +73,10 @@ class RecordUnreadable(errors.Corrupt):
 class Summary:
     """What is kept in memory of a record, for sums, pages and "is it known"."""
 
-    is_ready: bool = True
     capacity_bytes: int = 0
     nodes: tuple[str, ...] = ()
-    source_volume_id: str = ""
+    snapshots: tuple[tuple[str, str], ...] = ()
+    """The snapshots of a set, each with the volume that it is of."""
 
 
 class StoredRecord(pydantic.BaseModel):
@@ -104,7 +102,7 @@ class StoredRecord(pydantic.BaseModel):
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """The error for a record that is not there, or not ready."""
+        """The error for a record that is not there."""
         raise NotImplementedError
 
     @property
@@ -293,60 +291,38 @@ class ContentRecord(StoredRecord):
         return self.but(revision=self.revision + 1)
 
 
-class SnapshotRecord(StoredRecord):
-    """A snapshot. Sizes are bytes, times nanoseconds since 1970."""
+class Snapshot(pydantic.BaseModel):
+    """One snapshot of a set. Sizes are bytes."""
+
+    model_config = PART
 
     snapshot_id: str
-    name: str
-    phase: Phase
     source_volume_id: str
     size_bytes: Annotated[int, pydantic.Field(gt=0)]
-    created_ns: int
     state: ContentState
     """The state of the volume's content."""
     fs_type: str
     planned_uuid: str = ""
     filled_bytes: int
     in_guest: bool = False
-    group_id: str = ""
-    """The group snapshot that it is a member of."""
-
-    @property
-    def id(self) -> str:
-        """The snapshot's id."""
-        return self.snapshot_id
-
-    @property
-    def summary(self) -> Summary:
-        """The volume that it is of."""
-        return Summary(self.phase == "ready", source_volume_id=self.source_volume_id)
-
-    @classmethod
-    def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """There is no such snapshot."""
-        return errors.NotFound.named("SnapshotNotFound", f"there is no snapshot {record_id!r}")
 
 
-class GroupRecord(StoredRecord):
-    """A group snapshot; `members` are (volume id, snapshot id), by volume id."""
+class SnapshotSet(StoredRecord):
+    """A single snapshot, whose id is the set's, or a group snapshot; `snapshots` by volume id."""
 
-    group_id: str
+    set_id: str
     name: str
-    phase: Phase
     created_ns: int
-    members: tuple[tuple[str, str], ...]
+    """The point in time, in nanoseconds since 1970."""
+    snapshots: tuple[Snapshot, ...]
 
     @property
     def id(self) -> str:
-        """The group's id."""
-        return self.group_id
+        """The id of the snapshot or group."""
+        return self.set_id
 
     @property
     def summary(self) -> Summary:
-        """Whether it is ready."""
-        return Summary(self.phase == "ready")
-
-    @classmethod
-    def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """There is no such group."""
-        return errors.NotFound.named("GroupNotFound", f"there is no group snapshot {record_id!r}")
+        """Its snapshots."""
+        found = ((each.snapshot_id, each.source_volume_id) for each in self.snapshots)
+        return Summary(snapshots=tuple(found))

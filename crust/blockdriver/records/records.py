@@ -29,7 +29,7 @@ M = TypeVar("M", bound=StoredRecord)
 class Index:
     """The ids of all records of a kind, in order, and a summary of each. Safe from any thread.
 
-    The id of a snapshot or group is typed as that of a volume.
+    The id of a snapshot set is typed as that of a volume.
 
     A record has no summary if it could not be read, or if a write has failed and may be there all the same.
     """
@@ -87,21 +87,10 @@ class Index:
         with self._guard:
             return self._summaries.get(record_id)
 
-    def is_ready(self, record_id: str) -> bool:
-        """Whether it exists, by a readable record: it is not being made or deleted."""
-        found = self.get(record_id)
-        return found is not None and found.is_ready
-
     def capacity_bytes(self, record_id: str) -> int:
         """The size on record; 0 for a volume without a readable one."""
         found = self.get(record_id)
         return found.capacity_bytes if found else 0
-
-    def unfinished(self) -> tuple[volumes.VolumeId, ...]:
-        """What is being made or deleted, interrupted work included."""
-        with self._guard:
-            found = ((each, self._summaries[each]) for each in self._ids)
-            return tuple(each for each, summary in found if summary and not summary.is_ready)
 
     def unreadable(self) -> tuple[volumes.VolumeId, ...]:
         """The records without a summary."""
@@ -191,31 +180,13 @@ class Records(Generic[M]):
     def load(self, key: str) -> M:
         """The record of what exists; raises the kind's `missing` besides what `find` raises."""
         record = self.find(key)
-        if record is None or not record.summary.is_ready:
+        if record is None:
             raise self._model.missing(key, self._store.shown(key))
         return record
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all records, readable or not, sorted."""
         return self.index.page()
-
-    def ready(self, source_volume_id: str = "", after: str = "") -> Iterator[M]:
-        """The readable records of what exists, by id, each read when it is asked for; of snapshots of one volume."""
-        for key in self.index.page(after):
-            summary = self.index.get(key)
-            if summary is not None and source_volume_id not in ("", summary.source_volume_id):
-                continue
-            try:
-                record = self.find(key)
-            except UNREADABLE:
-                continue
-            if record is not None and record.summary.is_ready:
-                yield record
-
-    def unfinished(self) -> list[M]:
-        """The readable records of what is being made or deleted, interrupted work included."""
-        found = (self.find(key) for key in self.index.unfinished())
-        return [each for each in found if each is not None and not each.summary.is_ready]
 
     def unreadable(self) -> list[errors.CrustError]:
         """Why records cannot be read; they are kept."""
@@ -233,9 +204,10 @@ class Records(Generic[M]):
             raise self._model.missing(key, self._store.shown(key))
 
     def save(self, record: M) -> M:
-        """Write `record`, durably, in place of the one that it was made of; returns it as written. An existing one is
-        written on a full disk too. Raises `RecordChanged`.
+        """Write `record`, durably, in place of the one that it was made of, on a full disk too; returns what was
+        written. Raises `RecordChanged`.
         """
+        assert record.stored is not None
         written = record.as_written()
         data = written.encode()
         try:
@@ -248,7 +220,7 @@ class Records(Generic[M]):
 
     @contextmanager
     def changing(self, key: str, after: Summary | None) -> Iterator[None]:
-        """Note what the block makes of a record, in the store or in the engine: one with that summary, or none.
+        """Note what the block makes of a record, in the engine: one with that summary, or none.
 
         A block that fails may have made it, if only its last step failed: then the record is read.
         """
@@ -273,8 +245,3 @@ class Records(Generic[M]):
             self.index.drop(key)
         else:
             self.index.put(key, summary)
-
-    def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Remove a record, durably; absent is a success. With `previous` only that one (`RecordChanged`)."""
-        with self.changing(key, None):
-            self._store.remove(key, previous=previous)

@@ -37,17 +37,17 @@ class GroupController:
         name = limits.required(request.name, "name")
         ids = _volume_ids(request.source_volume_ids)
         snapshot_calls.check_parameters(limits.mapping(request.parameters, "parameters"))
-        calls, group_snapshots = self._calls, self._calls.group_snapshots
+        calls, sets = self._calls, self._calls.snapshot_sets
         found = await deadlines.change(
             calls.running,
-            calls.key(group_snapshots.pool.ids.group_id(name)),
+            calls.key(sets.pool.ids.group_id(name)),
             "CreateVolumeGroupSnapshot",
             ids,
-            lambda: group_snapshots.create(name, ids),
+            lambda: sets.create_group(name, ids),
             call,
             also=[calls.key(each) for each in ids],
         )
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(*found))
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=calls.group_to_wire(found))
 
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
@@ -55,35 +55,35 @@ class GroupController:
         """Idempotent: absent is a success."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
-        calls, group_snapshots = self._calls, self._calls.group_snapshots
-        members = await calls.reads.read(
-            "members of a group", group_id, lambda: group_snapshots.member_ids(group_id), call
+        calls, sets = self._calls, self._calls.snapshot_sets
+        group = await calls.reads.read(
+            "members of a group", group_id, lambda: sets.find_group(group_id), call
         )
         await deadlines.change(
             calls.running,
             calls.key(group_id),
             "DeleteVolumeGroupSnapshot",
             named,
-            lambda: workers.run(group_snapshots.delete, group_id, named),
+            lambda: workers.run(sets.delete_group, group_id, named),
             call,
-            also=[calls.key(each) for each in members],
+            also=[calls.key(each.snapshot_id) for each in group.snapshots] if group else [],
         )
         return csi_pb2.DeleteVolumeGroupSnapshotResponse()
 
     async def GetVolumeGroupSnapshot(
         self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
     ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
-        """A group that is ready."""
+        """A group that exists."""
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         found = await self._calls.reads.read(
             "GetVolumeGroupSnapshot",
             (group_id, named),
-            lambda: self._calls.group_snapshots.get(group_id, named),
+            lambda: self._calls.snapshot_sets.get_group(group_id, named),
             call,
         )
         return csi_pb2.GetVolumeGroupSnapshotResponse(
-            group_snapshot=self._calls.group_to_wire(*found)
+            group_snapshot=self._calls.group_to_wire(found)
         )
 
 

@@ -5,15 +5,14 @@ volume while it is copied, and a call during the copy gets ABORTED (CSI).
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from crust.blockdriver.controller import list_volumes, topology
-from crust.blockdriver.records.models import GroupRecord, SnapshotRecord
+from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.services import deadlines, messages
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.roles import NodeIdentity
-from crust.blockdriver.snapshots.group_snapshot import GroupSnapshots
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, operations, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
@@ -29,8 +28,7 @@ class SnapshotCalls:
     """The Controller's snapshot calls. `identity` is that of driver and node."""
 
     identity: NodeIdentity
-    volume_snapshots: VolumeSnapshots
-    group_snapshots: GroupSnapshots
+    snapshot_sets: SnapshotSets
     running: operations.KeyedOperations
     reads: Reads
 
@@ -44,18 +42,18 @@ class SnapshotCalls:
         wanted = messages.requirement(request.accessibility_requirements)
         if not topology.is_met(wanted, self.identity.segment):
             raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
-        snapshot_id = self.volume_snapshots.pool.ids.snapshot_id(name)
+        snapshot_id = self.snapshot_sets.pool.ids.snapshot_id(name)
 
-        record = await deadlines.change(
+        taken = await deadlines.change(
             self.running,
             self.key(snapshot_id),
             "CreateSnapshot",
             volume_id,
-            lambda: self.volume_snapshots.create(name, volume_id),
+            lambda: self.snapshot_sets.create(name, volume_id),
             call,
             also=[self.key(volume_id)],
         )
-        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(record))
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(taken, taken.snapshots[0]))
 
     async def delete(
         self, request: csi_pb2.DeleteSnapshotRequest, call: Call
@@ -64,7 +62,7 @@ class SnapshotCalls:
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
 
         async def work() -> None:
-            await workers.run(self.volume_snapshots.delete, snapshot_id)
+            await workers.run(self.snapshot_sets.delete, snapshot_id)
 
         await deadlines.change(
             self.running, self.key(snapshot_id), "DeleteSnapshot", None, work, call
@@ -74,22 +72,22 @@ class SnapshotCalls:
     async def get(
         self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
-        """A snapshot that is ready."""
+        """A snapshot that exists."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
-            snapshot=self.to_wire(await self.found(snapshot_id, call))
+            snapshot=self.to_wire(*await self.found(snapshot_id, call))
         )
 
-    async def found(self, snapshot_id: str, call: Call) -> SnapshotRecord:
-        """A snapshot that is ready; raises `SnapshotNotFound`."""
+    async def found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
+        """A snapshot and its set; raises SnapshotNotFound."""
         return await self.reads.read(
-            "GetSnapshot", snapshot_id, lambda: self.volume_snapshots.find(snapshot_id), call
+            "GetSnapshot", snapshot_id, lambda: self.snapshot_sets.find(snapshot_id), call
         )
 
     async def list(
         self, request: csi_pb2.ListSnapshotsRequest, call: Call
     ) -> csi_pb2.ListSnapshotsResponse:
-        """Ordered by id; an empty list if no snapshot matches. The token is the last id of a page.
+        """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
 
         A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
         reports it, and a request by its id gets `RecordUnreadable`.
@@ -99,7 +97,7 @@ class SnapshotCalls:
         if request.max_entries < 0:
             raise limits.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
-        if token and not self.volume_snapshots.pool.ids.is_snapshot_id(token):
+        if token and not self.snapshot_sets.pool.ids.is_snapshot_id(token):
             raise limits.InvalidStartingToken(token)
         page, next_token = await self.reads.read(
             "ListSnapshots",
@@ -108,47 +106,45 @@ class SnapshotCalls:
             call,
         )
         entries = [
-            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(each)) for each in page
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(*each)) for each in page
         ]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
 
     def _page(
         self, source: str, snapshot_id: str, token: str, count: int
-    ) -> tuple[tuple[SnapshotRecord, ...], str]:
-        records = self.volume_snapshots.snapshot_records
+    ) -> tuple[tuple[tuple[SnapshotSet, Snapshot], ...], str]:
         if not snapshot_id:
-            found = records.ready(source, token)
-            return list_volumes.cut(found, count, lambda each: each.snapshot_id)
-        record = records.find(snapshot_id)
-        is_wanted = record is not None and record.phase == "ready" and snapshot_id > token
-        if record is None or not is_wanted or source not in ("", record.source_volume_id):
+            found = self.snapshot_sets.page(source, token)
+            return list_volumes.cut(found, count, lambda each: each[1].snapshot_id)
+        try:
+            kept, snapshot = self.snapshot_sets.find(snapshot_id)
+        except errors.NotFound:
             return (), ""
-        return (record,), ""
+        is_wanted = source in ("", snapshot.source_volume_id) and snapshot_id != token
+        return ((kept, snapshot),) if is_wanted else (), ""
 
-    def to_wire(self, record: SnapshotRecord) -> csi_pb2.Snapshot:
-        """A snapshot that is ready; in CSI 1.13 with its topology."""
+    def to_wire(self, kept: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
+        """A snapshot of a set; in CSI 1.13 with its topology."""
         pb = csi_pb2.Snapshot(
-            size_bytes=record.size_bytes,
-            snapshot_id=record.snapshot_id,
-            source_volume_id=record.source_volume_id,
+            size_bytes=snapshot.size_bytes,
+            snapshot_id=snapshot.snapshot_id,
+            source_volume_id=snapshot.source_volume_id,
             ready_to_use=True,
-            group_snapshot_id=record.group_id,
+            group_snapshot_id=kept.set_id if kept.set_id != snapshot.snapshot_id else "",
         )
-        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(kept.created_ns, _NS)
         if self.identity.csi_profile == "1.13":
             pb.accessible_topology.extend(messages.places(self.identity.segment))
         return pb
 
-    def group_to_wire(
-        self, record: GroupRecord, members: Sequence[SnapshotRecord]
-    ) -> csi_pb2.VolumeGroupSnapshot:
-        """A group that is ready."""
+    def group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
+        """A group with its snapshots."""
         pb = csi_pb2.VolumeGroupSnapshot(
-            group_snapshot_id=record.group_id,
-            snapshots=[self.to_wire(each) for each in members],
+            group_snapshot_id=group.set_id,
+            snapshots=[self.to_wire(group, each) for each in group.snapshots],
             ready_to_use=True,
         )
-        pb.creation_time.seconds, pb.creation_time.nanos = divmod(record.created_ns, _NS)
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(group.created_ns, _NS)
         return pb
 
     def key(self, thing_id: str) -> volumes.VolumeKey:

@@ -13,10 +13,10 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from crust.blockdriver.engines.protocol import Provisioning, Region
-from crust.blockdriver.records.models import SnapshotRecord
+from crust.blockdriver.records.models import Snapshot
 from crust.blockdriver.services.deadlines import Reads
 from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.blockdriver.snapshots import take_snapshot
+from crust.blockdriver.snapshots import snapshot_sets
 from crust.core import errors
 from crust.rpc.call import Call
 from crust.rpc.messages import limits
@@ -40,9 +40,9 @@ class SnapshotMetadata:
         """The blocks that may be other than zeros."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        record = await self._calls.found(snapshot_id, call)
+        _, record = await self._calls.found(snapshot_id, call)
         check_offset(request.starting_offset, record)
-        image = take_snapshot.image_of(record)
+        image = snapshot_sets.image_of(record)
         found = await self._look((snapshot_id,), lambda: self._provisioning.allocated(image), call)
         for piece in _pieces(found, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
@@ -58,11 +58,11 @@ class SnapshotMetadata:
         base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
-        base = await self._calls.found(base_id, call)
-        target = await self._calls.found(target_id, call)
+        _, base = await self._calls.found(base_id, call)
+        _, target = await self._calls.found(target_id, call)
         check_related(base, target)
         check_offset(request.starting_offset, target)
-        images = [take_snapshot.image_of(each) for each in (base, target)]
+        images = [snapshot_sets.image_of(each) for each in (base, target)]
         found = await self._look(
             (base_id, target_id), lambda: self._provisioning.changed(*images), call
         )
@@ -94,7 +94,7 @@ def _check_count(count: int) -> None:
 
 
 def _pieces(
-    found: Sequence[Region], start: int, record: SnapshotRecord, count: int
+    found: Sequence[Region], start: int, record: Snapshot, count: int
 ) -> Iterator[list[csi_pb2.BlockMetadata]]:
     """Blocks from `start` to the snapshot's end, so many to a message."""
     blocks = within(found, start, record.size_bytes)
@@ -105,7 +105,7 @@ def _pieces(
         ]
 
 
-def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
+def check_related(base: Snapshot, target: Snapshot) -> None:
     """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
     if base.source_volume_id != target.source_volume_id:
         raise errors.InvalidRequest.named(
@@ -115,7 +115,7 @@ def check_related(base: SnapshotRecord, target: SnapshotRecord) -> None:
         )
 
 
-def check_offset(offset: int, record: SnapshotRecord) -> None:
+def check_offset(offset: int, record: Snapshot) -> None:
     """Raise `OffsetPastEnd` for an offset outside the snapshot."""
     # The end itself is valid: a caller that has read everything continues there.
     if not 0 <= offset <= record.size_bytes:

@@ -11,15 +11,15 @@ from crust.blockdriver.engines.protocol import Making, Provisioning
 from crust.blockdriver.records.models import (
     ContentRecord,
     ContentSource,
-    SnapshotRecord,
+    Snapshot,
     VolumeRecord,
 )
 from crust.blockdriver.records.records import Records
-from crust.blockdriver.snapshots import quiesce, take_snapshot
+from crust.blockdriver.snapshots import quiesce, snapshot_sets
 from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
 from crust.blockdriver.snapshots.host_freeze import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
-from crust.blockdriver.snapshots.take_snapshot import VolumeSnapshots
+from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
 
@@ -38,7 +38,7 @@ class ContentSources:
 
     volume_records: Records[VolumeRecord]
     content_records: Records[ContentRecord]
-    volume_snapshots: VolumeSnapshots
+    snapshot_sets: SnapshotSets
     provisioning: Provisioning
     node: VolumeUse
     freezer: Freezer
@@ -47,11 +47,10 @@ class ContentSources:
     def find(self, wanted: Wanted) -> ContentSource:
         """The source as it is now.
 
-        Raises `models.SnapshotNotFound`, `models.VolumeNotFound`,
-        `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
+        Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
         """
         if wanted.kind == "snapshot":
-            found = self.volume_snapshots.find(wanted.id)
+            _, found = self.snapshot_sets.find(wanted.id)
             return ContentSource(
                 kind="snapshot",
                 id=wanted.id,
@@ -87,8 +86,8 @@ class ContentSources:
     def _restore(
         self, making: Making, record: VolumeRecord, source: ContentSource
     ) -> ContentRecord:
-        taken = self.volume_snapshots.find(source.id)
-        making.restore(take_snapshot.image_of(taken), record.capacity_bytes)
+        _, taken = self.snapshot_sets.find(source.id)
+        making.restore(snapshot_sets.image_of(taken), record.capacity_bytes)
         return _filled(record.volume_id, taken)
 
     def _clone(
@@ -107,7 +106,7 @@ class ContentSources:
             )
             # after the copy, and not only before: whoever is given the source is on record before
             if self.content_records.load(source_id) != known:
-                raise take_snapshot.ContentChanged(source_id)
+                raise snapshot_sets.ContentChanged(source_id)
         return _filled(record.volume_id, known)
 
 
@@ -142,11 +141,11 @@ def check_filesystems(record: VolumeRecord) -> None:
             )
 
 
-def _fs_type(known: ContentRecord | SnapshotRecord) -> str:
+def _fs_type(known: ContentRecord | Snapshot) -> str:
     return known.fs_type if known.state == "formatted" else ""
 
 
-def _filled(volume_id: str, known: ContentRecord | SnapshotRecord) -> ContentRecord:
+def _filled(volume_id: str, known: ContentRecord | Snapshot) -> ContentRecord:
     # Of a volume that guests format, "new" does not say that nobody has written it.
     of_guest = known.state == "new" and known.in_guest
     return ContentRecord(

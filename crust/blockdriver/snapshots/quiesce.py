@@ -9,7 +9,7 @@ With a freeze everything written is in the copy. Without one an atomic copy is c
 cut: the user of a raw device must cope with that. No kernel interface makes the writers of a loop device wait: its
 queue is quiesced only within an ioctl, a read-only device fails writes instead of delaying them, and freezing the
 pool's own filesystem would block the copy as well. So a raw device in use is refused where copies take time; in a
-group it is checked for writes (`take_snapshot`).
+group it is checked for writes (`snapshot_sets`).
 """
 
 from collections.abc import Iterable, Sequence

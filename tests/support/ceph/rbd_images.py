@@ -77,12 +77,24 @@ def clone(
         making.commit(RECORDS)
 
 
+def take(engine: RbdProvisioning, image: Image) -> None:
+    """Take a single snapshot."""
+    with engine.taking(image.snapshot_id, [image]) as taking:
+        taking.take(image)
+        taking.commit(b"a set")
+
+
+def drop(engine: RbdProvisioning, image: Image) -> None:
+    """Delete a single snapshot."""
+    engine.remove_set(image.snapshot_id, [image])
+
+
 def note_removal(engine: RbdProvisioning, volume_id: volumes.VolumeId) -> None:
     """Note as a controller does that is killed while it removes the volume."""
     intents = engine.lifecycle.intents
     record = intents.state(volume_id).record
     if record is not None:
-        intents.begin_removal(volume_id, record)
+        intents.begin_removal(volume_id, record, record)
         return
     with engine.place.ioctx("cannot note") as ioctx:
         omap.put(ioctx, object_name(RecordKind.VOLUMES), {f"i.{volume_id}": b"remove a volume"})

@@ -6,12 +6,12 @@ Without `has_devices` nothing is a device of this host, as with an engine whose 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines import files
-from crust.blockdriver.engines.files.directories import StagedVolume, VolumeDirectories
+from crust.blockdriver.engines.files.directories import Directories, Staged, VolumeDirectories
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
@@ -29,6 +29,7 @@ from crust.blockdriver.engines.protocol import (
     orphan_image,
 )
 from crust.core import errors, volumes
+from crust.core.pool_ids import set_of
 
 POOL_BYTES = 10 * 1024**3
 SPARE_BYTES = POOL_BYTES // 99
@@ -41,7 +42,7 @@ class MemoryMaking:
 
     volume_id: volumes.VolumeId
     backend: "MemoryBackend"
-    staged: StagedVolume
+    staged: Staged
     size_bytes: int = 0
 
     def create(self, size_bytes: int) -> None:
@@ -72,6 +73,29 @@ class MemoryMaking:
                 self.backend.images[self.volume_id] = self.size_bytes
 
 
+@dataclass(slots=True)
+class MemoryTaking:
+    """A set that is being taken, in a directory as the engine for files has it."""
+
+    backend: "MemoryBackend"
+    staged: Staged
+    snapshots: dict[str, int]
+
+    def take(self, image: Image) -> None:
+        if image.volume_id not in self.backend.images:
+            raise ImageMissing(image.volume_id)
+        self.snapshots[image.snapshot_id] = self.backend.images[image.volume_id]
+        self.backend.taken.append(image.volume_id)
+
+    def moved_on(self, image: Image) -> bool:
+        """As `written` says; copies of numbers take no time."""
+        return bool(self.backend.written) and image.volume_id in self.backend.written.pop(0)
+
+    def commit(self, record: bytes) -> None:
+        """Name the directory."""
+        self.staged.commit({RecordKind.SNAPSHOTS: record})
+
+
 class MemoryBackend:
     """Images by id, and which of them are attached."""
 
@@ -86,6 +110,7 @@ class MemoryBackend:
     def __init__(self, *, has_devices: bool = True) -> None:
         self._has_devices = has_devices
         self.directories: VolumeDirectories
+        self.sets: Directories
         """Of the pool that it was last used with (`engine`)."""
         self.images: dict[volumes.VolumeId, int] = {}
         self.snapshots: dict[str, int] = {}
@@ -98,6 +123,7 @@ class MemoryBackend:
     def open(self) -> None:
         """Settle the directories."""
         self.directories.open()
+        self.sets.open()
 
     def check(self) -> None:
         """Always usable."""
@@ -123,11 +149,32 @@ class MemoryBackend:
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """Of the directories."""
-        return self.directories.unsettled()
+        return self.directories.unsettled() + self.sets.unsettled()
 
-    def settle(self, volume_id: volumes.VolumeId) -> None:
+    def settle(self, thing_id: volumes.VolumeId) -> None:
         """Remove the directories."""
-        self.directories.settle(volume_id)
+        self.directories.settle(thing_id)
+        self.sets.settle(thing_id)
+
+    @contextmanager
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[MemoryTaking]:
+        """Numbers, which are there while the directory with their record is."""
+        taken: dict[str, int] = {}
+        try:
+            with self.sets.making(set_id) as staged:
+                yield MemoryTaking(self, staged, taken)
+        finally:
+            if set_id in self.sets.ids():
+                self.snapshots.update(taken)
+
+    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
+        """Remove the directory."""
+        try:
+            self.sets.remove(set_id)
+        finally:
+            if set_id not in self.sets.ids():
+                for each in [each for each in self.snapshots if set_of(each) == set_id]:
+                    del self.snapshots[each]
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         if volume_id not in self.images:
@@ -210,19 +257,6 @@ class MemoryBackend:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
 
-    def take_snapshot(self, image: Image) -> None:
-        if image.volume_id not in self.images:
-            raise ImageMissing(image.volume_id)
-        self.snapshots[image.snapshot_id] = self.images[image.volume_id]
-        self.taken.append(image.volume_id)
-
-    def moved_on(self, image: Image) -> bool:
-        """As `written` says; copies of numbers take no time."""
-        return bool(self.written) and image.volume_id in self.written.pop(0)
-
-    def delete_snapshot(self, image: Image) -> None:
-        self.snapshots.pop(image.snapshot_id, None)
-
     def allocated(self, image: Image) -> tuple[Region, ...]:
         if image.snapshot_id not in self.snapshots:
             raise SnapshotMissing(image.snapshot_id)
@@ -249,4 +283,5 @@ def engine(state_dir: str, backend: MemoryBackend, *, create: bool = True) -> En
     made = files.engine(state_dir, create=create)
     assert isinstance(made.provisioning, FileProvisioning)
     backend.directories = made.provisioning.directories
+    backend.sets = made.provisioning.snapshots.directories
     return dataclasses.replace(made, provisioning=backend, access=backend)

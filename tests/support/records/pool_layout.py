@@ -7,7 +7,9 @@ repeats it.
 from collections.abc import Iterable
 from pathlib import Path
 
-FOLDERS = ("volumes", "snapshots", "groups")
+from crust.core.pool_ids import set_of
+
+FOLDERS = ("volumes", "snapshots")
 
 
 def directory(pool: Path, volume_id: str) -> Path:
@@ -27,7 +29,17 @@ def content_record(pool: Path, volume_id: str) -> Path:
 
 
 def snapshot_image(pool: Path, snapshot_id: str) -> Path:
-    return pool / "snapshots" / f"{snapshot_id}.snap"
+    return pool / "snapshots" / set_of(snapshot_id) / f"{snapshot_id}.snap"
+
+
+def snapshot_set(pool: Path, set_id: str) -> Path:
+    """The record of a single snapshot or of a group."""
+    return pool / "snapshots" / set_id / "set.json"
+
+
+def set_records(pool: Path) -> set[str]:
+    """The ids of the sets that have a record."""
+    return {path.parent.name for path in (pool / "snapshots").glob("*/set.json")}
 
 
 def images(pool: Path) -> set[str]:
@@ -37,7 +49,7 @@ def images(pool: Path) -> set[str]:
 
 def snapshot_images(pool: Path) -> set[str]:
     """The ids of the snapshots that have an image."""
-    return {path.stem for path in (pool / "snapshots").glob("*.snap")}
+    return {path.stem for path in (pool / "snapshots").glob("*/*.snap")}
 
 
 def volume_records(pool: Path) -> set[str]:

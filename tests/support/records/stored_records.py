@@ -2,7 +2,7 @@
 
 python -m tests.support.records.stored_records DIRECTORY
 
-pool/            the block driver's pool: pool.json, volumes, snapshots, groups
+pool/            the block driver's pool: pool.json, volumes, snapshots
 pool.pool-id     the id of the pool that the node serves
 run/<boot id>/   its node state
 run/freezes/     its freeze intents, on the host and in a guest
@@ -13,6 +13,7 @@ import datetime
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 from unittest import mock
 
 from crust.blockdriver.engines.files import engine
@@ -23,9 +24,10 @@ from crust.blockdriver.records.models import (
     Attached,
     ContentRecord,
     ContentSource,
-    GroupRecord,
     Limits,
-    SnapshotRecord,
+    Snapshot,
+    SnapshotSet,
+    StoredRecord,
     Usage,
     VolumeRecord,
 )
@@ -60,6 +62,8 @@ RECORD = replace(
 )
 
 
+M = TypeVar("M", bound=StoredRecord)
+
 INTENTS = {
     VOLUME: Intent(VOLUME, identity=str(volumes.DeviceIdentity(7, 3, 42))),
     IN_GUEST: Intent(IN_GUEST, target=TARGET.text),
@@ -70,7 +74,28 @@ def file_records(directory: Path, reserve: Path | None = None) -> FileRecords:
     """A store of records in a directory of its own."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = Reserve(reserve or Path(f"{directory}.reserve"))
-    return FileRecords(directory, ".json", kept, limit_bytes=16 * 1024 * 1024)
+    return FileRecords(directory, "record.json", kept, limit_bytes=16 * 1024 * 1024)
+
+
+def place_of(records: Records[M], record_id: str) -> Path:
+    """The file of a record."""
+    return Path(records._store.shown(record_id))
+
+
+def made(records: Records[M], record: M) -> M:
+    """Write a record as an engine does, which makes it with what it describes."""
+    path, written = place_of(records, record.id), record.as_written()
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(written.encode())
+    path.chmod(0o600)
+    records.index.put(record.id, written.summary)
+    return written.note_stored(written.encode())
+
+
+def removed(records: Records[M], record_id: str) -> None:
+    """Remove a record as an engine does."""
+    with records.changing(record_id, None):
+        place_of(records, record_id).unlink()
 
 
 class Stores:
@@ -81,8 +106,7 @@ class Stores:
         self.pool, records = self.engine.home, self.engine.records
         self.volumes = Records(records(RecordKind.VOLUMES), VolumeRecord, IDS.is_volume_id)
         self.contents = Records(records(RecordKind.CONTENT), ContentRecord, IDS.is_volume_id)
-        self.snapshots = Records(records(RecordKind.SNAPSHOTS), SnapshotRecord, IDS.is_snapshot_id)
-        self.groups = Records(records(RecordKind.GROUPS), GroupRecord, IDS.is_group_id)
+        self.sets = Records(records(RecordKind.SNAPSHOTS), SnapshotSet, IDS.is_set_id)
         self.node = NodeState(str(root / "run"))
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
@@ -90,7 +114,7 @@ class Stores:
     def open(self) -> None:
         """Read what is there, as a start does."""
         self.pool.open()
-        for each in (self.volumes, self.contents, self.snapshots, self.groups):
+        for each in (self.volumes, self.contents, self.sets):
             each.open()
         self.node.open(BOOT)
         self.handoff.open()
@@ -154,30 +178,19 @@ def _write_volume(stores: Stores) -> None:
 
 
 def _write_snapshots(stores: Stores) -> None:
-    stores.snapshots.save(
-        SnapshotRecord(
-            snapshot_id=SNAPSHOT,
-            name="",
-            phase="ready",
-            source_volume_id=VOLUME,
-            size_bytes=1 << 26,
-            created_ns=_CREATED_NS,
-            state="formatted",
-            fs_type="ext4",
-            planned_uuid=_UUID,
-            filled_bytes=1 << 26,
-            in_guest=True,
-            group_id=GROUP,
-        )
+    snapshot = Snapshot(
+        snapshot_id=SNAPSHOT,
+        source_volume_id=VOLUME,
+        size_bytes=1 << 26,
+        state="formatted",
+        fs_type="ext4",
+        planned_uuid=_UUID,
+        filled_bytes=1 << 26,
+        in_guest=True,
     )
-    stores.groups.save(
-        GroupRecord(
-            group_id=GROUP,
-            name="group-1",
-            phase="ready",
-            created_ns=_CREATED_NS,
-            members=((VOLUME, SNAPSHOT),),
-        )
+    made(
+        stores.sets,
+        SnapshotSet(set_id=GROUP, name="group-1", created_ns=_CREATED_NS, snapshots=(snapshot,)),
     )
 
 

@@ -3,7 +3,7 @@
 import os
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.directories import RECORDS, VolumeDirectories
+from crust.blockdriver.engines.files.directories import RECORDS, Directories, VolumeDirectories
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.records import FileRecords, Reserve
@@ -20,17 +20,22 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
     """The engine with the pool in `directory`, without I/O; `memory` and `create` as `DirectoryPool` has them."""
     pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
     reserve = Reserve(pool.directory / "records.reserve")
-    volumes = pool.directory / RecordKind.VOLUMES.value
-    directories = VolumeDirectories(volumes, lambda text: pool.ids.is_volume_id(text), reserve)
+    directories = VolumeDirectories(
+        pool.directory / RecordKind.VOLUMES.value, lambda text: pool.ids.is_volume_id(text), reserve
+    )
+    sets = Directories(
+        pool.directory / RecordKind.SNAPSHOTS.value,
+        RecordKind.SNAPSHOTS,
+        lambda text: pool.ids.is_set_id(text),
+        reserve,
+    )
     access = FileAccess(directories)
-    snapshots = FileSnapshots(pool.directory / RecordKind.SNAPSHOTS.value)
-    provisioning = FileProvisioning(directories, access, snapshots)
+    provisioning = FileProvisioning(directories, access, FileSnapshots(sets))
 
     def records(kind: RecordKind) -> FileRecords:
-        if kind in RECORDS:
-            return FileRecords(volumes, f"/{RECORDS[kind]}", reserve, limit_bytes=_SMALL_BYTES)
-        folder = pool.directory / kind.value
-        return FileRecords(folder, ".json", reserve, limit_bytes=_LARGE_BYTES)
+        if kind is RecordKind.SNAPSHOTS:
+            return FileRecords(sets.directory, RECORDS[kind], reserve, limit_bytes=_LARGE_BYTES)
+        return FileRecords(directories.directory, RECORDS[kind], reserve, limit_bytes=_SMALL_BYTES)
 
     return Engine("files", pool, provisioning, access, records, None, pool.directory / "tools.lock")
 

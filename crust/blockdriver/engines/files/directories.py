@@ -1,13 +1,14 @@
-"""The volumes of a pool: a directory for each, which appears in one step and goes in one step.
+"""The volumes and snapshot sets of a pool: a directory for each, which appears in one step and goes in one step.
 
-    volumes/<id>/volume.json, content.json, <id>.img    a volume
-    volumes/.new-<id>/                                  one that is being made: the same files, in any order
-    volumes/.gone-<id>.<random>/                        one that was removed, whose space is not free yet
+    volumes/<id>/volume.json, content.json, <id>.img        a volume
+    snapshots/<id>/set.json, <snapshot id>.snap …           a single snapshot, or a group
+    …/.new-<id>/                                            one that is being made: the same files, in any order
+    …/.gone-<id>.<random>/                                  one that was removed, whose space is not free yet
 
 The step is a rename, between a sync of what it names and a sync of the directory that it changes. So nobody ever sees
-a part of a volume, and after a crash what has a dot before its name is removed, in whatever state it is.
+a part of a volume or set, and after a crash what has a dot before its name is removed, in whatever state it is.
 
-A volume exists while its volume record does. A directory without one is not "half made": its record was lost, and
+A volume or set exists while its record does. A directory without one is not "half made": its record was lost, and
 nothing is made in its place or removed.
 
 An id becomes a path only if it has the form of this pool's ids: its callers have checked that, and `image`, which the
@@ -32,18 +33,21 @@ from crust.host.process import oserrors
 
 _NEW, _GONE = ".new-", ".gone-"
 _IMAGE = ".img"
-RECORDS = {RecordKind.VOLUMES: "volume.json", RecordKind.CONTENT: "content.json"}
+RECORDS = {
+    RecordKind.VOLUMES: "volume.json",
+    RecordKind.CONTENT: "content.json",
+    RecordKind.SNAPSHOTS: "set.json",
+}
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class StagedVolume:
-    """A volume that is being made at `path`, to be named `final`; `image` is the path for its image."""
+class Staged:
+    """A volume or set that is being made at `path`, to be named `final`."""
 
     path: Place
     final: Place
-    image: Place
     is_committed: bool = False
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
@@ -54,13 +58,16 @@ class StagedVolume:
         self.is_committed = True
 
 
-class VolumeDirectories:
-    """The directories of volumes in one directory. `is_id`: whether a text is the id of a volume of this pool. A
-    removal on a full disk gets the blocks of the `reserve`.
+class Directories:
+    """The directories in one directory of what exists by a record of `kind`. `is_id`: whether a text is such an id in
+    this pool. A removal on a full disk gets the blocks of the `reserve`.
     """
 
-    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+    def __init__(
+        self, directory: Place, kind: RecordKind, is_id: Callable[[str], bool], reserve: Reserve
+    ) -> None:
         self.directory = directory
+        self._record = RECORDS[kind]
         self._is_id = is_id
         self._reserve = reserve
 
@@ -80,59 +87,42 @@ class VolumeDirectories:
         try:
             durable.remove_temporary_files(self.directory / name)
             durable.sync_directory(self.directory / name)
-        except errors.CrustError as err:  # of this volume alone: its calls report it
-            extra = {"volume_id": name, "error": err}
-            _log.warning("the directory of a volume cannot be read", extra=extra)
-
-    def image(self, volume_id: volumes.VolumeId) -> Place:
-        """The image of a volume, whether it exists or not."""
-        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
-            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
-        return self.directory / f"{volume_id}/{volume_id}{_IMAGE}"
-
-    def is_image(self, name: str) -> bool:
-        """Whether a file of this name can be an image of this pool."""
-        return name.endswith(_IMAGE) and self._is_id(name.removesuffix(_IMAGE))
+        except errors.CrustError as err:  # of this one alone: its calls report it
+            extra = {"directory": str(self.directory / name), "error": err}
+            _log.warning("a directory of the pool cannot be read", extra=extra)
 
     def ids(self) -> frozenset[volumes.VolumeId]:
-        """The volumes that have a directory, with or without records and image."""
+        """What has a directory, with or without its files."""
         return frozenset(volumes.VolumeId(each) for each in self._names() if self._is_id(each))
 
-    def size_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The apparent size of the image; raises `ImageMissing`."""
-        try:
-            return sparse.size_bytes(self.image(volume_id))
-        except errors.NotFound as err:
-            raise ImageMissing(volume_id) from err
-
     @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[StagedVolume]:
+    def making(self, thing_id: str) -> Iterator[Staged]:
         """A directory to be filled and committed; else nothing of it stays. Raises OrphanImage."""
-        final, path = self.directory / volume_id, self.directory / (_NEW + volume_id)
+        final, path = self.directory / thing_id, self.directory / (_NEW + thing_id)
         _free(path)
         if sparse.exists(final):
-            raise orphan_image(volume_id, f"the directory {final}")
+            raise orphan_image(thing_id, f"the directory {final}")
         durable.make_staging(path, 0o700)
-        staged = StagedVolume(path, final, path / (volume_id + _IMAGE))
+        staged = Staged(path, final)
         try:
             yield staged
         except Exception:
             _free(path)
             if not staged.is_committed:
-                # the name may be there and not durable: a repeated call would find a volume, and answer
+                # the name may be there and not durable: a repeated call would find it, and answer
                 with contextlib.suppress(errors.CrustError):
-                    self.remove(volume_id)
+                    self.remove(thing_id)
             raise
         if not staged.is_committed:
             _free(path)
 
-    def remove(self, volume_id: volumes.VolumeId) -> None:
-        """Take the name of a volume away, durably, then free its space; of a volume without a record nothing."""
-        present = self.directory / volume_id
-        if not sparse.exists(present / RECORDS[RecordKind.VOLUMES]):
+    def remove(self, thing_id: str) -> None:
+        """Take the name away, durably, then free the space; without a record nothing is removed."""
+        present = self.directory / thing_id
+        if not sparse.exists(present / self._record):
             durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
-        gone = self.directory / f"{_GONE}{volume_id}.{secrets.token_hex(4)}"
+        gone = self.directory / f"{_GONE}{thing_id}.{secrets.token_hex(4)}"
 
         def rename() -> None:
             with oserrors.translating(f"cannot remove {present}"):
@@ -147,16 +137,45 @@ class VolumeDirectories:
         """The ids of what is half made or half removed, or was and could not be removed so far."""
         return tuple({_id_of(each) for each in self._names() if each.startswith((_NEW, _GONE))})
 
-    def settle(self, volume_id: volumes.VolumeId) -> None:
-        """Remove what is half made or half removed of a volume; what cannot be removed is in the log, and stays."""
+    def settle(self, thing_id: str) -> None:
+        """Remove what is half made or half removed; what cannot be removed is in the log, and stays."""
         durable.sync_directory(self.directory)  # a removal may have failed at that
         for name in self._names():
-            if name.startswith((_NEW, _GONE)) and _id_of(name) == volume_id:
+            if name.startswith((_NEW, _GONE)) and _id_of(name) == thing_id:
                 _free(self.directory / name)
 
     def _names(self) -> list[str]:
         with oserrors.translating(f"cannot list {self.directory}"):
             return os.listdir(self.directory)
+
+
+class VolumeDirectories(Directories):
+    """The directories of volumes, each with an image."""
+
+    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
+        super().__init__(directory, RecordKind.VOLUMES, is_id, reserve)
+
+    def image(self, volume_id: volumes.VolumeId) -> Place:
+        """The image of a volume, whether it exists or not."""
+        if not volume_id.replace("-", "").isalnum() or not volume_id.isascii():
+            raise errors.InvalidRequest(f"{volume_id!r} cannot be the name of an image")
+        return image_in(self.directory / volume_id, volume_id)
+
+    def is_image(self, name: str) -> bool:
+        """Whether a file of this name can be an image of this pool."""
+        return name.endswith(_IMAGE) and self._is_id(name.removesuffix(_IMAGE))
+
+    def size_bytes(self, volume_id: volumes.VolumeId) -> int:
+        """The apparent size of the image; raises `ImageMissing`."""
+        try:
+            return sparse.size_bytes(self.image(volume_id))
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
+
+
+def image_in(directory: Place, volume_id: str) -> Place:
+    """The image in the directory of a volume, or of one that is being made."""
+    return directory / (volume_id + _IMAGE)
 
 
 def _id_of(name: str) -> volumes.VolumeId:
@@ -173,4 +192,4 @@ def _free(directory: Place) -> None:
         return
     except OSError as err:
         extra = {"directory": str(directory), "error": err}
-        _log.warning("what is left of a volume is not removed now", extra=extra)
+        _log.warning("what is left of a volume or snapshot is not removed now", extra=extra)

@@ -31,7 +31,7 @@ from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced,
 
 SCHEMA = 1
 _LIMIT_BYTES = 64 * 1024
-_FOLDERS = ("volumes", "snapshots", "groups")
+_FOLDERS = ("volumes", "snapshots")
 
 
 class PoolIdentityUnreadable(errors.Corrupt):

@@ -5,13 +5,13 @@ size or its removal is refused by it. Files that others keep in the same filesys
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.directories import StagedVolume, VolumeDirectories
-from crust.blockdriver.engines.files.snapshots import FileSnapshots
+from crust.blockdriver.engines.files.directories import Staged, VolumeDirectories, image_in
+from crust.blockdriver.engines.files.snapshots import FileSnapshots, copy_in
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
@@ -43,20 +43,21 @@ class PoolNotUsable(errors.NotReady):
 
 @dataclass(frozen=True, slots=True)
 class FileMaking:
-    """A volume that is being made: its image is a file in the `staged` directory."""
+    """A volume that is being made: its image is the file `image` in the `staged` directory."""
 
-    staged: StagedVolume
+    staged: Staged
+    image: Place
     directories: VolumeDirectories
     access: FileAccess
     snapshots: FileSnapshots
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
-        sparse.create(self.staged.image, size_bytes)
+        sparse.create(self.image, size_bytes)
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file."""
-        self.snapshots.restore(image, self.staged.image, size_bytes)
+        self.snapshots.restore(image, self.image, size_bytes)
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A copy of the volume's file."""
@@ -64,7 +65,7 @@ class FileMaking:
             self.snapshots.clone(
                 self.directories.image(source),
                 self.access.device_path(source),
-                self.staged.image,
+                self.image,
                 source_bytes=source_bytes,
                 size_bytes=size_bytes,
             )
@@ -74,6 +75,39 @@ class FileMaking:
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """Name the directory."""
         self.staged.commit(records)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTaking:
+    """A set of snapshots that is being taken: read-only files in the `staged` directory."""
+
+    set_id: str
+    staged: Staged
+    directories: VolumeDirectories
+    access: FileAccess
+    snapshots: FileSnapshots
+
+    def take(self, image: Image) -> None:
+        """A copy of the volume's file."""
+        with _told_when_full(self.directories.directory, image.snapshot_id):
+            self.snapshots.take(image, self._copy(image), *self._volume(image))
+
+    def moved_on(self, image: Image) -> bool:
+        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
+        return self.snapshots.moved_on(self._copy(image), *self._volume(image))
+
+    def commit(self, record: bytes) -> None:
+        """Name the directory."""
+        with _told_when_full(self.directories.directory, self.set_id):
+            self.snapshots.commit(self.set_id, self.staged, record)
+
+    def _copy(self, image: Image) -> Place:
+        return copy_in(self.staged.path, image.snapshot_id)
+
+    def _volume(self, image: Image) -> tuple[Place, str | None]:
+        """The volume's file, and its device."""
+        volume_id = image.volume_id
+        return self.directories.image(volume_id), self.access.device_path(volume_id)
 
 
 class FileProvisioning:
@@ -86,7 +120,7 @@ class FileProvisioning:
         self._pool = directories.directory
         self._access = access
         self._others_bytes = 0
-        self._snapshots = snapshots
+        self.snapshots = snapshots
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -104,14 +138,14 @@ class FileProvisioning:
         return self.modes
 
     def open(self) -> None:
-        """Settle the volumes, find the attached ones, and measure other files in the pool's filesystem."""
+        """Settle volumes and snapshots, find the attached ones, and measure other files in the pool's filesystem."""
         self.directories.open()
         self._access.open()
-        self._snapshots.open()
+        self.snapshots.open()
         space = sparse.space(self._pool)
         used_bytes = space.total_bytes - space.available_bytes
         images = (self.directories.image(each) for each in self.directories.ids())
-        ours_bytes = self._snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
+        ours_bytes = self.snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
         self._others_bytes = max(used_bytes - ours_bytes, 0)
 
     def check(self) -> None:
@@ -126,8 +160,9 @@ class FileProvisioning:
     @contextmanager
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
         """In a directory without a name. Raises `PoolFull`."""
-        with self._told_when_full(volume_id), self.directories.making(volume_id) as staged:
-            yield FileMaking(staged, self.directories, self._access, self._snapshots)
+        with _told_when_full(self._pool, volume_id), self.directories.making(volume_id) as staged:
+            image = image_in(staged.path, volume_id)
+            yield FileMaking(staged, image, self.directories, self._access, self.snapshots)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
@@ -136,13 +171,24 @@ class FileProvisioning:
             raise StillAttached(volume_id, attachment.shown)
         self.directories.remove(volume_id)
 
+    @contextmanager
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[FileTaking]:
+        """In a directory without a name."""
+        with self.snapshots.directories.making(set_id) as staged:
+            yield FileTaking(set_id, staged, self.directories, self._access, self.snapshots)
+
+    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
+        """Take the directory's name away."""
+        self.snapshots.remove(set_id)
+
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the names of directories."""
-        return self.directories.unsettled()
+        return self.directories.unsettled() + self.snapshots.directories.unsettled()
 
-    def settle(self, volume_id: volumes.VolumeId) -> None:
+    def settle(self, thing_id: volumes.VolumeId) -> None:
         """Unlink the files; a removal is never taken back."""
-        self.directories.settle(volume_id)
+        self.directories.settle(thing_id)
+        self.snapshots.directories.settle(thing_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name: whose it is cannot be told."""
@@ -154,7 +200,7 @@ class FileProvisioning:
 
         One that is large enough is synced too: a process that was killed may have grown it and not synced it.
         """
-        with self._told_when_full(volume_id):
+        with _told_when_full(self._pool, volume_id):
             try:
                 sparse.grow(self.directories.image(volume_id), size_bytes)
             except errors.NotFound as err:
@@ -170,7 +216,7 @@ class FileProvisioning:
         return PoolSpace(
             size_bytes=space.total_bytes - self._others_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=self._snapshots.blocks_bytes(),
+            snapshot_bytes=self.snapshots.blocks_bytes(),
             spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
         )
 
@@ -180,7 +226,7 @@ class FileProvisioning:
 
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshot files of the pool."""
-        return self._snapshots.ids()
+        return self.snapshots.ids()
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
@@ -201,7 +247,7 @@ class FileProvisioning:
 
     def copies_at_once(self) -> bool:
         """True on xfs and btrfs."""
-        return self._snapshots.by_reference
+        return self.snapshots.by_reference
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The allocated bytes of the file; 0 where files are cloned."""
@@ -213,48 +259,34 @@ class FileProvisioning:
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
-        self._snapshots.check(image)
-
-    def take_snapshot(self, image: Image) -> None:
-        """A read-only file beside the image."""
-        device = self._access.device_path(image.volume_id)
-        with self._told_when_full(image.snapshot_id):
-            self._snapshots.take(image, self.directories.image(image.volume_id), device)
+        self.snapshots.check(image)
 
     @property
     def is_used_elsewhere(self) -> bool:
         """A pool belongs to one node."""
         return False
 
-    def moved_on(self, image: Image) -> bool:
-        """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
-        device = self._access.device_path(image.volume_id)
-        return self._snapshots.moved_on(image, self.directories.image(image.volume_id), device)
-
-    def delete_snapshot(self, image: Image) -> None:
-        """Unlink the file."""
-        self._snapshots.delete(image)
-
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """The allocated parts of the snapshot's file."""
-        return self._snapshots.allocated(image)
+        return self.snapshots.allocated(image)
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
         """The parts that the two files do not share."""
-        return self._snapshots.changed(base, target)
+        return self.snapshots.changed(base, target)
 
-    @contextmanager
-    def _told_when_full(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except errors.Exhausted as err:
-            available_bytes = sparse.space(self._pool).available_bytes
-            raise errors.Exhausted.named(
-                "PoolFull",
-                f"no space for {what}",
-                why=f"{self._pool} has {available_bytes} free bytes",
-                hint="free space in it, or request a smaller volume",
-            ) from err
+
+@contextmanager
+def _told_when_full(pool: Place, what: str) -> Iterator[None]:
+    try:
+        yield
+    except errors.Exhausted as err:
+        available_bytes = sparse.space(pool).available_bytes
+        raise errors.Exhausted.named(
+            "PoolFull",
+            f"no space for {what}",
+            why=f"{pool} has {available_bytes} free bytes",
+            hint="free space in it, or request a smaller volume",
+        ) from err
 
 
 def _blocks_bytes(image: Place) -> int:

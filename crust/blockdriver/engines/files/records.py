@@ -1,4 +1,4 @@
-"""Records as files, replaced atomically and durably: one for each record of a kind, at a place that its id gives.
+"""Records as files, replaced atomically and durably, each in the directory of what it describes (`directories`).
 
 `save` compares under a lock of this process: one process has the pool (`DirectoryPool.lock`).
 
@@ -59,12 +59,10 @@ class Reserve:
 
 
 class FileRecords:
-    """The records of one kind, none larger than `limit_bytes`. What exists is written on a full disk too, by the
-    `reserve`.
-    """
+    """The records of one kind, none larger than `limit_bytes`, written on a full disk too, by the `reserve`."""
 
     def __init__(self, directory: Place, file: str, reserve: Reserve, *, limit_bytes: int) -> None:
-        """A record is in the file "<id><file>" of the directory: `file` is ".json", or "/NAME.json"."""
+        """A record is the file "<id>/<file>" of the directory."""
         self._directory = directory
         self._file = file
         self._limit_bytes = limit_bytes
@@ -75,10 +73,7 @@ class FileRecords:
         """By a listing."""
         with oserrors.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
-        if self._file.startswith("/"):
-            return tuple(each for each in names if not each.startswith(".") and self._has(each))
-        found = (each for each in names if each.endswith(self._file))
-        return tuple(each.removesuffix(self._file) for each in found)
+        return tuple(each for each in names if not each.startswith(".") and self._has(each))
 
     def _has(self, key: str) -> bool:
         try:
@@ -93,28 +88,17 @@ class FileRecords:
         except errors.NotFound:
             return None
 
-    def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
+    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
         """Replace the file."""
         path = self._path(key)
         with self._locks[hash(key) % _LOCKS]:
             if self.load(key) != previous:
                 raise RecordChanged(self.shown(key))
-            if previous is None:
-                durable.publish(path, data)
-            else:
-                self._reserve.change(lambda: durable.publish(path, data))
-
-    def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Unlink the file."""
-        with self._locks[hash(key) % _LOCKS]:
-            if previous is not None and self.load(key) not in (None, previous):
-                raise RecordChanged(self.shown(key))
-            durable.remove(self._path(key))
-        self._reserve.keep()
+            self._reserve.change(lambda: durable.publish(path, data))
 
     def shown(self, key: str) -> str:
         """The path."""
         return str(self._path(key))
 
     def _path(self, key: str) -> Place:
-        return self._directory / (key + self._file)
+        return self._directory / key / self._file

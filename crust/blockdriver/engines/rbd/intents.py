@@ -1,21 +1,24 @@
-"""What is half made or half removed in the pool: one key for such a volume, its intent, beside the volume records.
+"""What is half made or half removed in the pool: one key for such a volume or snapshot set, its intent.
 
-    crust.records.volumes    i.<volume id>    "make", or "remove" and the volume record
+    crust.records.volumes      i.<volume id>    "make", or "remove" and the volume record
+    crust.records.snapshots    i.<set id>       "make" or "remove", and the snapshots of the set
 
-A record and an intent of a volume are changed by one operation of RADOS. So a volume exists, or it has an intent, or
+A record and its intent are changed by one operation of RADOS. So a volume or set exists, or it has an intent, or
 nothing is known of it; an image without both was made by somebody else, or its record was lost.
 
-    begin            the intent "make", before the image
+    begin            the intent "make", before an image or snapshot
     commit           the record in place of the intent "make"
-    begin_removal    the intent "remove" in place of the record, before the image goes
+    begin_removal    the intent "remove" in place of the record, before the image or a snapshot goes
     put_back         the record in place of the intent "remove": somebody has the image
-    end              no intent: nothing of the volume is left
+    end              no intent: nothing is left
 """
 
 import errno
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.rbd.place import Place
@@ -30,80 +33,116 @@ from crust.blockdriver.engines.rbd.records import (
 )
 from crust.ceph import omap
 from crust.ceph.binding import Ioctx
+from crust.core import errors, volumes
 
-_OBJECT = object_name(RecordKind.VOLUMES)
+U = TypeVar("U", bound="Undoable")
 _INTENT = "i."
-_MAKE, _REMOVE = "make", b"remove "
+_MAKE, _REMOVE = b"make", b"remove"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What there is of a volume: its `record`; or it is half made; or half removed, and that was its record."""
+    """What there is of a volume or set: its `record`; or it is half made or half removed, with what was noted."""
 
     record: bytes | None = None
-    is_half_made: bool = False
-    removed: bytes | None = None
+    making: bytes | None = None
+    removing: bytes | None = None
+
+
+class Undoable(Protocol):
+    """What is being made."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it exists by now."""
+        ...
+
+
+@contextmanager
+def undone(key: str, making: U, settle: Callable[[], None]) -> Iterator[U]:
+    """Settle what the block does not commit. What fails then is left to a later settlement, and hides no error."""
+    try:
+        yield making
+    except Exception:
+        try:
+            settle()
+        except errors.CrustError as err:
+            _log.warning("what is half made stays for now", extra={"id": key, "error": err})
+        raise
+    if not making.is_committed:
+        settle()
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """The intents of the volumes in `place`. Each change raises `RecordChanged` if another state is there."""
+    """The intents beside records of one kind. Each change raises `RecordChanged` if another state is there."""
 
     place: Place
+    kind: RecordKind
 
-    def ids(self) -> tuple[str, ...]:
-        """The volumes that have an intent."""
+    def ids(self) -> tuple[volumes.VolumeId, ...]:
+        """What has an intent."""
         with self._opened("the intents") as ioctx:
-            return tuple(key for key, _ in omap.read(ioctx, _OBJECT, _INTENT))
+            found = omap.read(ioctx, object_name(self.kind), _INTENT)
+            return tuple(volumes.VolumeId(key) for key, _ in found)
 
-    def state(self, volume_id: str) -> State:
-        """What there is of a volume now."""
-        data, intent = DATA + volume_id, _INTENT + volume_id
-        with self._opened(volume_id) as ioctx:
-            found = omap.read_keys(ioctx, _OBJECT, (data, intent))
-        noted = found.get(intent, b"")
-        removed = noted.removeprefix(_REMOVE) if noted.startswith(_REMOVE) else None
-        return State(found.get(data), noted == _MAKE.encode(), removed)
+    def state(self, key: str) -> State:
+        """What there is now."""
+        data, intent = DATA + key, _INTENT + key
+        with self._opened(key) as ioctx:
+            found = omap.read_keys(ioctx, object_name(self.kind), (data, intent))
+        verb, _, note = found.get(intent, b"").partition(b" ")
+        making, removing = (note if verb == each else None for each in (_MAKE, _REMOVE))
+        return State(found.get(data), making, removing)
 
-    def begin(self, volume_id: str) -> None:
-        """Note that a volume is made, which does not exist."""
-        intent, absent = {_INTENT + volume_id: _MAKE.encode()}, {DIGEST + volume_id: ""}
-        with self._opened(volume_id) as ioctx:
-            omap.put(ioctx, _OBJECT, intent, expected=absent)
+    def begin(self, key: str, note: bytes = b"") -> None:
+        """Note that something is made, which does not exist."""
+        self._put(key, {_INTENT + key: _value(_MAKE, note)}, expected={DIGEST + key: ""})
 
-    def commit(self, volume_id: str, record: bytes) -> None:
-        """Have the record of a volume that is half made."""
-        intent = _INTENT + volume_id
-        expected = {DIGEST + volume_id: "", intent: _MAKE}
-        with self._opened(volume_id) as ioctx:
-            omap.put(
-                ioctx, _OBJECT, values(volume_id, record), dropped=(intent,), expected=expected
-            )
+    def commit(self, key: str, record: bytes, note: bytes = b"") -> None:
+        """Have the record of what is half made, with this `note`."""
+        expected = {DIGEST + key: "", _INTENT + key: _value(_MAKE, note).decode()}
+        self._put(key, values(key, record), dropped=(_INTENT + key,), expected=expected)
 
-    def begin_removal(self, volume_id: str, record: bytes) -> None:
-        """Note that a volume is removed, in place of its record."""
-        intent, keys = {_INTENT + volume_id: _REMOVE + record}, tuple(values(volume_id, record))
-        expected = {DIGEST + volume_id: digest(record)}
-        with self._opened(volume_id) as ioctx:
-            omap.put(ioctx, _OBJECT, intent, dropped=keys, expected=expected)
+    def begin_removal(self, key: str, record: bytes, note: bytes) -> None:
+        """Note that something is removed, in place of its record."""
+        intent, keys = {_INTENT + key: _value(_REMOVE, note)}, tuple(values(key, record))
+        self._put(key, intent, dropped=keys, expected={DIGEST + key: digest(record)})
 
-    def put_back(self, volume_id: str, record: bytes) -> None:
-        """Have the record of a volume that is half removed again."""
-        intent, absent = _INTENT + volume_id, {DIGEST + volume_id: ""}
-        with self._opened(volume_id) as ioctx:
-            omap.put(ioctx, _OBJECT, values(volume_id, record), dropped=(intent,), expected=absent)
+    def put_back(self, key: str, record: bytes) -> None:
+        """Have the record of what is half removed again."""
+        keys = (_INTENT + key,)
+        self._put(key, values(key, record), dropped=keys, expected={DIGEST + key: ""})
 
-    def end(self, volume_id: str) -> None:
-        """Forget the intent of a volume of which nothing is left."""
-        with self._opened(volume_id) as ioctx:
-            omap.drop(ioctx, _OBJECT, (_INTENT + volume_id,))
+    def _put(
+        self,
+        key: str,
+        put: Mapping[str, bytes],
+        *,
+        dropped: tuple[str, ...] = (),
+        expected: Mapping[str, str],
+    ) -> None:
+        with self._opened(key) as ioctx:
+            omap.put(ioctx, object_name(self.kind), put, dropped=dropped, expected=expected)
+
+    def end(self, key: str) -> None:
+        """Forget the intent of what nothing is left of."""
+        with self._opened(key) as ioctx:
+            omap.drop(ioctx, object_name(self.kind), (_INTENT + key,))
 
     @contextmanager
-    def _opened(self, volume_id: str) -> Iterator[Ioctx]:
-        shown = f"{volume_id} in {_OBJECT} of {self.place.shown}"
+    def _opened(self, key: str) -> Iterator[Ioctx]:
+        name = object_name(self.kind)
+        shown = f"{key} in {name} of {self.place.shown}"
         with (
             self.place.ioctx(f"cannot read or change {shown}") as ioctx,
             compared(shown, errno.ECANCELED),
-            present(self.place, _OBJECT),
+            present(self.place, name),
         ):
             yield ioctx
+
+
+def _value(verb: bytes, note: bytes) -> bytes:
+    return verb + b" " + note if note else verb

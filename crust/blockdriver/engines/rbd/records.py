@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordChanged, RecordKind
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.ceph import binding, failures, omap
-from crust.ceph.binding import Ioctx
 from crust.ceph.caps import CONTENT
 
 DATA, DIGEST, _FIRST = "d.", "v.", "f."
@@ -38,7 +37,7 @@ def object_name(kind: RecordKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RbdRecords:
-    """The records of volumes, of snapshots or of groups; those of volumes are made and removed by `intents`.
+    """The records of volumes or of snapshot sets, which are made and removed by `intents`.
 
     Safe from any thread, and beside other processes. Raises `PoolAbsent` if the object was removed.
     """
@@ -56,33 +55,21 @@ class RbdRecords:
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
-        with self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx:
-            return self._read(ioctx, DATA + key)
+        with (
+            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
+            present(self.place, self._name),
+        ):
+            return omap.read_keys(ioctx, self._name, (DATA + key,)).get(DATA + key)
 
-    def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
+    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
         """Compare and write in one operation. Raises `RecordChanged`."""
-        expected = {DIGEST + key: "" if previous is None else digest(previous)}
         with (
             self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
             compared(self.shown(key), errno.ECANCELED),
             present(self.place, self._name),
         ):
+            expected = {DIGEST + key: digest(previous)}
             omap.put(ioctx, self._name, values(key, data), expected=expected)
-
-    def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Compare and remove both keys in one operation, also in a full pool. Raises `RecordChanged`."""
-        keys = (DATA + key, DIGEST + key)
-        expected = {} if previous is None else {DIGEST + key: digest(previous)}
-        with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx:
-            try:
-                with (
-                    compared(self.shown(key), errno.ECANCELED),
-                    present(self.place, self._name),
-                ):
-                    omap.drop(ioctx, self._name, keys, expected=expected)
-            except RecordChanged:
-                if self._read(ioctx, DATA + key) is not None:
-                    raise
 
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
@@ -91,10 +78,6 @@ class RbdRecords:
     @property
     def _name(self) -> str:
         return object_name(self.kind)
-
-    def _read(self, ioctx: Ioctx, key: str) -> bytes | None:
-        with present(self.place, self._name):
-            return omap.read_keys(ioctx, self._name, (key,)).get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +94,25 @@ class RbdContentRecords:
 
     def load(self, key: str) -> bytes | None:
         """The record's bytes."""
-        return self._read(key, DATA)
-
-    def save(self, key: str, data: bytes, *, previous: bytes | None) -> None:
-        """Compare and write in one operation, which makes the object of a new record. Raises `RecordChanged`."""
-        expected = {} if previous is None else {DIGEST: digest(previous)}
         with (
-            self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
-            compared(self.shown(key), errno.ECANCELED, errno.EEXIST, errno.ENOENT),
-        ):
-            new = previous is None
-            omap.put(ioctx, CONTENT + key, values("", data), expected=expected, new=new)
-
-    def remove(self, key: str, *, previous: bytes | None = None) -> None:
-        """Compare and remove the object in one operation, also in a full pool. Raises `RecordChanged`."""
-        expected = {} if previous is None else {DIGEST: digest(previous)}
-        with (
-            self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx,
-            compared(self.shown(key), errno.ECANCELED),
+            self.place.ioctx(f"cannot read {self.shown(key)}") as ioctx,
             ignoring(errno.ENOENT),
         ):
-            omap.remove(ioctx, CONTENT + key, expected=expected)
+            return omap.read_keys(ioctx, CONTENT + key, (DATA,)).get(DATA)
+        return None
+
+    def save(self, key: str, data: bytes, *, previous: bytes) -> None:
+        """Compare and write in one operation. Raises `RecordChanged`."""
+        with (
+            self.place.ioctx(f"cannot write {self.shown(key)}") as ioctx,
+            compared(self.shown(key), errno.ECANCELED, errno.ENOENT),
+        ):
+            omap.put(ioctx, CONTENT + key, values("", data), expected={DIGEST: digest(previous)})
+
+    def remove(self, key: str) -> None:
+        """Remove the object, also in a full pool; absent is a success."""
+        with self.place.ioctx(f"cannot remove {self.shown(key)}") as ioctx, ignoring(errno.ENOENT):
+            omap.remove(ioctx, CONTENT + key)
 
     def make(self, key: str, data: bytes) -> None:
         """Write the first record of a volume that is being made; a record that is there belongs to no volume."""
@@ -152,14 +133,6 @@ class RbdContentRecords:
     def shown(self, key: str) -> str:
         """Object and key, as `rados getomapval` takes them."""
         return f"{DATA} of {CONTENT}{key} in {self.place.shown}"
-
-    def _read(self, volume_id: str, key: str) -> bytes | None:
-        with (
-            self.place.ioctx(f"cannot read {self.shown(volume_id)}") as ioctx,
-            ignoring(errno.ENOENT),
-        ):
-            return omap.read_keys(ioctx, CONTENT + volume_id, (key,)).get(key)
-        return None
 
 
 def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:

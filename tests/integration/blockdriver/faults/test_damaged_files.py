@@ -77,8 +77,8 @@ def answered_by(code: int) -> Damage:
 
 def _own_name(path: Path) -> str:
     """The end of the path that no other file of the pool has; the driver reaches it below a descriptor."""
-    is_of_volume = path.name in ("volume.json", "content.json")
-    return f"{path.parent.name}/{path.name}" if is_of_volume else path.name
+    is_record = path.name in ("volume.json", "content.json", "set.json")
+    return f"{path.parent.name}/{path.name}" if is_record else path.name
 
 
 def _failing(real: Callable[..., Any], name: str, code: int) -> Callable[..., Any]:
@@ -130,8 +130,8 @@ def path_of(bench: Bench, what: str, of: Owned) -> Path:
     return {
         "volume record": pool_layout.volume_record(state, of.volume_id),
         "content record": pool_layout.content_record(state, of.volume_id),
-        "snapshot record": state / "snapshots" / f"{of.snapshot_id}.json",
-        "group record": state / "groups" / f"{of.group_id}.json",
+        "snapshot record": pool_layout.snapshot_set(state, of.snapshot_id),
+        "group record": pool_layout.snapshot_set(state, of.group_id),
         "image": pool_layout.image(state, of.volume_id),
         "image of a snapshot": pool_layout.snapshot_image(state, of.snapshot_id),
         "stage": run / "staged" / f"{of.volume_id}.json",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.host.block import devices, holders
 from crust.host.mounts import mountinfo
 from crust.host.process import sysfs
@@ -77,34 +78,29 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     copying: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = await in_use(copying, "source")
-    backend = copying.driver.stores.provisioning
-    take = backend.take_snapshot
+    take = FileTaking.take
 
-    def slowly(image: protocol.Image) -> None:
-        take(image)
+    def slowly(self: FileTaking, image: protocol.Image) -> None:
+        take(self, image)
         # A writer waits until the filesystem is thawed, which only the timer does now.
         write(target, "after", b"x")
 
     monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
-    monkeypatch.setattr(backend, "take_snapshot", slowly)
+    monkeypatch.setattr(FileTaking, "take", slowly)
     with raised("FrozenTooLong"):
         await snapshot(copying, source)
     assert not is_frozen(target)
-    assert list(copying.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
+    assert copying.driver.snapshots.records.ids() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
 
 
 async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) -> None:
     source = await copying.create("source")
     taken = await snapshot(copying, source.volume_id)
-    snapshot_records = copying.driver.snapshots.volume_snapshots.snapshot_records
-    record = snapshot_records.find(taken.snapshot_id)
-    assert record is not None
-    snapshot_records.save(record.model_copy(update={"phase": "creating"}))
+    kept = pool_layout.snapshot_set(copying.root / "state", taken.snapshot_id)
+    kept.parent.rename(kept.parent.parent / f".new-{taken.snapshot_id}")
     await asyncio.to_thread(copying.restart)
-    assert (
-        copying.driver.snapshots.volume_snapshots.snapshot_records.find(taken.snapshot_id) is None
-    )
-    assert not pool_layout.snapshot_images(copying.root / "state")
+    assert copying.driver.snapshots.records.find(taken.snapshot_id) is None
+    assert not any((copying.root / "state" / "snapshots").iterdir())
     assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
     assert mountinfo.below(str(copying.root / "pods")) == ()

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller
 from tests.support.frozen import is_frozen
@@ -36,14 +37,13 @@ async def test_group_snapshot_freezes_all_members_before_the_first_copy(
     data = [os.urandom(MIB) for _ in made]
     for target, content in zip(targets, data, strict=True):
         write(target, "file", content)
-    backend = pool.driver.stores.provisioning
-    take, seen = backend.take_snapshot, []
+    take, seen = FileTaking.take, []
 
-    def looking(image: protocol.Image) -> None:
+    def looking(self: FileTaking, image: protocol.Image) -> None:
         seen.append([is_frozen(target) for target in targets])
-        take(image)
+        take(self, image)
 
-    monkeypatch.setattr(backend, "take_snapshot", looking)
+    monkeypatch.setattr(FileTaking, "take", looking)
     taken = await group(pool, *(each.volume_id for each in made))
     assert seen == [[True, True], [True, True]]
     assert not any(is_frozen(target) for target in targets)
@@ -70,7 +70,7 @@ async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) 
         group_snapshot_id=taken.group_snapshot_id, snapshot_ids=members
     )
     await cloning.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
-    assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
+    assert cloning.driver.snapshots.records.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
 
 
@@ -81,14 +81,13 @@ async def test_group_with_a_raw_device_in_use_is_point_in_time_with_reflinks(
     one, two = await cloning.create("one", block()), await cloning.create("two")
     await up(cloning, one.volume_id, raw=True)
     target = await up(cloning, two.volume_id)
-    backend = cloning.driver.stores.provisioning
-    take, seen = backend.take_snapshot, []
+    take, seen = FileTaking.take, []
 
-    def looking(image: protocol.Image) -> None:
+    def looking(self: FileTaking, image: protocol.Image) -> None:
         seen.append((image.volume_id, is_frozen(target)))
-        take(image)
+        take(self, image)
 
-    monkeypatch.setattr(backend, "take_snapshot", looking)
+    monkeypatch.setattr(FileTaking, "take", looking)
     await group(cloning, one.volume_id, two.volume_id)
     assert seen == [(two.volume_id, True), (one.volume_id, True)]
 
@@ -97,18 +96,17 @@ async def test_group_of_raw_devices_is_copied_again_after_a_write(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.stores.provisioning
-    take = backend.take_snapshot
+    take = FileTaking.take
     taken: list[str] = []
 
-    def interrupted(image: protocol.Image) -> None:
+    def interrupted(self: FileTaking, image: protocol.Image) -> None:
         if len(taken) == 1:  # between the two copies: the second would have what the first has not
             stamp(targets[0], b"earlier")
             stamp(targets[1], b"later")
         taken.append(image.volume_id)
-        take(image)
+        take(self, image)
 
-    monkeypatch.setattr(backend, "take_snapshot", interrupted)
+    monkeypatch.setattr(FileTaking, "take", interrupted)
     made = await group(cloning, *ids)
     assert taken == [*ids, *ids]
     by_source = {each.source_volume_id: each.snapshot_id for each in made.snapshots}
@@ -120,18 +118,17 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
     cloning: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, targets = await raw_pair(cloning)
-    backend = cloning.driver.stores.provisioning
-    take, number = backend.take_snapshot, itertools.count()
+    take, number = FileTaking.take, itertools.count()
 
-    def interrupted(image: protocol.Image) -> None:
-        take(image)
+    def interrupted(self: FileTaking, image: protocol.Image) -> None:
+        take(self, image)
         stamp(targets[0], b"%d" % next(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "take_snapshot", interrupted)
+        patched.setattr(FileTaking, "take", interrupted)
         with raised("GroupNeverIdle"):
             await group(cloning, *ids)
-    assert list(cloning.driver.snapshots.volume_snapshots.snapshot_records.ready()) == []
+    assert cloning.driver.snapshots.records.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
     await group(cloning, *ids)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.engines.files.provisioning import FileMaking
+from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
 from crust.blockdriver.snapshots import guest_freeze
 from crust.core import volumes
 from crust.host.block import devices, holders
@@ -67,7 +67,7 @@ class Scene:
 
     def left(self) -> list[str]:
         """What a failed copy must not leave."""
-        folders = ("state/snapshots", "state/groups", "run/freezes")
+        folders = ("state/snapshots", "run/freezes")
         found = [path.name for each in folders for path in (self.bench.root / each).iterdir()]
         return [*found, *pool_layout.snapshot_images(self.bench.root / "state")]
 
@@ -131,14 +131,13 @@ async def test_group_of_guest_and_host_volumes_is_frozen_before_the_first_copy(
     mounted_at = [*inside, await up(bench, made[2].volume_id)]
     for path in mounted_at:
         write(path, "file", b"file")
-    backend = bench.driver.stores.provisioning
-    take, seen = backend.take_snapshot, []
+    take, seen = FileTaking.take, []
 
-    def looking(image: protocol.Image) -> None:
+    def looking(self: FileTaking, image: protocol.Image) -> None:
         seen.append([is_frozen(path) for path in mounted_at])
-        take(image)
+        take(self, image)
 
-    monkeypatch.setattr(backend, "take_snapshot", looking)
+    monkeypatch.setattr(FileTaking, "take", looking)
     taken = await group(bench, *(each.volume_id for each in made))
     assert seen == [[True] * 3] * 3
     assert not any(is_frozen(path) for path in mounted_at)
@@ -155,18 +154,17 @@ def meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
 ) -> pytest.MonkeyPatch:
     """Have `act` happen while an image is copied."""
-    backend = scene.bench.driver.stores.provisioning
-    take, clone = backend.take_snapshot, FileMaking.clone
+    take, clone = FileTaking.take, FileMaking.clone
 
-    def taking(image: protocol.Image) -> None:
-        take(image)
+    def taking(self: FileTaking, image: protocol.Image) -> None:
+        take(self, image)
         act()
 
     def cloning(making: FileMaking, source: volumes.VolumeId, **sizes: int) -> None:
         clone(making, source, **sizes)
         act()
 
-    monkeypatch.setattr(backend, "take_snapshot", taking)
+    monkeypatch.setattr(FileTaking, "take", taking)
     monkeypatch.setattr(FileMaking, "clone", cloning)
     return monkeypatch
 

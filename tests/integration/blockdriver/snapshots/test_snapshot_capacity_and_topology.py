@@ -7,6 +7,7 @@ import pytest
 
 from crust.blockdriver.controller import topology
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.files.provisioning import FileTaking
 from crust.blockdriver.records import models
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
@@ -47,7 +48,7 @@ async def test_snapshot_does_not_use_reserved_capacity(small: Bench) -> None:
             await snapshot(small, volume_id)
         with raised("OutOfCapacity"):
             await group(small, volume_id)
-        folders = ("state/snapshots", "state/groups", "run/freezes")
+        folders = ("state/snapshots", "run/freezes")
         assert [path for each in folders for path in (small.root / each).iterdir()] == []
     await down(small, volume_id)
 
@@ -57,14 +58,14 @@ async def test_capacity_is_reserved_before_a_copy_starts(
 ) -> None:
     volume_id, _ = await filled(small, leave=100 * MIB)
     backend = small.driver.stores.provisioning
-    take, before = backend.take_snapshot, await available(small)
+    take, before = FileTaking.take, await available(small)
     meanwhile: list[int] = []
 
-    def looking(image: protocol.Image) -> None:
+    def looking(self: FileTaking, image: protocol.Image) -> None:
         meanwhile.append(small.driver.stores.capacity.available_bytes())
-        take(image)
+        take(self, image)
 
-    monkeypatch.setattr(backend, "take_snapshot", looking)
+    monkeypatch.setattr(FileTaking, "take", looking)
     await snapshot(small, volume_id)
     copied = 0 if backend.copies_at_once() else 64 * MIB
     assert before - meanwhile[0] >= copied
@@ -117,10 +118,8 @@ async def test_unreadable_snapshot_record_is_reported_and_kept(tmp_path: Path) -
     taken = await snapshot(bench, source.volume_id)
     made = await group(bench, source.volume_id)
     state = tmp_path / "state"
-    damaged = [
-        state / "snapshots" / f"{taken.snapshot_id}.json",
-        state / "groups" / f"{made.group_snapshot_id}.json",
-    ]
+    ids = (taken.snapshot_id, made.group_snapshot_id)
+    damaged = [pool_layout.snapshot_set(state, each) for each in ids]
     for path in damaged:
         path.write_bytes(b"{}")
     bench.restart()
@@ -161,6 +160,7 @@ async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     await group(bench, source.volume_id)
     pool = tmp_path / "state"
     orphan = pool_layout.snapshot_image(pool, bench.ids.snapshot_id("nobody"))
+    orphan.parent.mkdir()
     pool_layout.snapshot_image(pool, lost.snapshot_id).rename(orphan)
     bench.restart()
     health = await bench.driver.node.NodeGetStorageHealth(

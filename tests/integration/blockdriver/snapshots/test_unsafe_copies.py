@@ -13,8 +13,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.pool import PoolIdentityUnreadable
 from crust.blockdriver.engines.files.provisioning import FileMaking
 from crust.blockdriver.records import models
-from crust.blockdriver.snapshots import group_snapshot
-from crust.core import errors, operations, volumes
+from crust.core import errors, operations
 from crust.host.block import devices
 from crust.host.files import file_copy
 from crust.host.mounts import mount_api
@@ -238,13 +237,9 @@ async def test_restore_of_one_snapshot_in_parallel_blocks_its_deletion(
 async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volume(
     pool: Bench,
 ) -> None:
-    """An intent that a full disk kept from being removed; no answer ever named it."""
+    """What a crash has left has no record, and no answer ever named it."""
     one, other = await pool.create("one"), await pool.create("other")
-    volume_snapshots = pool.driver.snapshots.volume_snapshots
-    volume_id = volumes.VolumeId(one.volume_id)
-    volume_snapshots.snapshot_records.save(
-        volume_snapshots.plan(volume_id, pool.ids.snapshot_id("snap"), "snap")
-    )
+    _interrupt(pool, pool.ids.snapshot_id("snap"))
     taken = await snapshot(pool, other.volume_id)
     assert taken.source_volume_id == other.volume_id
     with raised("SnapshotNameTaken"):
@@ -253,9 +248,14 @@ async def test_snapshot_name_of_an_interrupted_snapshot_is_free_for_another_volu
 
 async def test_group_name_of_an_interrupted_group_is_free_for_other_volumes(pool: Bench) -> None:
     one, two, other = [(await pool.create(name)).volume_id for name in ("one", "two", "other")]
-    begun_with = sorted(map(volumes.VolumeId, (one, two)))
-    pool.driver.snapshots.groups.save(group_snapshot.plan(pool.ids, "g", begun_with))
+    _interrupt(pool, pool.ids.group_id("g"))
     taken = await group(pool, one, other)
     assert {each.source_volume_id for each in taken.snapshots} == {one, other}
     with raised("GroupNameTaken"):
         await group(pool, one, two)
+
+
+def _interrupt(pool: Bench, set_id: str) -> None:
+    half_made = pool.root / "state" / "snapshots" / f".new-{set_id}"
+    half_made.mkdir()
+    (half_made / "a.snap").touch()

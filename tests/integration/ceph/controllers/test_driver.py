@@ -96,8 +96,8 @@ class _Counted:
 
 async def _prepared(driver: Driver) -> tuple[volumes.VolumeId, str]:
     source = await created(driver, "source")
-    snapshot = await driver.snapshots.volume_snapshots.create("snapshot", source)
-    return source, snapshot.snapshot_id
+    snapshot = await driver.snapshots.create("snapshot", source)
+    return source, snapshot.set_id
 
 
 Work = Callable[[Driver, volumes.VolumeId, str], Awaitable[object]]
@@ -106,7 +106,9 @@ _WORKS: dict[str, Work] = {
     "create": lambda driver, *_: created(driver, "new"),
     "clone": lambda driver, source, _: created(driver, "new", Wanted("volume", source)),
     "restore": lambda driver, _, snapshot: created(driver, "new", Wanted("snapshot", snapshot)),
-    "snapshot": lambda driver, source, _: driver.snapshots.volume_snapshots.create("new", source),
+    "snapshot": lambda driver, source, _: driver.snapshots.create("new", source),
+    "group": lambda driver, source, _: _group(driver, source),
+    "delete group": lambda driver, source, _: _delete_group(driver, source),
     "delete": lambda driver, source, _: driver.controller_rules.provisioner.delete(source),
     "delete both": lambda driver, source, snapshot: _delete_both(driver, source, snapshot),
     "expand": lambda driver, source, _: driver.controller_rules.modifier.apply(
@@ -115,10 +117,22 @@ _WORKS: dict[str, Work] = {
 }
 
 
+async def _group(driver: Driver, source: volumes.VolumeId) -> list[str]:
+    """The snapshots of a group of two volumes."""
+    other = await created(driver, "other")
+    group = await driver.snapshots.create_group("group", [source, other])
+    return [each.snapshot_id for each in group.snapshots]
+
+
+async def _delete_group(driver: Driver, source: volumes.VolumeId) -> None:
+    members = await _group(driver, source)
+    driver.snapshots.delete_group(driver.stores.pool.ids.group_id("group"), members)
+
+
 async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) -> None:
     """The image of the volume is kept for its snapshot, and goes with it."""
     await driver.controller_rules.provisioner.delete(source)
-    driver.snapshots.volume_snapshots.delete(snapshot)
+    driver.snapshots.delete(snapshot)
 
 
 @pytest.mark.timeout(900)  # only a hang reaches it
@@ -150,7 +164,7 @@ async def _check_whole(driver: Driver, name: str) -> None:
     health = driver.controller_rules.health_check
     for volume_id in health.ids():
         assert not health.examine(volume_id).findings, name
-    snapshots = driver.snapshots.volume_snapshots.snapshot_records.ready()
+    snapshots = [each for _, each in driver.snapshots.page("", "")]
     kept = driver.stores.provisioning.snapshot_ids()
     assert kept == frozenset(each.snapshot_id for each in snapshots), name
     assert driver.stores.provisioning.unsettled() == (), name
@@ -167,16 +181,14 @@ async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_i
 ) -> None:
     first = controllers.start()
     volume_id = await created(first, "a")
-    taking = first.snapshots.volume_snapshots
-    taken = await taking.create("s", volume_id)
-    begun = taking.plan(volume_id, taking.pool.ids.snapshot_id("begun"), "begun")
-    taking.snapshot_records.save(begun)
+    taken = await first.snapshots.create("s", volume_id)
+    begun = first.stores.pool.ids.snapshot_id("begun")
+    first.stores.provisioning.sets.intents.begin(begun)  # type: ignore[attr-defined]
     second = controllers.start()
     assert second.stores.volume_records.ids() == (volume_id,)
     assert await created(second, "a") == volume_id
-    found = second.snapshots.volume_snapshots
-    assert found.find(taken.snapshot_id) == taken
-    assert found.snapshot_records.find(begun.id) is None
+    assert second.snapshots.find(taken.set_id) == (taken, taken.snapshots[0])
+    assert second.stores.provisioning.unsettled() == ()
 
 
 async def test_refused_delete_leaves_the_volume_ready(

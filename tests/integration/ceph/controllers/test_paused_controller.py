@@ -13,7 +13,7 @@ from crust.blockdriver.controller.modify_volume import Change
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.snapshots.content_source import Wanted
-from crust.blockdriver.snapshots.take_snapshot import ContentChanged
+from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding
 from crust.ceph.controller_lock import ControllerReplaced
 from crust.ceph.failures import CephClientBlocklisted
@@ -112,7 +112,7 @@ async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_i
     first = controllers.start()
     volume_id = await created(first, "a")
     if has_snapshot:
-        await first.snapshots.volume_snapshots.create("s", volume_id)
+        await first.snapshots.create("s", volume_id)
     removal = "rename" if has_snapshot else "trash_move"
     with paused(monkeypatch, removal) as pause:
         late = asyncio.create_task(first.controller_rules.provisioner.delete(volume_id))
@@ -157,20 +157,20 @@ async def test_paused_removal_of_a_snapshot_keeps_the_snapshot_that_replaced_it(
 ) -> None:
     first = controllers.start()
     volume_id = await created(first, "a")
-    deleting = first.snapshots.volume_snapshots
+    deleting = first.snapshots
     taken = await deleting.create("s", volume_id)
     with paused(monkeypatch, "remove_snap") as pause:
-        late = asyncio.create_task(asyncio.to_thread(deleting.delete, taken.snapshot_id))
+        late = asyncio.create_task(asyncio.to_thread(deleting.delete, taken.set_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        taking = second.snapshots.volume_snapshots
-        await asyncio.to_thread(taking.delete, taken.snapshot_id)
+        taking = second.snapshots
+        await asyncio.to_thread(taking.delete, taken.set_id)
         again = await taking.create("s", volume_id)
         pause.go_on.set()
         with pytest.raises(CephClientBlocklisted):
             await late
-    assert second.stores.provisioning.snapshot_ids() == {again.snapshot_id}
-    assert taking.find(again.snapshot_id) == again
+    assert second.stores.provisioning.snapshot_ids() == {again.set_id}
+    assert taking.find(again.set_id) == (again, again.snapshots[0])
 
 
 async def test_paused_removal_of_a_group_keeps_the_group_that_replaced_it(
@@ -178,16 +178,16 @@ async def test_paused_removal_of_a_group_keeps_the_group_that_replaced_it(
 ) -> None:
     first = controllers.start()
     ids = [await created(first, name) for name in ("a", "b")]
-    deleting = first.snapshots.group_snapshots
-    group, members = await deleting.create("g", ids)
-    member_ids = [each.id for each in members]
+    deleting = first.snapshots
+    group = await deleting.create_group("g", ids)
+    member_ids = [each.snapshot_id for each in group.snapshots]
     with paused(monkeypatch, "remove_snap") as pause:
-        late = asyncio.create_task(asyncio.to_thread(deleting.delete, group.id, member_ids))
+        late = asyncio.create_task(asyncio.to_thread(deleting.delete_group, group.id, member_ids))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        taking = second.snapshots.group_snapshots
-        await asyncio.to_thread(taking.delete, group.id, member_ids)
-        await taking.create("g", ids)
+        taking = second.snapshots
+        await asyncio.to_thread(taking.delete_group, group.id, member_ids)
+        await taking.create_group("g", ids)
         pause.go_on.set()
         with pytest.raises(CephClientBlocklisted):
             await late
@@ -235,13 +235,16 @@ async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answe
     """It would say that the volume was never written, and a volume made from it would be formatted."""
     driver = controllers.start()
     volume_id = await created(driver, "a")
-    content, taking = driver.stores.content_records, driver.snapshots.volume_snapshots
-    plan = taking.plan(volume_id, taking.pool.ids.snapshot_id("s"), "s")
-    content.save(content.load(volume_id).but(in_guest=True))
-    with pytest.raises(ContentChanged, match="given to a node"):
-        await taking.take([plan])
+    content, taking = driver.stores.content_records, driver.snapshots
+    with paused(monkeypatch, "create_snap") as pause:
+        late = asyncio.create_task(taking.create("s", volume_id))
+        assert await asyncio.to_thread(pause.reached.wait, 60)
+        content.save(content.load(volume_id).but(in_guest=True))
+        pause.go_on.set()
+        with pytest.raises(ContentChanged, match="given to a node"):
+            await late
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
-    assert (await taking.create("s", volume_id)).in_guest
+    assert (await taking.create("s", volume_id)).snapshots[0].in_guest
 
 
 async def test_volume_of_a_clone_whose_source_a_node_was_given_meanwhile_is_not_answered(
@@ -265,7 +268,7 @@ async def test_volume_of_a_clone_whose_source_a_node_was_given_meanwhile_is_not_
 async def test_calls_of_one_controller_wait_for_each_other(controllers: Controllers) -> None:
     driver = controllers.start()
     volume_id = await created(driver, "a")
-    taking = driver.snapshots.volume_snapshots
+    taking = driver.snapshots
     taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
     with driver.workers.used():
         await asyncio.gather(*(asyncio.to_thread(taking.delete, each.id) for each in taken))

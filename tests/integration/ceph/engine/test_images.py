@@ -30,12 +30,14 @@ from tests.support.ceph.rbd_images import (
     B,
     ceph_text,
     create,
+    drop,
     id_of,
     made_source,
     names,
     note_removal,
     read,
     snapshot_of,
+    take,
     trash,
     volume,
     write,
@@ -88,8 +90,8 @@ def test_volume_that_is_noted_as_half_made_and_was_used_since_is_kept(
     content = engine.lifecycle.content
     create(engine, A, SIZE)
     write(guest, A, b"data")
-    content.save(A, b"formatted", previous=content.load(A))
-    engine.lifecycle.intents.begin_removal(A, b"a volume")
+    content.save(A, b"formatted", previous=b"its content")
+    engine.lifecycle.intents.begin_removal(A, b"a volume", b"a volume")
     engine.lifecycle.intents.end(A)
     engine.lifecycle.intents.begin(A)
     for call in (engine.settle, engine.remove, lambda _: create(engine, A, SIZE)):
@@ -270,9 +272,9 @@ def test_trash_keeps_an_image_for_its_time_and_it_can_be_restored(
     create(keeping, A, SIZE)
     keeping.remove(A)
     create(keeping, B, SIZE)
-    keeping.take_snapshot(snapshot_of(B, "s"))
+    take(keeping, snapshot_of(B, "s"))
     keeping.remove(B)
-    keeping.delete_snapshot(snapshot_of(B, "s"))
+    drop(keeping, snapshot_of(B, "s"))
     engine.background.look()
     entries = {each["name"]: each["id"] for each in engine.place.images.trash_list(guest)}
     assert {images.volume_of(each) for each in entries} == {A, B}
@@ -363,18 +365,18 @@ def test_image_that_is_being_deleted_is_taken_by_nobody(
     """To rename an image librbd does not look whether a client has it open."""
     create(engine, A, SIZE)
     if has_snapshot:
-        engine.take_snapshot(snapshot_of(A, "s"))
+        take(engine, snapshot_of(A, "s"))
     images, refused = engine.place.images, list[str]()
     image = ClusterImage(engine.place.connection, guest, A)
     host = claims.Host("node-a", "machine-a")
 
-    def take() -> None:
+    def claim() -> None:
         with pytest.raises(claims.ImageClaimed, match="which deletes the volume") as caught:
             claims.take(image, Mode.WRITER, host, "sandbox", "vm")
         refused.append(str(caught.value))
 
     with monkeypatch.context() as patch:
-        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, take)))
+        patch.setattr(binding.Binding, "images", property(lambda _: _Before(images, claim)))
         engine.remove(A)
     assert len(refused) == 1
     create(engine, A, SIZE)

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
+from crust.blockdriver.engines.rbd.intents import Intents
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadable
-from crust.blockdriver.engines.rbd.records import RbdRecords, object_name, store
+from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
 from crust.ceph import omap
 from crust.ceph.connection import Connection
 from crust.ceph.failures import CephNamespaceMissing
@@ -45,7 +46,7 @@ def pool(place: Place) -> RbdPool:
 @pytest.mark.parametrize("kind", [RecordKind.VOLUMES, RecordKind.CONTENT])
 @pytest.mark.parametrize("check", record_store_contract.CHECKS, ids=lambda each: each.__name__)
 def test_records_keep_to_the_contract_of_stores(
-    check: Callable[[record_store_contract.Maker], None],
+    check: Callable[[record_store_contract.Maker, record_store_contract.Make], None],
     kind: RecordKind,
     pool: RbdPool,
     connection: Connection,
@@ -54,14 +55,28 @@ def test_records_keep_to_the_contract_of_stores(
 ) -> None:
     """Each store is another controller's."""
     both = iter([connection, other] * 8)
-    check(lambda: store(Place(next(both), POOL, namespace), kind))
+
+    def make(key: str, data: bytes) -> None:
+        place = Place(connection, POOL, namespace)
+        if kind is RecordKind.CONTENT:
+            RbdContentRecords(place).make(key, data)
+        else:
+            _make(place, key, data)
+
+    check(lambda: store(Place(next(both), POOL, namespace), kind), make)
+
+
+def _make(place: Place, key: str, data: bytes) -> None:
+    intents = Intents(place, RecordKind.VOLUMES)
+    intents.begin(key)
+    intents.commit(key, data)
 
 
 def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -> None:
     """librados compares the omap values of the binding as text, and counts characters."""
     records = RbdRecords(place, RecordKind.VOLUMES)
     first, second = "é\0€".encode(), b"\xff\x00" * 100
-    records.save("a", first, previous=None)
+    _make(place, "a", first)
     records.save("a", second, previous=first)
     assert records.load("a") == second
 
@@ -81,8 +96,8 @@ def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place
         ioctx.remove_object(object_name(RecordKind.VOLUMES))
     for act in (
         records.ids,
-        lambda: records.save("a", b"1", previous=None),
-        lambda: records.remove("a"),
+        lambda: records.save("a", b"1", previous=b"0"),
+        lambda: Intents(place, RecordKind.VOLUMES).begin("a"),
     ):
         with pytest.raises(PoolAbsent):
             act()

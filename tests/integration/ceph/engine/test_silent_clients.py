@@ -25,9 +25,11 @@ from tests.support.ceph.rbd_images import (
     D,
     clone,
     create,
+    drop,
     lock_owners,
     restore,
     snapshot_of,
+    take,
     wait_until_forgotten,
 )
 
@@ -41,7 +43,7 @@ def test_silent_client_is_not_cut_off_by_a_change(
     with writer.running(ceph, namespace, A) as client:
         with client.frozen():
             changes: tuple[Callable[[], None], ...] = (
-                lambda: engine.take_snapshot(snapshot),
+                lambda: take(engine, snapshot),
                 lambda: engine.grow(A, 2 * SIZE),
                 lambda: clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE),
                 lambda: RbdLimits(engine.place).set_limits(A, volumes.IoLimits(write_iops=100)),
@@ -51,7 +53,7 @@ def test_silent_client_is_not_cut_off_by_a_change(
             for change in changes:
                 with pytest.raises(RbdClientSilent, match="127"):
                     change()
-        engine.take_snapshot(snapshot)
+        take(engine, snapshot)
         client.write(b"it goes on")
     assert engine.snapshot_ids() == frozenset({snapshot.snapshot_id})
 
@@ -88,12 +90,12 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
         with client.frozen(), monkeypatch.context() as patch:
             _answered_before(patch)
             with pytest.raises(RbdClientSilent):
-                engine.take_snapshot(snapshot)
+                take(engine, snapshot)
             if is_forgotten:
                 wait_until_forgotten(engine, A)
             assert lock_owners(engine, A) == owners
         client.write(b"it goes on")
-        _until_not_busy(lambda: engine.take_snapshot(snapshot))
+        _until_not_busy(lambda: take(engine, snapshot))
         restore(engine, B, snapshot, SIZE)
         client.write(b"later")
         assert lock_owners(engine, A) == owners
@@ -110,7 +112,7 @@ def test_client_that_falls_silent_after_it_was_asked_keeps_its_lock_and_goes_on(
     [
         (lambda engine: engine.grow(B, 2 * SIZE), 1),
         (lambda engine: clone(engine, C, B, source_bytes=SIZE, size_bytes=SIZE), 2),
-        (lambda engine: engine.delete_snapshot(snapshot_of(B, "first")), 1),
+        (lambda engine: drop(engine, snapshot_of(B, "first")), 1),
         (lambda engine: RbdLimits(engine.place).set_limits(B, volumes.IoLimits(write_iops=100)), 1),
         (lambda engine: engine.background._flatten(B, b""), 1),
         (lambda engine: engine.remove(D), 1),
@@ -127,7 +129,7 @@ def test_no_change_breaks_the_lock_of_a_client_that_stops_answering_after_it_was
 ) -> None:
     create(engine, A, SIZE)
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
-    engine.take_snapshot(snapshot_of(B, "first"))
+    take(engine, snapshot_of(B, "first"))
     _leave_clone_begun(engine, B, D)
     monkeypatch.setattr(background, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
@@ -158,7 +160,7 @@ def test_lock_is_not_broken_while_no_monitor_can_end_the_change(
         with client.frozen(), ceph.mon.frozen(), monkeypatch.context() as patch:
             _answered_before(patch)
             with pytest.raises(errors.CrustError):
-                engine.take_snapshot(snapshot_of(A, "while it is paused"))
+                take(engine, snapshot_of(A, "while it is paused"))
         assert lock_owners(engine, A) == owners
         client.write(b"it goes on")
 
@@ -213,7 +215,7 @@ def test_controller_that_cut_itself_off_has_its_new_address_in_the_lock_before_i
         with client.frozen(), monkeypatch.context() as patch:
             _answered_before(patch)
             with pytest.raises(RbdClientSilent):
-                engine.take_snapshot(snapshot_of(A, "while it is paused"))
+                take(engine, snapshot_of(A, "while it is paused"))
         after = engine.place.connection.address()
         with engine.place.ioctx("cannot read") as ioctx:
             assert controller_lock.read(ioctx).split()[0] == after != before

@@ -6,6 +6,7 @@ import pytest
 
 from crust.blockdriver.engines.protocol import NoChangeTracking, Region, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
+from crust.core import volumes
 from tests.support.ceph.rbd_images import (
     OBJECT,
     SIZE,
@@ -14,22 +15,26 @@ from tests.support.ceph.rbd_images import (
     C,
     ceph_text,
     create,
+    drop,
     id_of,
     names,
     note_removal,
     read,
     restore,
     snapshot_of,
+    take,
     trash,
     write,
 )
+
+SET = volumes.VolumeId("0123456789abcdef-group-" + "0" * 40)
 
 
 def test_snapshot_and_restore_keep_the_moment(engine: RbdProvisioning, guest: Any) -> None:
     create(engine, A, SIZE)
     write(guest, A, b"before")
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
+    take(engine, first)
     write(guest, A, b"later!")
     restore(engine, B, first, 2 * SIZE)
     assert (read(guest, B, 6), read(guest, A, 6)) == (b"before", b"later!")
@@ -44,13 +49,13 @@ def test_snapshot_outlives_its_volume_and_the_name_is_free(
     create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
+    take(engine, first)
     engine.remove(A)
     assert engine.image_ids() == frozenset()
     create(engine, A, SIZE)
     write(guest, A, b"again")
     second = snapshot_of(A, "second")
-    engine.take_snapshot(second)
+    take(engine, second)
     engine.remove(A)
     restore(engine, B, first, SIZE)
     restore(engine, C, second, SIZE)
@@ -58,7 +63,7 @@ def test_snapshot_outlives_its_volume_and_the_name_is_free(
     with pytest.raises(NoChangeTracking):
         engine.changed(first, second)
     for each in (first, second, second):
-        engine.delete_snapshot(each)
+        drop(engine, each)
     with pytest.raises(SnapshotMissing):
         restore(engine, A, first, SIZE)
     engine.background.look()
@@ -79,7 +84,7 @@ def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
     create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
+    take(engine, first)
     image_id = id_of(guest, A)
     if is_renamed:
         engine.remove(A)
@@ -98,9 +103,11 @@ def test_delete_that_was_cut_off_while_it_put_the_image_aside_is_finished(
 def test_snapshot_is_taken_again_under_its_name(engine: RbdProvisioning, guest: Any) -> None:
     create(engine, A, SIZE)
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
-    write(guest, A, b"later")
-    engine.take_snapshot(first)
+    with engine.taking(first.snapshot_id, [first]) as taking:
+        taking.take(first)
+        write(guest, A, b"later")
+        taking.take(first)
+        taking.commit(b"a set")
     restore(engine, B, first, SIZE)
     assert read(guest, B, 5) == b"later"
 
@@ -113,13 +120,13 @@ def test_snapshot_whose_removal_was_cut_off_leaves_nothing(
 
     create(engine, A, SIZE)
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
+    take(engine, first)
     with rbd.Image(guest, A) as image:
         [snapshot] = image.list_snaps()
     header = f"rbd_header.{id_of(guest, A)}"
     guest.execute(header, "rbd", "snapshot_trash_add", snapshot["id"].to_bytes(8, "little"))
     assert engine.snapshot_ids() == frozenset(), "it is hidden"
-    engine.delete_snapshot(first)
+    drop(engine, first)
     with rbd.Image(guest, A) as image:
         assert list(image.list_snaps()) == []
 
@@ -130,10 +137,10 @@ def test_hidden_snapshot_of_which_a_clone_reads_stays(engine: RbdProvisioning, g
     create(engine, A, SIZE)
     write(guest, A, b"first")
     first = snapshot_of(A, "first")
-    engine.take_snapshot(first)
+    take(engine, first)
     restore(engine, B, first, SIZE)
-    engine.delete_snapshot(first)
-    engine.delete_snapshot(first)
+    drop(engine, first)
+    drop(engine, first)
     assert read(guest, B, 5) == b"first"
     with rbd.Image(guest, A) as image:
         assert len(list(image.list_snaps())) == 1
@@ -145,9 +152,9 @@ def test_changed_and_allocated_blocks_are_whole_objects(
     create(engine, A, SIZE)
     write(guest, A, b"x", OBJECT + 5)
     first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
-    engine.take_snapshot(first)
+    take(engine, first)
     write(guest, A, b"y", 3 * OBJECT)
-    engine.take_snapshot(second)
+    take(engine, second)
     write(guest, A, b"z", 0)
     assert engine.allocated(first) == (Region(OBJECT, OBJECT),)
     assert [each.offset for each in engine.allocated(second)] == [OBJECT, 3 * OBJECT]
@@ -162,10 +169,10 @@ def test_discarded_blocks_differ(engine: RbdProvisioning, guest: Any) -> None:
     create(engine, A, SIZE)
     write(guest, A, b"x" * OBJECT)
     first, second = snapshot_of(A, "first"), snapshot_of(A, "second")
-    engine.take_snapshot(first)
+    take(engine, first)
     with rbd.Image(guest, A) as image:
         image.discard(0, OBJECT)
-    engine.take_snapshot(second)
+    take(engine, second)
     assert engine.changed(first, second) == (Region(0, OBJECT),)
 
 
@@ -173,7 +180,36 @@ def test_write_since_the_snapshot_is_seen_exactly(engine: RbdProvisioning, guest
     create(engine, A, SIZE)
     write(guest, A, b"before")
     taken = snapshot_of(A, "taken")
-    engine.take_snapshot(taken)
-    assert not engine.moved_on(taken)
+    take(engine, taken)
+    assert not engine.snapshots.moved_on(taken)
     write(guest, A, b"after")
-    assert engine.moved_on(taken)
+    assert engine.snapshots.moved_on(taken)
+
+
+def test_set_that_is_not_committed_leaves_nothing(engine: RbdProvisioning) -> None:
+    for volume_id in (A, B):
+        create(engine, volume_id, SIZE)
+    group = [snapshot_of(each, each) for each in (A, B)]
+    with engine.taking(SET, group) as taking:
+        for image in group:
+            taking.take(image)
+        assert (engine.unsettled(), len(engine.snapshots.ids())) == ((SET,), 2)
+    assert (engine.unsettled(), engine.snapshots.ids()) == ((), frozenset())
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_removal_that_was_cut_off_is_finished_by_a_settlement_or_the_next_call(
+    engine: RbdProvisioning, *, is_settled: bool
+) -> None:
+    create(engine, A, SIZE)
+    first = snapshot_of(A, "first")
+    take(engine, first)
+    noted = f"{A} {first.snapshot_id}".encode()
+    engine.sets.intents.begin_removal(first.snapshot_id, b"a set", noted)
+    assert engine.snapshot_ids() == frozenset(), "it is gone"
+    if is_settled:
+        engine.settle(volumes.VolumeId(first.snapshot_id))
+        assert engine.snapshots.ids() == frozenset()
+    take(engine, first)
+    assert engine.unsettled() == ()
+    assert engine.snapshot_ids() == {first.snapshot_id}

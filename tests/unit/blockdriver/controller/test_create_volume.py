@@ -15,7 +15,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.capability_check import AboveLimit
-from crust.blockdriver.snapshots import take_snapshot
+from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.content_source import Wanted
 from crust.core import deferral_keys, errors, volumes
 from crust.core.pool_ids import PoolIds
@@ -373,7 +373,7 @@ async def test_clone_of_a_volume_whose_content_record_changed_during_the_copy_is
 
     monkeypatch.setattr(MemoryMaking, "clone", cloned)
     monkeypatch.setattr(backend, "copies_at_once", lambda: True, raising=False)
-    with pytest.raises(take_snapshot.ContentChanged):
+    with pytest.raises(snapshot_sets.ContentChanged):
         await provisioner.create(wanted)
     copy_id = state.stores.pool.ids.volume_id("copy")
     assert state.stores.volume_records.find(copy_id) is None

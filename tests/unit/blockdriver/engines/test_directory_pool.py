@@ -9,7 +9,7 @@ from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.files import memory_beside, pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.core import errors
-from crust.core.pool_ids import PoolIds
+from crust.core.pool_ids import PoolIds, set_of
 from crust.host.files import durable
 from crust.host.files.held_directory import DirectoryReplaced
 from tests.support.faults import crashes
@@ -57,6 +57,9 @@ def test_member_id_is_that_of_no_single_snapshot() -> None:
     member = IDS.member_id("g", volume_id)
     names = ["g", f"g{volume_id}", f"g/{volume_id}", volume_id, f"g {volume_id}"]
     assert member not in {IDS.snapshot_id(name) for name in names}
+    assert (IDS.is_snapshot_id(member), IDS.is_set_id(member)) == (True, False)
+    assert set_of(member) == IDS.group_id("g")
+    assert set_of(IDS.snapshot_id("g")) == IDS.snapshot_id("g")
     assert member != IDS.member_id("g", IDS.volume_id("w"))
     assert member != IDS.member_id("h", volume_id)
 
@@ -73,7 +76,7 @@ def test_pool_identity_is_made_once_and_read_after_that(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["volumes/a", "volumes/.new-a", "snapshots/a.json", "snapshots/a.snap", "groups/a.json"],
+    ["volumes/a", "volumes/.new-a", "snapshots/a.json", "snapshots/.new-a"],
 )
 def test_pool_that_holds_anything_gets_no_new_identity(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

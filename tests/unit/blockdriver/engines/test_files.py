@@ -10,7 +10,12 @@ import pytest
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, protocol
-from crust.blockdriver.engines.files.directories import VolumeDirectories
+from crust.blockdriver.engines.files.directories import (
+    Directories,
+    Staged,
+    VolumeDirectories,
+    image_in,
+)
 from crust.blockdriver.engines.files.records import Reserve
 from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.pool_store import RecordKind
@@ -33,9 +38,15 @@ from tests.support.runtimes.fake_guests import FakeGuests
 
 @pytest.mark.parametrize("check", record_store_contract.CHECKS)
 def test_record_files_keep_to_the_contract_of_stores(
-    tmp_path: Path, check: Callable[[record_store_contract.Maker], None]
+    tmp_path: Path, check: Callable[[record_store_contract.Maker, record_store_contract.Make], None]
 ) -> None:
-    check(lambda: file_records(tmp_path / "records"))
+    directory = tmp_path / "records"
+
+    def make(key: str, data: bytes) -> None:
+        (directory / key).mkdir()
+        (directory / key / "record.json").write_bytes(data)
+
+    check(lambda: file_records(directory), make)
 
 
 def test_files_spare_a_hundredth_of_the_pool_and_at_least_64_mib(tmp_path: Path) -> None:
@@ -56,14 +67,18 @@ def directories(tmp_path: Path) -> VolumeDirectories:
     return VolumeDirectories(tmp_path / "volumes", IDS.is_volume_id, Reserve(tmp_path / "reserve"))
 
 
+def _fill(staged: Staged) -> None:
+    Path(image_in(staged.path, VOLUME)).touch()
+
+
 def test_volume_that_is_not_committed_leaves_nothing(tmp_path: Path) -> None:
     made = directories(tmp_path)
     with made.making(VOLUME) as staged:
-        Path(staged.image).touch()
+        _fill(staged)
         assert (made.ids(), made.unsettled()) == (frozenset(), (VOLUME,))
     assert pool_layout.files(tmp_path) == set()
     with made.making(VOLUME) as staged:
-        Path(staged.image).touch()
+        _fill(staged)
         staged.commit(RECORDS)
     assert pool_layout.files(tmp_path) == pool_layout.files_of(tmp_path, [VOLUME])
 
@@ -76,7 +91,7 @@ def test_volume_whose_name_may_not_be_durable_is_taken_back(
 
     def make() -> None:
         with made.making(VOLUME) as staged:
-            Path(staged.image).touch()
+            _fill(staged)
             staged.commit(RECORDS)
 
     with pytest.raises(errors.CrustError):
@@ -89,7 +104,7 @@ def test_removal_that_failed_at_its_sync_is_synced_by_the_retry(
 ) -> None:
     made = directories(tmp_path)
     with made.making(VOLUME) as staged:
-        Path(staged.image).touch()
+        _fill(staged)
         staged.commit(RECORDS)
     with monkeypatch.context() as patch:
         _fail_syncs_of(tmp_path / "volumes", patch)
@@ -148,34 +163,35 @@ def test_removal_that_could_not_free_the_space_is_finished_by_a_settlement(
 
 
 SIZE = 8192
-IMAGE = Image("snap", volumes.VolumeId("v"), SIZE)
+IMAGE = Image(IDS.snapshot_id("snap"), volumes.VolumeId("v"), SIZE)
 
 
-def take(snapshots: FileSnapshots, volume: Path, device: str) -> None:
-    snapshots.take(IMAGE, volume, device)
+def take(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
+    snapshots.take(IMAGE, paths["snap"], paths["v.img"], str(paths["device"]))
 
 
-def moved_on(snapshots: FileSnapshots, volume: Path, device: str) -> None:
-    snapshots.moved_on(IMAGE, volume, device)
+def moved_on(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
+    snapshots.moved_on(paths["snap"], paths["v.img"], str(paths["device"]))
 
 
-def clone(snapshots: FileSnapshots, volume: Path, device: str) -> None:
-    target = volume.with_suffix(".copy")
-    snapshots.clone(volume, device, target, source_bytes=SIZE, size_bytes=SIZE)
+def clone(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
+    target, device = paths["v.img"].with_suffix(".copy"), str(paths["device"])
+    snapshots.clone(paths["v.img"], device, target, source_bytes=SIZE, size_bytes=SIZE)
 
 
 @pytest.mark.parametrize("call", [take, moved_on, clone])
 def test_the_device_is_written_back_before_its_file_is_copied_or_compared(
-    tmp_path: Path, call: Callable[[FileSnapshots, Path, str], None]
+    tmp_path: Path, call: Callable[[FileSnapshots, dict[str, Path]], None]
 ) -> None:
-    volume, device, snapshot = (tmp_path / name for name in ("v.img", "device", "snap.snap"))
-    for path in (volume, device, snapshot):
+    paths = {name: tmp_path / name for name in ("v.img", "device", "snap")}
+    for path in paths.values():
         path.write_bytes(b"x" * SIZE)
-    snapshots = FileSnapshots(tmp_path)
+    reserve = Reserve(tmp_path / "reserve")
+    snapshots = FileSnapshots(Directories(tmp_path, RecordKind.SNAPSHOTS, IDS.is_set_id, reserve))
     assert snapshots.by_reference in (True, False)  # tried before the calls are recorded
     with recorded() as steps:
-        call(snapshots, volume, str(device))
-    assert steps[0] == ("sync", str(device))
+        call(snapshots, paths)
+    assert steps[0] == ("sync", str(paths["device"]))
 
 
 # An engine whose images only hypervisors open: calls that need no host device work, the others are refused.
@@ -245,9 +261,7 @@ async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> 
     await driver.collect_garbage()
     assert driver.stores.access.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
-    await driver.snapshots.volume_snapshots.create(
-        "again", driver.stores.pool.ids.volume_id("clone")
-    )
+    await driver.snapshots.create("again", driver.stores.pool.ids.volume_id("clone"))
 
 
 async def test_snapshot_freezes_a_guest_that_opens_the_image(
@@ -282,10 +296,9 @@ async def test_group_of_volumes_that_other_nodes_use_is_copied_until_none_is_wri
     assert isinstance(backend, MemoryBackend)
     ids = sorted([await create(driver, "one"), await create(driver, "two")])
     backend.is_used_elsewhere, backend.written = True, [{ids[0]}, {ids[0]}]
-    group, taken = await driver.snapshots.group_snapshots.create("group", ids)
-    assert (group.phase, [each.phase for each in taken]) == ("ready", ["ready", "ready"])
+    group = await driver.snapshots.create_group("group", ids)
     assert backend.taken == [*ids, *ids, *ids]
-    assert backend.snapshot_ids() == {each.snapshot_id for each in taken}
+    assert backend.snapshot_ids() == {each.snapshot_id for each in group.snapshots}
 
 
 async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
@@ -296,7 +309,7 @@ async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
     ids = sorted([await create(driver, "one"), await create(driver, "two")])
     backend.is_used_elsewhere, backend.written = True, [set(ids)] * 8
     with raised("GroupNeverIdle", match=ids[0]):
-        await driver.snapshots.group_snapshots.create("group", ids)
+        await driver.snapshots.create_group("group", ids)
     assert backend.snapshot_ids() == frozenset()
 
 

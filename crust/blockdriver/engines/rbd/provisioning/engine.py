@@ -5,10 +5,11 @@ takes (`crust.ceph.user.Timeouts`), and raises the errors of `crust.ceph.failure
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image, PoolSpace, Region
 from crust.blockdriver.engines.rbd.intents import Intents
 from crust.blockdriver.engines.rbd.place import Place
@@ -18,10 +19,15 @@ from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
 from crust.blockdriver.engines.rbd.provisioning.ended_claims import EndedClaims
 from crust.blockdriver.engines.rbd.provisioning.images import ORDER_BYTES, VolumeImages
 from crust.blockdriver.engines.rbd.provisioning.lifecycle import RbdMaking, VolumeLifecycle
-from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
+from crust.blockdriver.engines.rbd.provisioning.snapshots import (
+    RbdSnapshots,
+    RbdTaking,
+    SnapshotSets,
+)
 from crust.blockdriver.engines.rbd.provisioning.space import CephSpace
 from crust.blockdriver.engines.rbd.records import RbdContentRecords
 from crust.core import errors, volumes
+from crust.core.pool_ids import set_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +51,7 @@ class RbdProvisioning:
     lifecycle: VolumeLifecycle
     images: VolumeImages
     snapshots: RbdSnapshots
+    sets: SnapshotSets
     copies: RbdCopies
     capacity: CephSpace
     background: BackgroundWork
@@ -61,15 +68,14 @@ class RbdProvisioning:
         return MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
 
     def open(self) -> None:
-        """Settle the volumes, and begin the background work."""
-        for volume_id in self.unsettled():
+        """Settle volumes and snapshots, and begin the background work."""
+        for each in self.unsettled():
             try:
-                self.lifecycle.settle(volume_id)
+                self._settle(each)
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                extra = {"volume_id": volume_id, "error": err}
-                _log.warning("an unfinished volume stays", extra=extra)
+                _log.warning("what is unfinished stays", extra={"id": each, "error": err})
         self.background.start()
         self.ended_claims.start()
 
@@ -101,14 +107,30 @@ class RbdProvisioning:
         self.lifecycle.remove(volume_id)
         self.background.wake()
 
+    @contextmanager
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[RbdTaking]:
+        """After an intent."""
+        with self.sets.taking(set_id, images) as taking:
+            yield taking
+        self.background.wake()
+
+    def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
+        """After an intent. Volumes that were made from it keep what they share with it."""
+        self.sets.remove(set_id, images)
+        self.background.wake()
+
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the intents."""
-        return tuple(map(volumes.VolumeId, self.lifecycle.intents.ids()))
+        return self.lifecycle.intents.ids() + self.sets.intents.ids()
 
-    def settle(self, volume_id: volumes.VolumeId) -> None:
-        """Go on after a kill: one read where there is no intent."""
-        self.lifecycle.settle(volume_id)
+    def settle(self, thing_id: volumes.VolumeId) -> None:
+        """Go on after a kill."""
+        self._settle(thing_id)
         self.background.wake()
+
+    def _settle(self, thing_id: volumes.VolumeId) -> None:
+        self.lifecycle.settle(thing_id)
+        self.sets.settle(thing_id)
 
     def grow(self, volume_id: volumes.VolumeId, size_bytes: int) -> None:
         """Grow; whoever has it open is told by librbd."""
@@ -125,11 +147,12 @@ class RbdProvisioning:
     def image_ids(self) -> frozenset[volumes.VolumeId]:
         """Of one listing, and the intents after it: what was begun since is in none of both."""
         found = self.images.image_ids()
-        return found.difference(self.unsettled())
+        return found.difference(self.lifecycle.intents.ids())
 
     def snapshot_ids(self) -> frozenset[str]:
-        """By opening every image: 8 ms each."""
-        return self.snapshots.ids()
+        """By opening every image, 8 ms each, and the intents after it."""
+        found, unsettled = self.snapshots.ids(), frozenset(self.sets.intents.ids())
+        return frozenset(each for each in found if set_of(each) not in unsettled)
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The image's size."""
@@ -151,23 +174,10 @@ class RbdProvisioning:
         """In the volume's image, or in one that was kept aside for it."""
         self.snapshots.check(image)
 
-    def take_snapshot(self, image: Image) -> None:
-        """A snapshot of RBD."""
-        self.snapshots.take(image)
-
     @property
     def is_used_elsewhere(self) -> bool:
         """By the guests and kernels of all nodes."""
         return True
-
-    def moved_on(self, image: Image) -> bool:
-        """By the object map."""
-        return self.snapshots.moved_on(image)
-
-    def delete_snapshot(self, image: Image) -> None:
-        """Volumes that were made from it keep what they share with it."""
-        self.snapshots.delete(image)
-        self.background.wake()
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
         """Whole objects, of 4 MiB."""
@@ -183,12 +193,15 @@ def provisioning(place: Place, trash_keep_s: int = 0) -> RbdProvisioning:
     images = VolumeImages(place, trash_keep_s)
     snapshots = RbdSnapshots(place, images)
     copies = RbdCopies(place, images, snapshots)
-    lifecycle = VolumeLifecycle(Intents(place), RbdContentRecords(place), images, copies)
+    lifecycle = VolumeLifecycle(
+        Intents(place, RecordKind.VOLUMES), RbdContentRecords(place), images, copies
+    )
     return RbdProvisioning(
         place,
         lifecycle,
         images,
         snapshots,
+        SnapshotSets(Intents(place, RecordKind.SNAPSHOTS), snapshots),
         copies,
         CephSpace(place),
         BackgroundWork(place, copies),

@@ -8,7 +8,6 @@ the next start, ends it as removed. What was half made goes only if nobody has u
 the image, restored from a backup. A removal that finds a user of the image, who came before the claim, is taken back.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ from crust.blockdriver.engines.protocol import (
     StillAttached,
     orphan_image,
 )
-from crust.blockdriver.engines.rbd.intents import Intents, State
+from crust.blockdriver.engines.rbd.intents import Intents, State, undone
 from crust.blockdriver.engines.rbd.provisioning.copies import RbdCopies
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.engines.rbd.records import RbdContentRecords
 from crust.core import errors, volumes
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +43,8 @@ class VolumeLifecycle:
             raise orphan_image(volume_id, "an image of that name")
         self.intents.begin(volume_id)
         making = RbdMaking(self, volume_id)
-        try:
+        with undone(volume_id, making, lambda: self.settle(volume_id)):
             yield making
-        except Exception:
-            self._settle_or_log(volume_id)
-            raise
-        if not making.is_committed:
-            self.settle(volume_id)
-
-    def _settle_or_log(self, volume_id: volumes.VolumeId) -> None:
-        """What fails is left to a later `settle`, and does not hide the caller's error."""
-        try:
-            self.settle(volume_id)
-        except errors.CrustError as err:
-            extra = {"volume_id": volume_id, "error": err}
-            _log.warning("a volume that is half made stays for now", extra=extra)
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """See `Provisioning.remove`."""
@@ -69,7 +53,7 @@ class VolumeLifecycle:
             self._settle(volume_id, state)
             return
         self.images.check_removable(volume_id)
-        self.intents.begin_removal(volume_id, state.record)
+        self.intents.begin_removal(volume_id, state.record, state.record)
         self._finish_removal(volume_id, state.record)
 
     def settle(self, volume_id: volumes.VolumeId) -> None:
@@ -77,10 +61,10 @@ class VolumeLifecycle:
         self._settle(volume_id, self.intents.state(volume_id))
 
     def _settle(self, volume_id: volumes.VolumeId, state: State) -> None:
-        if state.is_half_made:
+        if state.making is not None:
             self._undo(volume_id)
-        elif state.removed is not None:
-            self._finish_removal(volume_id, state.removed)
+        elif state.removing is not None:
+            self._finish_removal(volume_id, state.removing)
 
     def _undo(self, volume_id: volumes.VolumeId) -> None:
         if not self.content.is_first(volume_id):

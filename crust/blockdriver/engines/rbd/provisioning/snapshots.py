@@ -1,4 +1,4 @@
-"""Snapshots of images, one after the other for a group, and what differs between two.
+"""Snapshots of images, the sets that they are taken and removed in, and what differs between two.
 
 A snapshot of a volume is a snapshot of its image, named by the snapshot's id. It takes the same time whatever the
 image holds, and stays when the volume is deleted: the image is then kept aside (`images`). A snapshot with clones can
@@ -8,9 +8,17 @@ be deleted: RBD keeps it in a namespace of its own until the last clone is flatt
 not be made from one. So the members are ordinary snapshots, taken one after the other and compared with their images
 (`moved_on`). The object map says exactly whether a client has written since, because a client writes it before the
 first write to an object.
+
+*Sets.* The intent has the snapshots of a set (`intents`), and is there before the first of them. So what a crash
+leaves is removed by it, and a set that is half removed is removed to its end.
+
+    take      intent; snapshots; in one operation the record for the intent
+    remove    in one operation an intent for the record; snapshots; no intent
 """
 
 import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Image as Snapshot
@@ -20,6 +28,7 @@ from crust.blockdriver.engines.protocol import (
     Region,
     SnapshotMissing,
 )
+from crust.blockdriver.engines.rbd.intents import Intents, undone
 from crust.blockdriver.engines.rbd.place import Place, ignoring
 from crust.blockdriver.engines.rbd.provisioning import image_change
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, hidden, user_snapshots
@@ -45,7 +54,7 @@ class RbdSnapshots:
         return frozenset(found)
 
     def take(self, snapshot: Snapshot) -> None:
-        """A snapshot of the image; one of that name was never answered, and is replaced. Raises `ImageMissing`."""
+        """A snapshot of the image; one of that name has no record, and is replaced. Raises `ImageMissing`."""
         what = f"cannot take a snapshot of {snapshot.volume_id}"
         with self.place.turn(snapshot.volume_id), self.place.ioctx(what) as ioctx:
             try:
@@ -66,10 +75,10 @@ class RbdSnapshots:
         ):
             return bool(_differing(image, snapshot.snapshot_id))
 
-    def delete(self, snapshot: Snapshot) -> None:
+    def delete(self, volume_id: str, snapshot_id: str) -> None:
         """Remove the snapshot, and the image of a deleted volume with its last one."""
-        with self.place.ioctx(f"cannot delete the snapshot {snapshot.snapshot_id}") as ioctx:
-            self.remove(ioctx, snapshot.volume_id, snapshot.snapshot_id)
+        with self.place.ioctx(f"cannot delete the snapshot {snapshot_id}") as ioctx:
+            self.remove(ioctx, volume_id, snapshot_id)
 
     def remove(self, ioctx: Ioctx, volume_id: str, snapshot_id: str) -> None:
         """Remove a snapshot of the volume's image, which may be kept aside; absent is a success.
@@ -133,6 +142,68 @@ class RbdSnapshots:
         if not name:
             raise SnapshotMissing(snapshot.snapshot_id)
         return name
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSets:
+    """The sets of snapshots. The caller makes one call per set at a time."""
+
+    intents: Intents
+    snapshots: RbdSnapshots
+
+    @contextmanager
+    def taking(self, set_id: str, images: Sequence[Snapshot]) -> Iterator["RbdTaking"]:
+        """See `Provisioning.taking`."""
+        self.settle(set_id)
+        taking = RbdTaking(self, set_id, _noted(images))
+        self.intents.begin(set_id, taking.note)
+        with undone(set_id, taking, lambda: self.settle(set_id)):
+            yield taking
+
+    def remove(self, set_id: str, images: Sequence[Snapshot]) -> None:
+        """See `Provisioning.remove_set`."""
+        record = self.intents.state(set_id).record
+        if record is not None:
+            self.intents.begin_removal(set_id, record, _noted(images))
+        self.settle(set_id)
+
+    def settle(self, set_id: str) -> None:
+        """See `Provisioning.settle`."""
+        state = self.intents.state(set_id)
+        noted = state.making if state.making is not None else state.removing
+        if noted is None:
+            return
+        for line in noted.decode("ascii").splitlines():
+            volume_id, _, snapshot_id = line.partition(" ")
+            self.snapshots.delete(volume_id, snapshot_id)
+        self.intents.end(set_id)
+
+
+@dataclass(slots=True)
+class RbdTaking:
+    """A set that is being taken; `note` is its intent."""
+
+    sets: SnapshotSets
+    set_id: str
+    note: bytes
+    is_committed: bool = False
+
+    def take(self, image: Snapshot) -> None:
+        """A snapshot of RBD."""
+        self.sets.snapshots.take(image)
+
+    def moved_on(self, image: Snapshot) -> bool:
+        """By the object map."""
+        return self.sets.snapshots.moved_on(image)
+
+    def commit(self, record: bytes) -> None:
+        """The record."""
+        self.sets.intents.commit(self.set_id, record, self.note)
+        self.is_committed = True
+
+
+def _noted(images: Sequence[Snapshot]) -> bytes:
+    return "\n".join(f"{each.volume_id} {each.snapshot_id}" for each in images).encode()
 
 
 def _remove_from(image: Image, snapshot_id: str) -> None:

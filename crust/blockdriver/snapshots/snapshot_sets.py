@@ -1,0 +1,301 @@
+"""CreateSnapshot, CreateVolumeGroupSnapshot, and their deletion: sets of snapshots.
+
+A single snapshot is a set of one. The snapshots of a group are taken, answered and deleted together; each can be
+restored alone. The order is: freeze everything that is mounted, first in guests, then on this host; copy the images
+aside; thaw; commit them with their record in one step of the engine. The commit comes after the last thaw, because
+only then a guest says whether it was frozen. A failure or a crash leaves nothing: the CO's retry takes the set again.
+The id is derived from the name, so a retry finds a finished set.
+
+A copy of a volume whose content record has changed since the plan, because a node was given it, is not used: the
+snapshot would say that nobody ever wrote it, and a volume made from it would be formatted.
+
+The writers of raw devices cannot be stopped, and those on other nodes are not known. In a group one such volume is
+copied while the others are frozen. Several are copied one after the other and then checked: if none but the last was
+written to since its copy, all copies are of the moment of the last one. Otherwise they are copied again, a few times;
+then the group is refused (GroupNeverIdle).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from crust.blockdriver.engines.protocol import Image, Provisioning, Taking
+from crust.blockdriver.records.models import (
+    ContentRecord,
+    Snapshot,
+    SnapshotSet,
+    VolumeRecord,
+)
+from crust.blockdriver.records.pool import Pool
+from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.blockdriver.snapshots import quiesce
+from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
+from crust.blockdriver.snapshots.host_freeze import Freezer
+from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
+from crust.core import errors, volumes
+from crust.core.pool_ids import set_of
+from crust.host.process import workers
+
+_ROUNDS = 8
+_OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest")
+"""What a snapshot takes over of its volume's content record."""
+
+
+class ContentChanged(errors.OperationPending):
+    """What is recorded of a volume's content has changed while the volume was copied."""
+
+    def __init__(self, volume_id: str) -> None:
+        super().__init__(
+            f"the copy of {volume_id} is not used",
+            why="the volume was given to a node, or formatted, while it was copied",
+            hint="retry: the call then copies it as it is now",
+        )
+        self.volume_id = volume_id
+
+
+class Reservations(Protocol):
+    """Reserves the capacity that a copy is about to take."""
+
+    def set_aside(self, what: str, size_bytes: int) -> AbstractContextManager[None]:
+        """Reserve inside the block. Raises `Exhausted` if the pool has less."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSets:
+    """Takes, finds and deletes snapshots and groups. The caller locks the volumes and the set.
+
+    Methods that are not async block.
+    """
+
+    pool: Pool
+    volume_records: Records[VolumeRecord]
+    content_records: Records[ContentRecord]
+    records: Records[SnapshotSet]
+    provisioning: Provisioning
+    node: VolumeUse
+    capacity: Reservations
+    freezer: Freezer
+    guest_freezer: GuestFreezer
+
+    async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
+        """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
+
+        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `quiesce.check`, FrozenTooLong, those of
+        `GuestFreezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
+        """
+        set_id = self.pool.ids.snapshot_id(name)
+        return await self._create(set_id, name, {volume_id: set_id})
+
+    async def create_group(self, name: str, volume_ids: Sequence[volumes.VolumeId]) -> SnapshotSet:
+        """Take a group; the same, with GroupNameTaken, and GroupNeverIdle."""
+        ids = self.pool.ids
+        wanted = {each: ids.member_id(name, each) for each in sorted(volume_ids)}
+        return await self._create(ids.group_id(name), name, wanted)
+
+    async def _create(
+        self, set_id: str, name: str, wanted: Mapping[volumes.VolumeId, str]
+    ) -> SnapshotSet:
+        found = await workers.run(self._present_or_plan, set_id, name, wanted)
+        return found if found.stored is not None else await self._take(found)
+
+    def _present_or_plan(
+        self, set_id: str, name: str, wanted: Mapping[volumes.VolumeId, str]
+    ) -> SnapshotSet:
+        present = self.records.find(set_id)
+        if present is None:
+            planned = tuple(self._plan(*each) for each in wanted.items())
+            return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
+        if [each.source_volume_id for each in present.snapshots] != list(wanted):
+            raise _name_taken(present)
+        for image in images_of(present):
+            self.provisioning.check_snapshot(image)
+        return present
+
+    def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
+        """A snapshot that is to be taken of a volume, with what is known of its bytes now."""
+        self.volume_records.load(volume_id)
+        self.provisioning.check_image(volume_id)
+        record, known = self.volume_records.load(volume_id), self.content_records.load(volume_id)
+        return Snapshot(
+            snapshot_id=snapshot_id,
+            source_volume_id=volume_id,
+            size_bytes=record.capacity_bytes,
+            **{name: getattr(known, name) for name in _OF_CONTENT},
+        )
+
+    async def _take(self, plan: SnapshotSet) -> SnapshotSet:
+        async with workers.long_work():  # before anything is frozen
+            moving = await workers.run(self._moving, plan)
+            async with workers.entered(self._taking(plan)) as taking:
+                async with self.guest_freezer.frozen(moving.in_guests):
+                    moment_ns = await workers.run(self._copy, taking, plan, moving)
+                return await workers.run(self._commit, taking, plan.but(created_ns=moment_ns))
+
+    def _moving(self, plan: SnapshotSet) -> QuiescePlan:
+        sources = [each.volume_id for each in images_of(plan)]
+        return quiesce.check(self.node, sources, at_once=self.provisioning.copies_at_once())
+
+    @contextmanager
+    def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
+        images = images_of(plan)
+        size_bytes = sum(self.provisioning.copy_bytes(each.volume_id) for each in images)
+        with (
+            self.capacity.set_aside(plan.set_id, size_bytes),
+            self.provisioning.taking(plan.set_id, images) as taking,
+        ):
+            yield taking
+
+    def _copy(self, taking: Taking, plan: SnapshotSet, moving: QuiescePlan) -> int:
+        """Copy all while the mounted ones are frozen; returns the point in time."""
+        everywhere = self.provisioning.is_used_elsewhere
+        images = images_of(plan)
+        unheld = [each for each in images if everywhere or each.volume_id in moving.raw]
+        with self.freezer.frozen(moving.here):
+            for image in images:
+                if image not in unheld:
+                    taking.take(image)
+            moment_ns = _copy_unheld(taking, unheld)
+        for (
+            each
+        ) in plan.snapshots:  # after the copy: a node that is given a volume is on record before
+            self._check_as_planned(each)
+        return moment_ns
+
+    def _check_as_planned(self, plan: Snapshot) -> None:
+        known = self.content_records.load(volumes.VolumeId(plan.source_volume_id))
+        if any(getattr(known, name) != getattr(plan, name) for name in _OF_CONTENT):
+            raise ContentChanged(plan.source_volume_id)
+
+    def _commit(self, taking: Taking, taken: SnapshotSet) -> SnapshotSet:
+        data = taken.encode()
+        with self.records.changing(taken.set_id, taken.summary):
+            taking.commit(data)
+        return taken.note_stored(data)
+
+    def find(self, snapshot_id: str) -> tuple[SnapshotSet, Snapshot]:
+        """A snapshot and its set; raises SnapshotNotFound."""
+        for found in self._members(set_of(snapshot_id)):
+            if found[1].snapshot_id == snapshot_id:
+                return found
+        raise errors.NotFound.named("SnapshotNotFound", f"there is no snapshot {snapshot_id!r}")
+
+    def _members(self, set_id: str) -> list[tuple[SnapshotSet, Snapshot]]:
+        kept = self.records.find(set_id)
+        return [(kept, each) for each in kept.snapshots] if kept else []
+
+    def page(self, source_volume_id: str, after: str) -> Iterator[tuple[SnapshotSet, Snapshot]]:
+        """The snapshots after the one with the id `after`, of one volume or of all, by set and id.
+
+        A set is read when it is reached; one whose record cannot be read is left out.
+        """
+        first = set_of(after)
+        for set_id in (first, *self.records.index.page(first)):
+            known = self.records.index.get(set_id)
+            if known and source_volume_id not in ("", *(source for _, source in known.snapshots)):
+                continue
+            try:
+                found = self._members(set_id)
+            except UNREADABLE:
+                continue
+            for kept, each in sorted(found, key=lambda pair: pair[1].snapshot_id):
+                is_after = set_id != first or each.snapshot_id > after
+                if is_after and source_volume_id in ("", each.source_volume_id):
+                    yield kept, each
+
+    def delete(self, snapshot_id: str) -> None:
+        """Delete a snapshot; absent is a success. Raises IdOfOtherPool, SnapshotBelongsToGroup."""
+        self.pool.ids.check(snapshot_id)
+        group_id = set_of(snapshot_id)
+        if group_id == snapshot_id:
+            if self.pool.ids.is_snapshot_id(snapshot_id):
+                self._remove(snapshot_id, self.records.find(snapshot_id))
+        elif self.records.find(group_id) is not None:
+            raise errors.InvalidRequest.named(
+                "SnapshotBelongsToGroup",
+                f"{snapshot_id} is not deleted",
+                why=f"it belongs to the group snapshot {group_id}",
+                hint="call DeleteVolumeGroupSnapshot",
+            )
+
+    def find_group(self, group_id: str) -> SnapshotSet | None:
+        """A group, if there is one."""
+        return self.records.find(group_id) if self.pool.ids.is_group_id(group_id) else None
+
+    def get_group(self, group_id: str, snapshot_ids: Sequence[str]) -> SnapshotSet:
+        """A group with these snapshots. Raises GroupNotFound, GroupMembersDiffer."""
+        group = self.find_group(group_id)
+        if group is None:
+            raise errors.NotFound.named("GroupNotFound", f"there is no group snapshot {group_id!r}")
+        _check_members(group, snapshot_ids)
+        return group
+
+    def delete_group(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
+        """Delete a group with its snapshots; absent is a success. Raises IdOfOtherPool, GroupMembersDiffer."""
+        self.pool.ids.check(group_id)
+        if not self.pool.ids.is_group_id(group_id):
+            return
+        group = self.records.find(group_id)
+        if group is not None:
+            _check_members(group, snapshot_ids)
+        self._remove(group_id, group)
+
+    def _remove(self, set_id: str, kept: SnapshotSet | None) -> None:
+        with self.records.changing(set_id, None):
+            self.provisioning.remove_set(set_id, images_of(kept) if kept else ())
+
+
+def _copy_unheld(taking: Taking, images: Sequence[Image]) -> int:
+    """Copy, last, what cannot be frozen: consistent if none but the last was written to since its copy."""
+    for _ in range(_ROUNDS):
+        for each in images:
+            moment_ns = time.time_ns()
+            taking.take(each)
+        if not any(taking.moved_on(each) for each in images[:-1]):
+            return moment_ns if images else time.time_ns()
+    raise errors.OperationPending.named(
+        "GroupNeverIdle",
+        f"{', '.join([image.volume_id for image in images])} are not copied",
+        why=f"in {_ROUNDS} rounds one of them was written to before the last was copied",
+        hint="retry; freeze their filesystems, pause their users, or unpublish them",
+    )
+
+
+def image_of(snapshot: Snapshot) -> Image:
+    """The snapshot in the engine's terms."""
+    source = volumes.VolumeId(snapshot.source_volume_id)
+    return Image(snapshot.snapshot_id, source, snapshot.size_bytes)
+
+
+def images_of(kept: SnapshotSet) -> list[Image]:
+    """The snapshots of a set in the engine's terms."""
+    return [image_of(each) for each in kept.snapshots]
+
+
+def _name_taken(present: SnapshotSet) -> errors.Conflict:
+    hint = "choose another name, or delete it first"
+    if set_of(present.snapshots[0].snapshot_id) != present.snapshots[0].snapshot_id:
+        return errors.Conflict.named(
+            "GroupNameTaken",
+            f"the group snapshot {present.name!r} exists already",
+            why="it is a group of other volumes",
+            hint=hint,
+        )
+    return errors.Conflict.named(
+        "SnapshotNameTaken",
+        f"the snapshot {present.name!r} exists already",
+        why=f"it is a snapshot of {present.snapshots[0].source_volume_id}",
+        hint=hint,
+    )
+
+
+def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
+    if sorted(snapshot_ids) != sorted(each.snapshot_id for each in group.snapshots):
+        raise errors.InvalidRequest.named(
+            "GroupMembersDiffer",
+            f"snapshot_ids are not those of {group.id}",
+            why="they must be all of the group's snapshots and no others",
+            hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
+        )

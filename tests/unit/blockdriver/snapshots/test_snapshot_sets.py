@@ -1,0 +1,227 @@
+"""Sets of snapshots: their records, pages and removal, and a full pool at each write: all is there, or nothing."""
+
+import asyncio
+import errno
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crust.blockdriver.driver import Driver
+from crust.blockdriver.records import models
+from crust.blockdriver.records.models import Snapshot, SnapshotSet
+from crust.blockdriver.records.records import Records
+from crust.core import errors, volumes
+from crust.core.pool_ids import PoolIds
+from tests.support.drivers import driver_state
+from tests.support.drivers.memory_backend import MemoryBackend, MemoryTaking
+from tests.support.faults.crashes import at_call, no_space
+from tests.support.raised import raised
+from tests.support.records import pool_layout
+from tests.support.records.stored_records import file_records, made, place_of, removed
+
+Take = Callable[[Driver, "list[volumes.VolumeId]"], None]
+
+
+def take_group(driver: Driver, ids: list[volumes.VolumeId]) -> None:
+    asyncio.run(driver.snapshots.create_group("g", ids))
+
+
+def take_one(driver: Driver, ids: list[volumes.VolumeId]) -> None:
+    asyncio.run(driver.snapshots.create("s", ids[0]))
+
+
+def two_volumes(driver: Driver) -> list[volumes.VolumeId]:
+    provisioner = driver.controller_rules.provisioner
+
+    async def create() -> list[volumes.VolumeId]:
+        made = [await provisioner.create(driver_state.create(name)) for name in ("a", "b")]
+        return [volumes.VolumeId(each.volume_id) for each in made]
+
+    return asyncio.run(create())
+
+
+@pytest.mark.parametrize("take", [take_one, take_group])
+def test_take_with_one_failed_write_leaves_all_or_nothing(tmp_path: Path, take: Take) -> None:
+    for number in range(1000):
+        root = tmp_path / str(number)
+        root.mkdir()
+        backend = MemoryBackend()
+        driver = driver_state.opened(root, backend=backend)
+        ids = two_volumes(driver)
+        failed = False
+        with at_call(number, no_space) as count:
+            try:
+                take(driver, ids)
+            except errors.CrustError:
+                failed = True
+        if count() <= number:
+            assert number > 5
+            return
+        if failed:
+            asyncio.run(driver.collect_garbage())
+            left = pool_layout.set_records(root / "state"), backend.snapshots
+            assert left == (set(), {}), number
+        take(driver, ids)
+    raise AssertionError("the operation has no end")
+
+
+def test_group_on_a_full_pool_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies fill the pool, so the record cannot be written."""
+    backend = MemoryBackend()
+    driver = driver_state.opened(tmp_path, backend=backend)
+    ids = two_volumes(driver)
+
+    def full(_: MemoryTaking, record: bytes) -> None:
+        raise errors.Exhausted("cannot write", why=os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryTaking, "commit", full)
+        with pytest.raises(errors.Exhausted):
+            take_group(driver, ids)
+    assert (pool_layout.set_records(tmp_path / "state"), backend.snapshots) == (set(), {})
+    assert driver.stores.provisioning.unsettled() == ()
+
+
+def test_member_of_a_group_is_not_deleted_alone(tmp_path: Path) -> None:
+    driver = driver_state.opened(tmp_path)
+    take_group(driver, two_volumes(driver))
+    kept, member = next(driver.snapshots.page("", ""))
+    with raised("SnapshotBelongsToGroup"):
+        driver.snapshots.delete(member.snapshot_id)
+    driver.snapshots.delete_group(kept.id, [each.snapshot_id for each in kept.snapshots])
+    driver.snapshots.delete(member.snapshot_id)
+    assert list(driver.snapshots.page("", "")) == []
+
+
+def test_call_for_a_snapshot_finds_no_group_and_the_other_way_round(tmp_path: Path) -> None:
+    driver = driver_state.opened(tmp_path)
+    ids = two_volumes(driver)
+    take_group(driver, ids)
+    take_one(driver, ids)
+    sets, pool_ids = driver.snapshots, driver.stores.pool.ids
+    group, single = pool_ids.group_id("g"), pool_ids.snapshot_id("s")
+    with raised("SnapshotNotFound"):
+        sets.find(group)
+    with raised("GroupNotFound"):
+        sets.get_group(single, [single])
+    sets.delete(group)
+    sets.delete_group(single, [single])
+    assert {kept.id for kept, _ in sets.page("", "")} == {group, single}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pages_have_each_snapshot_once(tmp_path: Path, count: int) -> None:
+    driver = driver_state.opened(tmp_path)
+    ids = two_volumes(driver)
+    for each in ("g", "h"):
+        asyncio.run(driver.snapshots.create_group(each, ids))
+    for each in ("s", "t", "u"):
+        asyncio.run(driver.snapshots.create(each, ids[0]))
+    for source, wanted in (("", 7), (ids[0], 5), (ids[1], 2)):
+        found: list[str] = []
+        while page := list(
+            itertools.islice(driver.snapshots.page(source, (found or [""])[-1]), count)
+        ):
+            found += [each.snapshot_id for _, each in page]
+        assert len(found) == len(set(found)) == wanted
+
+
+async def test_collect_leaves_a_snapshot_that_a_call_takes_alone(tmp_path: Path) -> None:
+    """What is half made is removed by the collection, and not while a call works on it."""
+    driver = driver_state.opened(tmp_path)
+    set_id = volumes.VolumeId(driver.stores.pool.ids.snapshot_id("s"))
+    (tmp_path / "state" / "snapshots" / f".new-{set_id}").mkdir()
+    key = volumes.VolumeKey(driver.name, set_id)
+
+    async def during() -> None:
+        await driver.collect_garbage()
+        assert driver.stores.provisioning.unsettled() == (set_id,)
+
+    await driver.operations.run(key, "CreateSnapshot", None, during)
+    await driver.collect_garbage()
+    assert driver.stores.provisioning.unsettled() == ()
+
+
+# Records of sets on disk: what is read back, and what is refused.
+
+IDS = PoolIds("0123456789abcdef")
+ID = IDS.snapshot_id("snap")
+
+
+def sets_in(directory: Path) -> Records[SnapshotSet]:
+    records = Records(file_records(directory), SnapshotSet, IDS.is_set_id)
+    records.open()
+    return records
+
+
+def snapshot(snapshot_id: str, volume_id: str = "vol-1") -> Snapshot:
+    return Snapshot(
+        snapshot_id=snapshot_id,
+        source_volume_id=volume_id,
+        size_bytes=1,
+        state="raw",
+        fs_type="",
+        filled_bytes=0,
+    )
+
+
+def single(name: str = "snap") -> SnapshotSet:
+    set_id = IDS.snapshot_id(name)
+    return SnapshotSet(set_id=set_id, name=name, created_ns=2, snapshots=(snapshot(set_id),))
+
+
+def test_set_survives_a_restart_until_removed(tmp_path: Path) -> None:
+    saved = made(sets_in(tmp_path), single())
+    again = sets_in(tmp_path)
+    assert again.find(ID) == saved
+    removed(again, ID)
+    assert sets_in(tmp_path).find(ID) is None
+
+
+def test_count_of_sets_has_those_that_cannot_be_read(tmp_path: Path) -> None:
+    records = sets_in(tmp_path)
+    assert len(records.index) == 0
+    for name in ("a", "b"):
+        made(records, single(name))
+    place_of(records, IDS.snapshot_id("a")).write_text("{")
+    again = sets_in(tmp_path)
+    assert len(again.index) == 2
+    removed(again, IDS.snapshot_id("b"))
+    assert len(again.index) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"schema": 2}', b"\xff", b"[" * 100_000], ids=range(5)
+)
+def test_unreadable_set_is_reported_and_others_are_served(tmp_path: Path, data: bytes) -> None:
+    records = sets_in(tmp_path)
+    for name in ("snap", "other"):
+        made(records, single(name))
+    place_of(records, ID).write_bytes(data)
+    again = sets_in(tmp_path)
+    with pytest.raises(models.RecordUnreadable):
+        again.find(ID)
+    assert again.find(IDS.snapshot_id("other")) is not None
+
+
+def test_set_under_another_name_is_refused(tmp_path: Path) -> None:
+    records = sets_in(tmp_path)
+    made(records, single("other"))
+    (tmp_path / IDS.snapshot_id("other")).rename(tmp_path / ID)
+    with pytest.raises(models.RecordUnreadable, match="describes"):
+        sets_in(tmp_path).find(ID)
+
+
+def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:
+    ids = [IDS.volume_id(str(number)) for number in range(20_000)]
+    snapshots = tuple(snapshot(IDS.member_id("g", each), each) for each in ids)
+    group = SnapshotSet(set_id=IDS.group_id("g"), name="g", created_ns=1, snapshots=snapshots)
+    saved = made(sets_in(tmp_path), group)
+    again = sets_in(tmp_path)
+    assert again.unreadable() == []
+    assert again.find(group.set_id) == saved
