@@ -32,29 +32,26 @@ _RPC = csi_pb2.NodeServiceCapability.RPC
 
 @dataclass(frozen=True, slots=True)
 class NodeCapabilities:
-    """What a driver's node advertises to a caller that opts in to deferral."""
+    """What a driver's node advertises to a caller that opts in to deferral.
+
+    Their numbers; and whether it defers by itself, and has NodeStageVolume and NodeExpandVolume.
+    """
 
     numbers: frozenset[int]
+    defers: bool
+    stages: bool
+    expands: bool
 
     @classmethod
     def of(cls, answer: csi_pb2.NodeGetCapabilitiesResponse) -> "NodeCapabilities":
         """The capabilities of an answer."""
-        return cls(frozenset(capability.rpc.type for capability in answer.capabilities))
-
-    @property
-    def defers(self) -> bool:
-        """Whether it defers by itself."""
-        return _RPC.DEFER_FS_OPS in self.numbers
-
-    @property
-    def stages(self) -> bool:
-        """Whether it has NodeStageVolume."""
-        return _RPC.STAGE_UNSTAGE_VOLUME in self.numbers
-
-    @property
-    def expands(self) -> bool:
-        """Whether it has NodeExpandVolume."""
-        return _RPC.EXPAND_VOLUME in self.numbers
+        numbers = frozenset(capability.rpc.type for capability in answer.capabilities)
+        return cls(
+            numbers,
+            defers=_RPC.DEFER_FS_OPS in numbers,
+            stages=_RPC.STAGE_UNSTAGE_VOLUME in numbers,
+            expands=_RPC.EXPAND_VOLUME in numbers,
+        )
 
 
 class CsiDriver:
@@ -100,12 +97,12 @@ class CsiDriver:
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> NodeCapabilities:
         """What it advertised when it was connected; raises `PeerStatus`."""
-        known: NodeCapabilities | None = self._known("NodeGetCapabilities")
-        if known is None:
-            request, metadata = csi_pb2.NodeGetCapabilitiesRequest(), extensions.METADATA
-            asked = self.node.NodeGetCapabilities(request, metadata=metadata, timeout=timeout_s)
-            known = await self._learn("NodeGetCapabilities", asked, NodeCapabilities.of)
-        return known
+        return self._known("NodeGetCapabilities") or await self._ask_capabilities(timeout_s)
+
+    async def _ask_capabilities(self, timeout_s: float | None) -> NodeCapabilities:
+        request, metadata = csi_pb2.NodeGetCapabilitiesRequest(), extensions.METADATA
+        asked = self.node.NodeGetCapabilities(request, metadata=metadata, timeout=timeout_s)
+        return await self._learn("NodeGetCapabilities", asked, NodeCapabilities.of)
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether its volumes can be expanded at all, as it said when it was connected; raises `PeerStatus`."""
@@ -121,10 +118,10 @@ class CsiDriver:
 
         A "no" is not kept: behind a shim, the driver may be replaced without a new connection.
         """
-        if (await self.node_capabilities(timeout_s)).defers:
-            return True
-        del self._facts["NodeGetCapabilities"]
-        return (await self.node_capabilities(timeout_s)).defers
+        known: NodeCapabilities | None = self._known("NodeGetCapabilities")
+        if known is None or not known.defers:
+            known = await self._ask_capabilities(timeout_s)
+        return known.defers
 
     async def check_defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> None:
         """Raise `DeferralUnsupported`, or `PeerStatus`, unless the driver defers."""

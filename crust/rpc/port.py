@@ -106,15 +106,14 @@ class SocketPort(Port):
 
     async def answer(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
-        return await self._answer(call, data, call.time_remaining())
-
-    async def _answer(self, call: Call, data: bytes, timeout_s: float | None) -> bytes:
         peer = self._unary.get(call.method)
         if peer is None:
             peer = self._unary[call.method] = self._channel.unary_unary(call.method)
-        metadata = identified(call.invocation_metadata())
         running = peer(
-            data, metadata=metadata, timeout=timeout_s, wait_for_ready=call.waits or None
+            data,
+            metadata=identified(call.invocation_metadata()),
+            timeout=call.time_remaining(),
+            wait_for_ready=call.waits or None,
         )
         try:
             answer: bytes = await running
@@ -129,17 +128,19 @@ class SocketPort(Port):
     async def forward(self, call: Call, data: bytes) -> bytes:
         """See `Port`."""
         timeout_s = call.time_remaining()
-        if timeout_s is None:
-            return await self._answer(call, data, None)
-        timeout_s -= min(_RESERVE_S, timeout_s / 10)
+        if timeout_s is not None:
+            timeout_s -= min(_RESERVE_S, timeout_s / 10)
+        onward = Call(call.method, call.invocation_metadata(), timeout_s, call.begin)
         began_s = time.monotonic()
         try:
-            return await self._answer(call, data, timeout_s)
+            answer = await self.answer(onward, data)
         except PeerStatus as status:
             elapsed_s = time.monotonic() - began_s
-            if _ran_out(status, elapsed_s, timeout_s):
+            if timeout_s is not None and _ran_out(status, elapsed_s, timeout_s):
                 raise _not_responding(call.method, elapsed_s) from status
             raise
+        call.trailing = onward.trailing
+        return answer
 
     async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
         """See `Port`."""

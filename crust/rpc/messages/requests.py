@@ -45,10 +45,11 @@ def identity(request: Message) -> bytes:
 
 def decoded(method: str, request: bytes) -> Message | None:
     """The request of a call; None if it is not one of CSI or crust."""
-    if not is_known(method):
+    kind = _kinds().get(method)
+    if kind is None:
         return None
     try:
-        message: Message = kind_of(method).FromString(request)
+        message: Message = kind.FromString(request)
     except DecodeError:
         return None
     return message
