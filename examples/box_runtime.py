@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 from crust.core import errors, volumes
 from crust.runtime_handler import Claim, NotDeferred, claim_volume, resolve_source
 from crust.runtime_handler.registration import Feature, RegisterRequest, registered
-from crust.runtime_handler.service import HandlerBase, serving
+from crust.runtime_handler.service import Handler, serving
 
 NAME = volumes.HandlerName("box")
 FEATURES = frozenset({Feature.STATS, Feature.READ_ONLY, Feature.GROW})
@@ -26,7 +26,7 @@ async def sh(*argv: str) -> str:
     return out.decode().strip()
 
 
-class Boxes(HandlerBase):
+class Boxes(Handler):
     def __init__(self, directory: str) -> None:
         self.directory, self.root = directory, ""
         self.running: dict[volumes.TargetPath, tuple[Claim, Process]] = {}

@@ -23,7 +23,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.process import workers
 from crust.kata.evidence import check_id
-from crust.runtime_handler.service import HandlerBase
+from crust.runtime_handler.service import Handler
 
 _ANSWER_S = 4.0
 """How long a caller waits; the proxy gives a handler twice that."""
@@ -56,7 +56,7 @@ class _Known:
     at_s: float
 
 
-class KataHandler(HandlerBase):
+class KataHandler(Handler):
     """What the proxy calls: statistics alone. `root` is where Kata's shims have their sockets."""
 
     def __init__(self, store: Store, root: str) -> None:

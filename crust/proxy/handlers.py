@@ -6,7 +6,6 @@ after the start a look-up waits for the handler instead of failing.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,18 +17,14 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.rpc import channel
 from crust.rpc.call import Call
+from crust.rpc.messages import crust_v1
 from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
 from crust.rpc.port import Port, SocketPort
-from crust.wire.v1 import handlers_pb2, types_pb2
+from crust.wire.v1 import handlers_pb2
 
 _log = logging.getLogger(__name__)
 
 Feature = volumes.HandlerFeature
-FILESYSTEMS_MAX = 64
-"""Of one handler."""
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
-_FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 _FEATURES = {feature.value: feature for feature in Feature}
 
 
@@ -200,25 +195,7 @@ class HandlerRegistry:
 
 def handler_of(request: handlers_pb2.RegisterRequest) -> Handler:
     """Decode and check a request; raises `InvalidRegistration`. Unknown features are ignored."""
-    if not _NAME.fullmatch(request.name):
-        raise InvalidRegistration(
-            f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
-        )
-    if types_pb2.VolumeType.BLOCK not in request.volume_types:
-        raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
-    if len(request.filesystems) > FILESYSTEMS_MAX:
-        raise InvalidRegistration(
-            f"it has {len(request.filesystems)} filesystems, and {FILESYSTEMS_MAX} is the most"
-        )
-    bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
-    if bad or not request.filesystems:
-        raise InvalidRegistration(
-            f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
-        )
-    if request.max_volumes_per_sandbox < 0:
-        raise InvalidRegistration("max_volumes_per_sandbox is negative")
-    if request.max_target_path_bytes < 0:
-        raise InvalidRegistration("max_target_path_bytes is negative")
+    crust_v1.check_registration(request)
     try:
         port = SocketPort(request.endpoint, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
     except errors.InvalidRequest as err:

@@ -23,7 +23,6 @@ from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
 __all__ = [
     "Feature",
     "RegisterRequest",
-    "RegisterResponse",
     "Registration",
     "keeping",
     "registered",
@@ -54,26 +53,18 @@ class RegisterRequest:
     """0: no limit. The proxy refuses a longer one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterResponse:
-    """The proxy's answer. `volumes_directory` is the handoff directory."""
-
-    volumes_directory: str
-    proxy_version: str
-
-
 class Registration:
     """The handler sessions with the proxy behind `proxy_socket`, one after the other.
 
     `registered` and `lost` are each other's opposite: a caller may wait for either. `response` is the proxy's last
-    response, `error` the reason of the last loss or refusal.
+    response, whose `volumes_directory` is the handoff directory, `error` the reason of the last loss or refusal.
     """
 
     def __init__(self, proxy_socket: str, request: RegisterRequest) -> None:
         self.registered = asyncio.Event()
         self.lost = asyncio.Event()
         self.lost.set()
-        self.response: RegisterResponse | None = None
+        self.response: handlers_pb2.RegisterResponse | None = None
         self.error: errors.CrustError | None = None
         self._socket = proxy_socket
         self._request = request
@@ -145,7 +136,7 @@ class Registration:
         return answered
 
     def _session_began(self, answer: handlers_pb2.RegisterResponse) -> None:
-        self.response = RegisterResponse(answer.volumes_directory, answer.proxy_version)
+        self.response = answer
         self.lost.clear()
         self.registered.set()
         _log.info(

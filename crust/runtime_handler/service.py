@@ -1,6 +1,6 @@
 """Serves RuntimeHandler on the handler's own socket: the proxy calls it, the runtime answers with core types.
 
-A runtime implements `Handler`; this module decodes, encodes, maps errors to status codes, logs, and owns the socket.
+A runtime extends `Handler`; this module decodes, encodes, maps errors to status codes, logs, and owns the socket.
 Calls that change something (expansion, freeze and thaw, limits) run as operations keyed by the volume's target path:
 they survive the proxy's deadline, a retry joins them, and the end of the block waits for them. The other calls change
 nothing and are simply cancelled. The three kinds of operations do not exclude one another: an expansion waits in the
@@ -8,14 +8,13 @@ guest until a freeze has ended, and must not block the thaw that ends it. A thaw
 caller that gave up waiting for the freeze can still end it.
 
 A runtime that cannot report, grow, freeze or limit leaves the feature out of its RegisterRequest: then the proxy
-never makes such calls. If it is called all the same, the runtime raises `FeatureNotOffered`, as `HandlerBase` does.
+never makes such calls. If it is called all the same, `Handler` raises `FeatureNotOffered`.
 """
 
 import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 import grpc.aio
 
@@ -29,7 +28,6 @@ from crust.wire.v1 import handlers_pb2
 __all__ = [
     "FeatureNotOffered",
     "Handler",
-    "HandlerBase",
     "serving",
 ]
 
@@ -48,59 +46,37 @@ class FeatureNotOffered(errors.Unsupported):
         )
 
 
-class Handler(Protocol):
-    """The calls that a runtime implements. They raise errors of `crust.core.errors`.
+class Handler:
+    """The calls that a runtime answers: it overrides those of the features that it registers, and offers no others.
 
-    For a target path that no sandbox has claimed they raise `errors.NotReady`.
+    They raise errors of `crust.core.errors`; for a target path that no sandbox has claimed, `errors.NotReady`.
     """
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """Usage in bytes and inodes, as the guest's kernel counts them, and the condition if it is known."""
+        raise FeatureNotOffered(volumes.HandlerFeature.STATS)
 
     async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         """Resize the guest's disk, grow the filesystem, and return the bytes that it fills now. Idempotent."""
+        raise FeatureNotOffered(volumes.HandlerFeature.ONLINE_EXPAND)
 
     async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
         """The volume's health in the guest."""
+        raise FeatureNotOffered(volumes.HandlerFeature.HEALTH)
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
         """Flush and freeze the filesystem for at most `thaw_after_s`, even if other processes die. Idempotent.
 
         The guest keeps the time. A repeated call restarts it.
         """
+        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
         """Thaw; return whether the filesystem was frozen without a gap since the last `freeze`. Idempotent."""
+        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Replace the device's I/O limits. All or nothing; idempotent."""
-
-
-class HandlerBase:
-    """A `Handler` that offers nothing: a runtime overrides the calls of the features that it registers."""
-
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """Not offered."""
-        raise FeatureNotOffered(volumes.HandlerFeature.STATS)
-
-    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        """Not offered."""
-        raise FeatureNotOffered(volumes.HandlerFeature.ONLINE_EXPAND)
-
-    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """Not offered."""
-        raise FeatureNotOffered(volumes.HandlerFeature.HEALTH)
-
-    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Not offered."""
-        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
-
-    async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Not offered."""
-        raise FeatureNotOffered(volumes.HandlerFeature.FREEZE)
-
-    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Not offered."""
         raise FeatureNotOffered(volumes.HandlerFeature.IO_LIMITS)
 
 

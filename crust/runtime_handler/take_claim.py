@@ -20,8 +20,8 @@ from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
-from crust.runtime_handler import claimed_device, needs
-from crust.runtime_handler.claim import Claim, ClaimLost, of_publish
+from crust.runtime_handler import needs
+from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
 
 
 class WrongHandler(errors.NotReady):
@@ -63,7 +63,7 @@ def claim_volume(
             if record.handler != handler:
                 raise WrongHandler(record, handler)
             needs.check(record, features)
-            device_fd = claimed_device.hold(record)
+            device_fd = hold_device(record)
             if device_fd >= 0:
                 undo.append(lambda: os.close(device_fd))
             claim = Claim(paths, record, sandbox_id, lock=lock, device_fd=device_fd, pid=pid)
@@ -103,7 +103,7 @@ def reclaim_volume(
         record = _record(root, target)
         if record.handler != handler:
             raise WrongHandler(record, handler)
-        device_fd = claimed_device.hold(record)
+        device_fd = hold_device(record)
         claim = Claim(
             paths,
             record,

@@ -14,7 +14,6 @@ devices, what a publish may ask of a handler's features. A test publishes whatev
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,19 +26,17 @@ from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.host.process import workers
-from crust.rpc import channel
 from crust.rpc.call import Call
+from crust.rpc.messages import crust_v1
 from crust.rpc.messages.crust_v1 import HandlerNameTaken, InvalidRegistration
 from crust.rpc.port import SocketPort, stub
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
-from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc, types_pb2
+from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
 __all__ = ["FakeProxy", "Runtime", "serving"]
 
 _SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["HandlerRegistry"]
-_FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +128,14 @@ class _Registry:
     async def Register(
         self, request: handlers_pb2.RegisterRequest, call: Call
     ) -> AsyncIterator[handlers_pb2.RegisterResponse]:
-        _check(request)
+        crust_v1.check_registration(request)
         if holder := self._proxy.runtimes.get(request.name):
             raise HandlerNameTaken(request.name, holder.request.endpoint)
-        async with SocketPort(request.endpoint) as port:
+        try:
+            to_runtime = SocketPort(request.endpoint)
+        except errors.InvalidRequest as error:
+            raise InvalidRegistration(str(error)) from error
+        async with to_runtime as port:
             calls = stub(handlers_pb2_grpc.RuntimeHandlerStub, port)
             self._proxy.runtimes[request.name] = Runtime(request, calls)
             try:
@@ -167,24 +168,6 @@ class _Registry:
     async def _tell(self) -> None:
         async with self._proxy.changed:
             self._proxy.changed.notify_all()
-
-
-def _check(request: handlers_pb2.RegisterRequest) -> None:
-    """Raise `InvalidRegistration` for what the proxy refuses."""
-    if not _NAME.fullmatch(request.name):
-        raise InvalidRegistration(f"the name {request.name[:64]!r} is invalid")
-    try:
-        channel.target_of(request.endpoint)
-    except errors.InvalidRequest as error:
-        raise InvalidRegistration(str(error)) from error
-    if types_pb2.VolumeType.BLOCK not in request.volume_types:
-        raise InvalidRegistration("volume_types lacks BLOCK")
-    if not request.filesystems or not all(map(_FILESYSTEM.fullmatch, request.filesystems)):
-        raise InvalidRegistration("filesystems is empty, or holds an invalid name")
-    if request.max_volumes_per_sandbox < 0:
-        raise InvalidRegistration("max_volumes_per_sandbox is negative")
-    if request.max_target_path_bytes < 0:
-        raise InvalidRegistration("max_target_path_bytes is negative")
 
 
 @contextlib.asynccontextmanager

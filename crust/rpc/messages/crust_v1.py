@@ -4,16 +4,23 @@ Decoded values come from another process, and statistics finally from a guest, w
 here.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from crust.core import credentials, errors, volumes
-from crust.wire.v1 import types_pb2
+from crust.wire.v1 import handlers_pb2, types_pb2
 
 LONGEST_FREEZE_S = 60
 
 USAGES_MAX = 8
 """Of one volume. There are two units, bytes and inodes."""
+
+FILESYSTEMS_MAX = 64
+"""Of one handler."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_FILESYSTEM = re.compile(r"[a-z0-9]{1,32}")
 
 
 class ImplausibleStats(errors.RuntimeFailed):
@@ -36,6 +43,29 @@ class InvalidRegistration(errors.InvalidRequest):
             why=why,
             hint="correct the RegisterRequest: specs/proto/crust/wire/v1/handlers.proto",
         )
+
+
+def check_registration(request: handlers_pb2.RegisterRequest) -> None:
+    """Raise `InvalidRegistration` for a malformed request. Its endpoint is checked where it is connected."""
+    if not _NAME.fullmatch(request.name):
+        raise InvalidRegistration(
+            f"the name {request.name[:64]!r} is not 1 to 63 of a-z, 0-9, '-' and '.'"
+        )
+    if types_pb2.VolumeType.BLOCK not in request.volume_types:
+        raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
+    if len(request.filesystems) > FILESYSTEMS_MAX:
+        raise InvalidRegistration(
+            f"it has {len(request.filesystems)} filesystems, and {FILESYSTEMS_MAX} is the most"
+        )
+    bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
+    if bad or not request.filesystems:
+        raise InvalidRegistration(
+            f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
+        )
+    if request.max_volumes_per_sandbox < 0:
+        raise InvalidRegistration("max_volumes_per_sandbox is negative")
+    if request.max_target_path_bytes < 0:
+        raise InvalidRegistration("max_target_path_bytes is negative")
 
 
 class HandlerNameTaken(errors.Conflict):

@@ -8,6 +8,7 @@ import asyncio
 from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import devices
+from crust.runtime_handler.service import Handler
 from examples.kata.runtime.sandbox import Sandbox
 from examples.kata.runtime.sandboxes import Sandboxes
 from examples.kata.runtime.volume import SandboxVolume
@@ -47,7 +48,7 @@ class SandboxMountFailed(errors.NotReady):
         )
 
 
-class Volumes:
+class Volumes(Handler):
     """Answers for the volumes of all sandboxes."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:

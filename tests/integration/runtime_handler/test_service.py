@@ -30,7 +30,7 @@ class NoSandbox(errors.NotReady):
 
 
 @dataclass
-class FakeRuntime:
+class FakeRuntime(service.Handler):
     """A runtime with one volume, which grows when it is allowed to."""
 
     sizes: dict[str, int] = field(default_factory=lambda: {TARGET.text: GIB})

@@ -22,7 +22,7 @@ USAGE = (
 
 
 @dataclass
-class FakeHandler:
+class FakeHandler(service.Handler):
     """`service.Handler`, with answers that a test sets."""
 
     stats: volumes.VolumeStats = field(default_factory=lambda: volumes.VolumeStats(USAGE))

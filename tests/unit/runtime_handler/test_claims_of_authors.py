@@ -120,8 +120,8 @@ def test_block_that_fails_leaves_an_error_of_crust_and_no_text_of_others(store: 
         assert "pw" not in left.error
 
 
-async def test_handler_base_offers_nothing() -> None:
-    base: service.Handler = service.HandlerBase()
+async def test_handler_that_overrides_nothing_offers_nothing() -> None:
+    base = service.Handler()
     for call in (
         base.get_stats(TARGET),
         base.expand(TARGET, volumes.CapacityRange(1, 0)),

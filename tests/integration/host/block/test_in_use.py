@@ -14,7 +14,7 @@ from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use
 from crust.host.files import ofdlocks
 from crust.host.process import sysfs
-from crust.runtime_handler import claimed_device
+from crust.runtime_handler import claim
 from tests.integration.host.conftest import Attach, partition_table, run, write
 from tests.support.raised import raised
 
@@ -252,17 +252,17 @@ def test_claim_beside_a_host_writer_is_refused(partition: tuple[str, str], mount
     disk, part = partition
     run("mount", part, mountpoint)
     with raised("DeviceMountedOnHost"):
-        claimed_device.hold(record_of(disk, readonly=True))
+        claim.hold_device(record_of(disk, readonly=True))
     run("mount", "-o", "remount,ro", mountpoint)
-    os.close(claimed_device.hold(record_of(disk, readonly=True)))
+    os.close(claim.hold_device(record_of(disk, readonly=True)))
 
 
 def test_claims_of_readers_share_the_device_and_a_writers_excludes_them(disk: str) -> None:
-    first = claimed_device.hold(record_of(disk, readonly=True))
-    second = claimed_device.hold(record_of(disk, readonly=True))
+    first = claim.hold_device(record_of(disk, readonly=True))
+    second = claim.hold_device(record_of(disk, readonly=True))
     os.close(first)
     os.close(second)
-    writer = claimed_device.hold(record_of(disk, readonly=False))
+    writer = claim.hold_device(record_of(disk, readonly=False))
     with pytest.raises(holders.DeviceInUse):
-        claimed_device.hold(record_of(disk, readonly=True))
+        claim.hold_device(record_of(disk, readonly=True))
     os.close(writer)
