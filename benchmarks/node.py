@@ -25,32 +25,6 @@ ONE_HOP = "onehop.csi.crust.dev"
 START_TIMEOUT_S = 30.0
 
 
-class IdleHandler:
-    """A runtime handler without sandboxes."""
-
-    async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
-        """No usage."""
-        return volumes.VolumeStats(())
-
-    async def expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
-        """The wanted size."""
-        return capacity.required_bytes
-
-    async def health(self, target: volumes.TargetPath) -> volumes.VolumeCondition:
-        """Always healthy."""
-        return volumes.VolumeCondition(abnormal=False, message="")
-
-    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        """Nothing to freeze."""
-
-    async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Nothing was frozen."""
-        return False
-
-    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
-        """Nothing to limit."""
-
-
 @contextlib.contextmanager
 def directories() -> Iterator[NodePaths]:
     """The node's directories, with a tmpfs for the run directories; all are removed on exit."""
@@ -129,7 +103,7 @@ async def registered(paths: NodePaths) -> AsyncIterator[registration.Registratio
     )
     handlers_socket = str(paths.crust_run / "handlers.sock")
     async with (
-        service.serving(request.endpoint, IdleHandler()),
+        service.serving(request.endpoint, service.Handler()),
         registration.registered(handlers_socket, request) as session,
     ):
         yield session

@@ -10,7 +10,6 @@ from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.proxy.entries import Entries
 from crust.runtime_handler.registration import Registration
 from crust.wire.v1 import inspect_pb2
 from tests.support.faults.refusals import refused
@@ -131,13 +130,13 @@ async def test_unpublished_volume_has_no_secrets_any_more(node: Node) -> None:
 async def test_failed_publish_leaves_those_of_the_one_before(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_entries: Entries, _record: Record) -> Record:
+    def fail(_store: Store, _record: Record) -> Record:
         raise errors.RuntimeFailed("cannot sync")
 
     async with node.handler() as session:
         target = await encrypted(node)
         node.driver.passphrase = "of another"
-        monkeypatch.setattr(Entries, "write", fail)
+        monkeypatch.setattr(Store, "write", fail)
         await refused(
             node.co.publish("vol-1", target.text, volume_context=LUKS), Code.UNAVAILABLE, "sync"
         )
