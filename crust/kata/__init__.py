@@ -4,9 +4,10 @@
     nri           the plugin: which container the engine is about to create or start
     gate          which container may use which volume: everything that is refused, and why
     entry         Kata's own file for a volume: the real one, and the placeholder that names no device
-    evidence      which process is a sandbox's virtual machine, and what Kata has attached to it
+    evidence      which process is a sandbox's virtual machine, and what Kata has attached to it; from there on in
+                  go_runtime and rust_runtime, one for each of Kata's runtimes
     grants        the claim of a sandbox, its keeper, and the real entry for as long as a container needs it
-    statistics    what the proxy asks of the guest, by the shim's socket
+    statistics    what the proxy asks of the guest, with one request of a sandbox at a time
     placeholders  a placeholder for each published volume, from the publish to the unpublish
     process       the daemon
 

@@ -1,29 +1,22 @@
-"""What Kata and the kernel say of a sandbox: which process its virtual machine is, and what that has attached.
+"""What is proved of a sandbox, whichever of Kata's runtimes made it: its virtual machine, and what that has attached.
 
-Kata's Go runtime writes /run/vc/sbs/<sandbox>/persist.json, and one for each container below it, in place: a reader
-may see half a file, and reads again. What these files say is compared with the kernel: a process is a sandbox's
-virtual machine if the sandbox's id is in its arguments, its control group, or its parent's arguments, and a disk is
-attached if the process has the device open. Kata's files may name a user of a device; they never prove that there is
-none.
+A runtime says in files or sockets of its own which process the machine is (`go_runtime`, `rust_runtime`). That is
+compared with the kernel: a process is a sandbox's machine if the sandbox's id is in its arguments, its control group,
+or its parent's arguments, and a disk is attached if the process has the device open. What a runtime says may name a
+user of a device; it never proves that there is none.
 """
 
-import json
+import enum
 import os
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-import pydantic
-
-from crust.core import errors
+from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import syscalls
 
-DEFAULT_ROOT = "/run/vc/sbs"
-
 _LIMIT_BYTES = 4 * 1024 * 1024
-_ATTEMPTS = 5
-_AGAIN_S = 0.01
 
 
 class VmUnknown(errors.NotReady):
@@ -37,77 +30,80 @@ class VmUnknown(errors.NotReady):
         )
 
 
-class _Hypervisor(pydantic.BaseModel):
-    pid: int = pydantic.Field(alias="Pid", ge=0, lt=2**31)
+class Kind(enum.Enum):
+    """Kata's two runtimes."""
 
-
-class _SandboxFile(pydantic.BaseModel):
-    hypervisor: _Hypervisor = pydantic.Field(alias="HypervisorState")
-
-
-class _Mount(pydantic.BaseModel):
-    source: str = pydantic.Field(alias="Source")
-    destination: str = pydantic.Field(alias="Destination")
-    device_id: str = pydantic.Field(alias="BlockDeviceID", default="")
-
-
-class _ContainerFile(pydantic.BaseModel):
-    mounts: tuple[_Mount, ...] | None = pydantic.Field(alias="Mounts", default=())
+    GO = "Go runtime"
+    RUST = "runtime-rs"
 
 
 @dataclass(frozen=True, slots=True)
-class KataEvidence:
-    """Kata's own files below `root`, and the kernel's view. Functions block."""
+class Use:
+    """The volume's mount in a container that runs. `guest_path` is the mount's in the guest; "": it is not known."""
 
-    root: str = DEFAULT_ROOT
+    sandbox_id: str
+    container_id: str = ""
+    guest_path: str = ""
+
+
+class Runtime(Protocol):
+    """One of Kata's runtimes. Functions block, but for `stats`."""
+
+    @property
+    def kind(self) -> Kind:
+        """Which one it is."""
+
+    def has(self, sandbox_id: str) -> bool:
+        """Whether the sandbox is this runtime's."""
 
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """The process of the sandbox's virtual machine; `told` is the engine's word, 0 for none. Raises VmUnknown."""
-        check_id(sandbox_id)
-        pid: int = self._read(_SandboxFile, f"{sandbox_id}/persist.json", sandbox_id).hypervisor.pid
-        if told and told != pid:
-            raise VmUnknown(sandbox_id, f"the engine names process {told}, and Kata process {pid}")
-        if not pid or not _belongs(pid, sandbox_id):
-            raise VmUnknown(sandbox_id, f"process {pid}, which Kata names, is not the sandbox's")
-        return pid
+
+    def check_attachable(self, pid: int, record: Record, others: int) -> None:
+        """Raise if the machine must not be given the volume for a mount that is to be created.
+
+        `others` are mounts of the volume that are created now, too.
+        """
 
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
         """Raise `VolumeNotAttached` unless Kata attached the device and mounts it for this container."""
-        check_id(sandbox_id)
-        check_id(container_id)
-        path = f"{sandbox_id}/{container_id}/persist.json"
-        mounts = self._read(_ContainerFile, path, sandbox_id).mounts or ()
-        device = os.path.realpath(record.device)
-        is_known = any(
-            each.device_id and (each.source, each.destination) == (device, destination)
-            for each in mounts
-        )
-        if is_known and has_open(pid, record):
-            return
-        missing = "has not opened" if is_known else "was not given"
-        raise errors.NotReady.named(
-            "VolumeNotAttached",
-            f"the volume at {record.target} is not in the virtual machine of sandbox {sandbox_id}",
-            why=f"process {pid} {missing} {record.device} for the mount {destination}: Kata shares the host's "
-            "directory where it cannot attach a device",
-            hint="set disable_block_device_use = false in Kata's configuration, and delete the pod; "
-            "its process was not started",
-        )
 
-    def _read(self, model: type[Any], path: str, sandbox_id: str) -> Any:
-        why = ""
-        for _ in range(_ATTEMPTS):
-            try:
-                with open(f"{self.root}/{path}", "rb") as file:
-                    return model.model_validate(json.loads(file.read(_LIMIT_BYTES)))
-            except OSError as err:
-                raise VmUnknown(sandbox_id, f"{self.root}/{path}: {err.strerror}") from err
-            except (ValueError, RecursionError) as err:  # it may be half written
-                why = f"{self.root}/{path} cannot be read: {type(err).__name__}"
-            time.sleep(_AGAIN_S)
-        raise VmUnknown(sandbox_id, why)
+    def guest_paths(
+        self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
+    ) -> list[str]:
+        """Where the guest has the mounts of one container; "": not told, or not needed for `stats`."""
+
+    async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
+        """What the guest's kernel counts. Raises OSError and ValueError."""
+
+
+class Runtimes:
+    """Those of the node. Which one has made a sandbox says its own directory."""
+
+    def __init__(self, each: Sequence[Runtime]) -> None:
+        self._each = each
+
+    def of(self, sandbox_id: str) -> Runtime:
+        """The runtime of a sandbox. Raises VmUnknown."""
+        check_id(sandbox_id)
+        for runtime in self._each:
+            if runtime.has(sandbox_id):
+                return runtime
+        raise VmUnknown(sandbox_id, "none of Kata's runtimes has a directory of it")
+
+
+def not_attached(
+    record: Record, sandbox_id: str, why: str, hint: str = "delete the pod"
+) -> errors.CrustError:
+    """The error of a volume that is not where its container would look for it."""
+    return errors.NotReady.named(
+        "VolumeNotAttached",
+        f"the volume at {record.target} is not in the virtual machine of sandbox {sandbox_id}",
+        why=why,
+        hint=f"{hint}; its process was not started",
+    )
 
 
 def has_open(pid: int, record: Record) -> bool:
@@ -127,6 +123,14 @@ def _device_at(path: str) -> int | None:
         return syscalls.block_device_at(path)
     except OSError:  # closed meanwhile
         return None
+
+
+def check_machine(sandbox_id: str, pid: int, told: int) -> None:
+    """Raise VmUnknown unless engine, runtime and kernel agree that the process is the sandbox's machine."""
+    if told and told != pid:
+        raise VmUnknown(sandbox_id, f"the engine names process {told}, and Kata process {pid}")
+    if not pid or not _belongs(pid, sandbox_id):
+        raise VmUnknown(sandbox_id, f"process {pid}, which Kata names, is not the sandbox's")
 
 
 def _belongs(pid: int, sandbox_id: str) -> bool:

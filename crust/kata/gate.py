@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -21,10 +22,11 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.kata import entry
-from crust.kata.evidence import KataEvidence
+from crust.kata.evidence import Runtime, Runtimes, Use
 from crust.kata.grants import Grants, Sandbox
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
+from crust.kata.statistics import Uses
 from crust.runtime_handler import NotDeferred, resolve_source
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,10 @@ class _Created:
         there[container.id] = container.pod_id
         return is_new
 
+    def others(self, name: str, container_id: str) -> int:
+        """How many other containers need the name."""
+        return sum(each != container_id for each in self.by_name.get(name, {}))
+
     def discard(self, name: str, container_id: str) -> bool:
         """Whether no container of the name is left."""
         there = self.by_name.get(name, {})
@@ -108,14 +114,15 @@ class Bridge:
     def __init__(
         self,
         grants: Grants,
-        evidence: KataEvidence,
+        runtimes: Runtimes,
         configurations: Configurations,
         default_handler: str,
         report: Report,
     ) -> None:
-        self._grants, self._evidence, self._configurations = grants, evidence, configurations
+        self._grants, self._runtimes, self._configurations = grants, runtimes, configurations
         self._default, self._report = default_handler, report
         self._created = _Created()
+        self.uses = Uses()
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
@@ -128,6 +135,7 @@ class Bridge:
 
     async def ended(self, container: Container) -> None:
         """See `nri.Gate`."""
+        self.uses.ended(container.id)
         if self._created.of(container.id):
             await workers.run(self._end, container.id)
 
@@ -142,10 +150,16 @@ class Bridge:
         if not wanted:
             return
         with self._working_on(wanted), contextlib.ExitStack() as undo:
-            for handler in {each.record.handler for each in wanted}:
-                self._configurations.check(handler)
-            sandbox = self._sandbox(pod)
+            kinds = {self._configurations.check(each.record.handler).kind for each in wanted}
+            runtime = self._runtimes.of(pod.id)
+            if kinds != {runtime.kind}:
+                raise _other_runtime(pod, runtime)
+            sandbox = _sandbox(pod, runtime)
+            times = Counter(each.record.digest for each in wanted)
             for each in wanted:
+                others = self._created.others(each.name, container.id)
+                others += times[each.record.digest] - 1
+                runtime.check_attachable(sandbox.pid, each.record, others)
                 if self._created.add(each.name, container):
                     undo.callback(self._created.discard, each.name, container.id)
                 undo.callback(self._grants.grant(sandbox, each.record, each.source))
@@ -157,10 +171,11 @@ class Bridge:
         if not wanted:
             return
         with self._working_on(wanted):
-            sandbox = self._sandbox(pod)
+            runtime = self._runtimes.of(pod.id)
+            sandbox = _sandbox(pod, runtime)
             for each in wanted:
                 self._grants.check(sandbox, each.record)
-                self._evidence.check_mounted(
+                runtime.check_mounted(
                     sandbox.id, sandbox.pid, container.id, each.destination, each.record
                 )
             if not attempt.commit():
@@ -169,6 +184,13 @@ class Bridge:
                 if self._created.discard(each.name, container.id):
                     self._grants.withdraw(sandbox.id, each.name)
                 self._grants.mounted(sandbox, each.record)
+            self._note(runtime, container, wanted)
+
+    def _note(self, runtime: Runtime, container: Container, wanted: list[Wanted]) -> None:
+        at, box = [each.destination for each in wanted], container.pod_id
+        paths = runtime.guest_paths(box, at, just_made=not container.is_running)
+        for each, path in zip(wanted, paths, strict=True):
+            self.uses.started(each.record.digest, Use(box, container.id, path))
 
     def _end(self, container_id: str) -> None:
         for name, sandbox_id in self._created.of(container_id):
@@ -212,11 +234,15 @@ class Bridge:
         if pod is None or not (container.is_created or container.is_running):
             return None
         try:
-            for each in self._wanted(pod, container):
-                if container.is_created:
+            wanted = self._wanted(pod, container)
+            if container.is_created:
+                for each in wanted:
                     self._created.add(each.name, container)
-                else:
-                    self._grants.check(self._sandbox(pod), each.record)
+            elif wanted:
+                runtime = self._runtimes.of(pod.id)
+                for each in wanted:
+                    self._grants.check(_sandbox(pod, runtime), each.record)
+                self._note(runtime, container, wanted)
         except errors.CrustError as error:
             if container.is_created:
                 return None  # it is refused when it is to start
@@ -229,9 +255,6 @@ class Bridge:
             _log.error("a container runs without its volume", extra={"error": problem})
             return problem
         return None
-
-    def _sandbox(self, pod: Pod) -> Sandbox:
-        return Sandbox(volumes.SandboxId(pod.id), self._evidence.vm_of(pod.id, pod.pid))
 
     def _wanted(self, pod: Pod, container: Container) -> list[Wanted]:
         """The mounts that one of our handlers must serve. Raises for each that may not be used."""
@@ -278,6 +301,19 @@ def _told(running: "asyncio.Future[None]") -> None:
     error = None if running.cancelled() else running.exception()
     if error is not None:
         _log.warning("a call whose time was over has failed", extra={"error": error})
+
+
+def _sandbox(pod: Pod, runtime: Runtime) -> Sandbox:
+    return Sandbox(volumes.SandboxId(pod.id), runtime.vm_of(pod.id, pod.pid))
+
+
+def _other_runtime(pod: Pod, runtime: Runtime) -> errors.CrustError:
+    return errors.NotReady.named(
+        "OtherKataRuntime",
+        f"pod {pod.name} gets no deferred volume",
+        why=f"Kata's {runtime.kind.value} has made its sandbox, and kata.toml names a configuration of the other",
+        hint="name the configuration that containerd gives to this runtime (ConfigPath), and restart crust kata",
+    )
 
 
 def _wrong_runtime(record: Record, handler: str, pod: Pod) -> errors.CrustError:

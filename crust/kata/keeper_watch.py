@@ -13,7 +13,7 @@ import select
 
 from crust.core import errors, volumes
 from crust.host.process import workers
-from crust.kata.evidence import KataEvidence, VmUnknown
+from crust.kata.evidence import Runtimes, VmUnknown
 from crust.kata.grants import Grants, Sandbox
 from crust.runtime_handler import keepers, kept_vm
 
@@ -26,8 +26,8 @@ _LOOK_S = 1.0
 class KeeperWatch:
     """The keepers of this node's sandboxes."""
 
-    def __init__(self, grants: Grants, evidence: KataEvidence) -> None:
-        self._grants, self._evidence = grants, evidence
+    def __init__(self, grants: Grants, runtimes: Runtimes) -> None:
+        self._grants, self._runtimes = grants, runtimes
         self._watched: dict[str, keepers.Keeper] = {}
         self._hint = asyncio.Event()
 
@@ -81,7 +81,7 @@ class KeeperWatch:
     def _recovered(self, sandbox_id: str, known_pid: int | None) -> keepers.Keeper | None:
         socket = self._grants.socket(sandbox_id)
         try:
-            pid = known_pid or self._evidence.vm_of(sandbox_id)
+            pid = known_pid or self._runtimes.of(sandbox_id).vm_of(sandbox_id)
             self._grants.recover(Sandbox(volumes.SandboxId(sandbox_id), pid))
             keeper = keepers.connect(socket)
         except (keepers.KeeperGone, errors.NotFound, VmUnknown, kept_vm.VmKilled) as error:

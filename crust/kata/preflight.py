@@ -3,9 +3,14 @@
 Kata's Go runtime starts a container on the host's directory if its configuration forbids block devices, in silence,
 and forbids them where nothing is said. So a handler is registered only if the configuration says otherwise. It is
 read again when one of its files has changed (inode, time, size): before each create, not at the next restart.
+
+What was run with real shims passes (docs/kata.md). What may work and was not run passes if the runtime's setting
+`unproven` is on; what cannot work never does.
 """
 
 import os
+import re
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from crust.core import errors, volumes
+from crust.kata.evidence import Kind
 
 _DROP_INS = "config.d"
+_VERSION_S = 5.0
+_SAID = re.compile(r"shim \((?P<language>Golang|Rust)\).*?version: (?P<version>\d+\.\d+)")
+_PROVEN_DRIVER = {Kind.GO: "virtio-blk", Kind.RUST: "virtio-blk-pci"}
+Version = tuple[int, int]
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
@@ -28,35 +38,57 @@ class KataUnfit(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
+class Installation:
+    """What a runtime's settings name. `shim`, its program, may be absent for the Go runtime."""
+
+    configuration: Path
+    shim: Path | None = None
+    unproven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An installation that may get volumes. `version` (0, 0): its program is not named."""
+
+    kind: Kind
+    version: Version = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class _Checked:
     stamp: Stamp
-    problem: errors.CrustError | None
+    found: Found | errors.CrustError
 
 
 class Configurations:
-    """The configuration file of each of our handlers. Functions block."""
+    """The installation of each of our handlers. Functions block."""
 
-    def __init__(self, paths: Mapping[volumes.HandlerName, Path]) -> None:
-        self._paths = paths
+    def __init__(self, installations: Mapping[volumes.HandlerName, Installation]) -> None:
+        self._installations = installations
         self._checked: dict[volumes.HandlerName, _Checked] = {}
+        self._first: dict[volumes.HandlerName, Found] = {}
 
-    def check(self, handler: volumes.HandlerName) -> None:
+    def check(self, handler: volumes.HandlerName) -> Found:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only what has changed."""
-        path = self._paths[handler]
-        stamp = _stamp(path)
+        installation = self._installations[handler]
+        stamp = _stamp(installation)
         checked = self._checked.get(handler)
         if checked is None or checked.stamp != stamp:
-            checked = self._checked[handler] = _Checked(stamp, _problem(path))
-        if checked.problem is not None:
-            raise checked.problem
-
-
-def _problem(path: Path) -> errors.CrustError | None:
-    try:
-        check(path, read(path))
-    except KataUnfit as error:
-        return error
-    return None
+            found: Found | KataUnfit
+            try:
+                found = check(installation, read(installation.configuration))
+            except KataUnfit as error:
+                found = error
+            checked = self._checked[handler] = _Checked(stamp, found)
+        if isinstance(checked.found, errors.CrustError):
+            raise checked.found
+        if self._first.setdefault(handler, checked.found) != checked.found:
+            raise KataUnfit(
+                installation.configuration,
+                "it belongs to another runtime or version of Kata than at the start of crust kata",
+                "restart crust kata, which then registers what this version can do",
+            )
+        return checked.found
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -72,38 +104,109 @@ def read(path: Path) -> dict[str, Any]:
     return merged
 
 
-def check(path: Path, configuration: dict[str, Any]) -> None:
+def check(installation: Installation, configuration: dict[str, Any]) -> Found:
     """Raise KataUnfit for the first thing that must be otherwise, with the key and the value to set."""
+    path = installation.configuration
     runtime, hypervisors = configuration.get("runtime", {}), configuration.get("hypervisor", {})
-    if "name" in runtime:
-        raise KataUnfit(
-            path,
-            "it is a configuration of runtime-rs, and this version knows Kata's Go runtime",
-            "name a runtime with runtime_type io.containerd.kata.v2 and the Go shim, or do not defer volumes to it",
-        )
     if not hypervisors or not all(isinstance(each, dict) for each in hypervisors.values()):
         raise KataUnfit(
             path, "it has no table [hypervisor.…]", "give Kata's own configuration.toml"
         )
+    kind = Kind.RUST if "name" in runtime else Kind.GO
     for name, hypervisor in hypervisors.items():
-        if name == "remote":
+        _check_hypervisor(path, kind, name, hypervisor)
+        if not installation.unproven:
+            _check_proven(path, kind, name, hypervisor)
+    found = Found(kind, _version(installation, kind))
+    if kind is Kind.RUST and found.version < (4, 0) and not installation.unproven:
+        raise KataUnfit(
+            path,
+            f"runtime-rs before 4.0 drops the options of a volume, and {installation.shim} is older",
+            "install Kata 4.1; or set unproven = true for this runtime in kata.toml",
+        )
+    return found
+
+
+def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
+    """What cannot work."""
+    table = f"[hypervisor.{name}]"
+    shares = kind is Kind.GO and hypervisor.get("disable_block_device_use", True) is not False
+    refused = (
+        (
+            name == "remote",
+            "its sandboxes run on other machines (peer pods), which do not have this node's devices",
+            "do not defer volumes to this runtime",
+        ),
+        (
+            kind is Kind.RUST and name != "clh",
+            f"{table}: with runtime-rs the machine of a sandbox is found by Cloud Hypervisor's socket",
+            "name a configuration with [hypervisor.clh], or Kata's Go runtime",
+        ),
+        (
+            shares,
+            f"{table} disable_block_device_use is not false: Kata would share the host's directory",
+            f"set disable_block_device_use = false in {table}",
+        ),
+        (
+            hypervisor.get("rootless", False) is not False,
+            f"{table} rootless is set: Kata keeps its volumes in another directory",
+            f"set rootless = false in {table}",
+        ),
+        (
+            hypervisor.get("shared_fs") == "none",
+            f"{table} shared_fs is none: the guest has no directory to mount a volume below",
+            f'set shared_fs = "virtio-fs" in {table}',
+        ),
+    )
+    for is_so, why, hint in refused:
+        if is_so:
+            raise KataUnfit(path, why, hint)
+
+
+def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
+    """What may work, and was not run."""
+    wanted = _PROVEN_DRIVER[kind]
+    for key, value, proven in (
+        ("the hypervisor", name, "clh"),
+        ("block_device_driver", hypervisor.get("block_device_driver", wanted), wanted),
+        ("shared_fs", hypervisor.get("shared_fs", "virtio-fs"), "virtio-fs"),
+    ):
+        if value != proven:
             raise KataUnfit(
                 path,
-                "its sandboxes run on other machines (peer pods), which do not have this node's devices",
-                "do not defer volumes to this runtime",
+                f"[hypervisor.{name}] {key} is {value}, and {proven} alone was run with Kata's {kind.value}",
+                f"use {proven}; or set unproven = true for this runtime in kata.toml, and test it",
             )
-        if hypervisor.get("disable_block_device_use", True) is not False:
-            raise KataUnfit(
-                path,
-                f"[hypervisor.{name}] disable_block_device_use is not false: Kata would share the host's directory",
-                f"set disable_block_device_use = false in [hypervisor.{name}]",
-            )
-        if hypervisor.get("rootless", False) is not False:
-            raise KataUnfit(
-                path,
-                f"[hypervisor.{name}] rootless is set: Kata keeps its volumes in another directory",
-                f"set rootless = false in [hypervisor.{name}]",
-            )
+
+
+def _version(installation: Installation, kind: Kind) -> Version:
+    """What the shim says of itself. Raises KataUnfit if it is another runtime's."""
+    path, shim = installation.configuration, installation.shim
+    if shim is None:
+        if kind is Kind.GO:
+            return (0, 0)
+        raise KataUnfit(
+            path,
+            "it is a configuration of runtime-rs, and the version of its shim is not known",
+            "set shim to the path of its containerd-shim-kata-v2 (containerd's runtime_path) in kata.toml",
+        )
+    try:
+        said = subprocess.run(
+            [str(shim), "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=True
+        ).stdout
+    except (OSError, ValueError, subprocess.SubprocessError) as err:
+        raise KataUnfit(
+            path, f"{shim} does not say its version: {err}", "correct shim in kata.toml"
+        ) from err
+    match = _SAID.search(said)
+    if match is None or (match["language"] == "Rust") is not (kind is Kind.RUST):
+        raise KataUnfit(
+            path,
+            f"it is a configuration of Kata's {kind.value}, and {shim} is not that: {said[:120].strip()}",
+            "correct shim or configuration in kata.toml",
+        )
+    major, minor = map(int, match["version"].split("."))
+    return (major, minor)
 
 
 def _files(path: Path) -> list[Path]:
@@ -123,10 +226,11 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(installation: Installation) -> Stamp:
+    shim = [] if installation.shim is None else [installation.shim]
     return tuple(
         (str(file), status.st_ino, status.st_mtime_ns, status.st_size)
-        for file in _files(path)
+        for file in (*_files(installation.configuration), *shim)
         if (status := _status(file)) is not None
     )
 

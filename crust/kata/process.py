@@ -15,19 +15,21 @@ from pathlib import Path
 
 import crust
 from crust.core import errors, volumes
-from crust.core.settings.kata import KataSettings
+from crust.core.settings.kata import KataRuntime, KataSettings
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
 from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
 from crust.kata.entry import KEY_BYTES_MAX, KataEntries
-from crust.kata.evidence import KataEvidence
+from crust.kata.evidence import Kind, Runtimes
 from crust.kata.gate import Bridge, Report
+from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations
+from crust.kata.preflight import Configurations, Found, Installation
+from crust.kata.rust_runtime import RustRuntime
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.runtime_handler import registration, service
@@ -37,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 FEATURES = frozenset({Feature.READ_ONLY, Feature.GROUP, Feature.GROUP_CHANGE_POLICY, Feature.STATS})
 """What Kata's Go runtime does with a direct volume, whatever its hypervisor."""
+FEATURES_RS = frozenset({Feature.READ_ONLY, Feature.STATS})
+"""What runtime-rs does since 4.0: a group is never applied."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
@@ -55,34 +59,38 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
         enter = stack.enter_async_context
         configurations = Configurations(
-            {volumes.HandlerName(each.name): Path(each.configuration) for each in settings.runtimes}
+            {volumes.HandlerName(each.name): _installation(each) for each in settings.runtimes}
         )
-        handlers = await _fit(settings, configurations, daemon)
+        features = await _fit(settings, configurations, daemon)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
         await workers.run(entries.open)
-        evidence = KataEvidence(settings.kata_sandboxes)
-        features = dict.fromkeys(handlers, FEATURES)
+        runtimes = Runtimes(
+            [
+                GoRuntime(settings.kata_sandboxes),
+                RustRuntime(settings.kata_rs_sandboxes, settings.kata_shares),
+            ]
+        )
         grants = Grants(store, run_dir / "keepers", entries, features)
 
         report = _reporting(daemon)
-        watch = KeeperWatch(grants, evidence)
+        watch = KeeperWatch(grants, runtimes)
         await watch.look()
         await workers.run(grants.hide_unclaimed)
-        placeholders = Placeholders(store, entries, handlers, report)
+        placeholders = Placeholders(store, entries, features, report)
         await workers.run(placeholders.look)
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
-        gate = Bridge(grants, evidence, configurations, settings.default_runtime, report)
+        gate = Bridge(grants, runtimes, configurations, settings.default_runtime, report)
         plugin = _Plugin(settings.nri_socket, gate, daemon)
         await enter(supervised("NRI plugin", plugin.keep, daemon.health))
         await enter(
             daemon.serves()
         )  # an engine that is away must not keep the node's start waiting
         await plugin.is_taken.wait()
-        serves = KataHandler(store, settings.kata_sandboxes)
+        serves = KataHandler(store, runtimes, gate.uses)
         stack.push_async_callback(serves.close)
-        for handler in handlers:
-            await _registered(handler, serves, settings, stack)
+        for handler, has in features.items():
+            await _registered(handler, has, serves, settings, stack)
         yield daemon
 
 
@@ -102,25 +110,38 @@ def _report(daemon: Daemon, part: str, problem: errors.CrustError | None) -> Non
 
 async def _fit(
     settings: KataSettings, configurations: Configurations, daemon: Daemon
-) -> list[volumes.HandlerName]:
-    """The handlers whose installation of Kata can be served; raises the last problem if there is none."""
-    fit, problem = [], None
+) -> dict[volumes.HandlerName, frozenset[Feature]]:
+    """The features of the handlers whose installation of Kata can be served; raises the last problem without any."""
+    fit: dict[volumes.HandlerName, frozenset[Feature]] = {}
+    problem = None
     for runtime in settings.runtimes:
         name = volumes.HandlerName(runtime.name)
         try:
-            await workers.run(configurations.check, name)
+            found = await workers.run(configurations.check, name)
         except errors.CrustError as error:
             _report(daemon, f"runtime {name}", error)
             problem = error
         else:
-            fit.append(name)
+            fit[name] = _features(found)
     if not fit and problem is not None:
         raise problem
     return fit
 
 
+def _installation(runtime: KataRuntime) -> Installation:
+    shim = Path(runtime.shim) if runtime.shim else None
+    return Installation(Path(runtime.configuration), shim, runtime.unproven)
+
+
+def _features(found: Found) -> frozenset[Feature]:
+    if found.kind is Kind.GO:
+        return FEATURES
+    return FEATURES_RS if found.version >= (4, 0) else FEATURES_RS - {Feature.READ_ONLY}
+
+
 async def _registered(
     name: volumes.HandlerName,
+    features: frozenset[Feature],
     serves: service.Handler,
     settings: KataSettings,
     stack: AsyncExitStack,
@@ -131,7 +152,7 @@ async def _registered(
         version=crust.__version__,
         endpoint=endpoint,
         filesystems=frozenset(settings.filesystems),
-        features=FEATURES,
+        features=features,
         max_target_path_bytes=KEY_BYTES_MAX,
     )
     await stack.enter_async_context(service.serving(endpoint, serves))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class KataNode:
 
     directory: Path
     handler: str
+    is_rust: bool
     state: Path
 
     def run(self, *command: str) -> Answer:
@@ -109,10 +111,10 @@ def _answer(command: list[str], environment: dict[str, str] | None = None) -> An
     return Answer(done.returncode == 0, f"{done.stdout}{done.stderr}".strip())
 
 
-def _runtimes() -> dict[str, str]:
-    """KATA_RUNTIMES: name=configuration, separated by commas."""
-    pairs = os.environ.get("KATA_RUNTIMES", "").split(",")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+def _runtimes() -> dict[str, tuple[str, str, str]]:
+    """KATA_RUNTIMES: name=configuration or name=configuration:shim, separated by commas."""
+    pairs = (each.split("=", 1) for each in os.environ.get("KATA_RUNTIMES", "").split(",") if each)
+    return {name: paths.partition(":") for name, paths in pairs}
 
 
 @pytest.fixture(scope="session", params=sorted(_runtimes()) or ["(none)"])
@@ -131,15 +133,17 @@ def node(
         pytest.fail("KATA_RUNTIMES is empty: name=configuration,…, see docs/kata.md", pytrace=False)
     state = tmp_path_factory.mktemp("crust")
     configured = "".join(
-        f'[[runtimes]]\nname = "{name}"\nconfiguration = "{path}"\n'
-        for name, path in _runtimes().items()
+        f'[[runtimes]]\nname = "{name}"\nconfiguration = "{path}"\nshim = "{shim}"\n'
+        for name, (path, _, shim) in _runtimes().items()
     )
     (state / "kata.toml").write_text(f'default_runtime = "runc"\n{configured}')
     (state / "node.toml").write_text(
         '[[proxy.drivers]]\nname = "block.csi.crust.dev"\nsocket = "/run/crust-csi.sock"\n'
         'backend = "/run/crust/shim/csi.sock"\n[driver]\ncreate_pool = true\n'
     )
-    made = KataNode(directory, str(request.param), state)
+    kata = tomllib.loads(Path(_runtimes()[request.param][0]).read_text())
+    is_rust = "name" in kata["runtime"]
+    made = KataNode(directory, str(request.param), is_rust, state)
     daemon = made.daemon("node")
     try:
         yield made
@@ -163,7 +167,9 @@ def volume(node: KataNode, bridge: object) -> Iterator[tuple[str, str]]:
     assert answer.is_ok, answer.text
     node.wait(node.entries)
     yield name, answer.text.splitlines()[-1]
-    for pod in node.run("sh", "-c", "ls /run/vc/sbs 2>/dev/null").text.split():
+    for pod in node.run(
+        "sh", "-c", "ls /run/vc/sbs /run/kata 2>/dev/null | grep -v :"
+    ).text.split():
         node.cri("stopp", pod)
         node.cri("rmp", pod)
     node.wait(lambda: node.co("down", name).is_ok)

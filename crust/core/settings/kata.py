@@ -1,6 +1,6 @@
 """The settings of `crust kata`."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -12,13 +12,19 @@ _FILESYSTEM = r"^[a-z0-9]{1,32}$"
 
 
 class KataRuntime(Table):
-    """A runtime of containerd that is Kata's Go runtime."""
+    """A runtime of containerd that is Kata's Go runtime or its runtime-rs."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
     """The runtime's name in containerd's configuration, which is also the handler of the RuntimeClass."""
 
     configuration: AbsolutePath
     """Kata's configuration.toml that containerd gives to it (ConfigPath)."""
+
+    shim: AbsolutePath | Literal[""] = ""
+    """Its containerd-shim-kata-v2. Needed for runtime-rs, whose version decides what it can do."""
+
+    unproven: bool = False
+    """Give volumes to a version, a hypervisor or a block driver that was not run with crust."""
 
 
 class KataSettings(ProgramSettings):
@@ -52,6 +58,12 @@ class KataSettings(ProgramSettings):
 
     kata_sandboxes: AbsolutePath = "/run/vc/sbs"
     """Where Kata's Go runtime writes its state."""
+
+    kata_rs_sandboxes: AbsolutePath = "/run/kata"
+    """Where runtime-rs has its sockets."""
+
+    kata_shares: AbsolutePath = "/run/kata-containers/shared/sandboxes"
+    """Where Kata has the directories that it shares with its guests."""
 
     @pydantic.model_validator(mode="after")
     def _check_distinct(self) -> Self:

@@ -126,12 +126,12 @@ def check_free(path: str) -> None:
             why="the path names a file that is not a socket",
             hint="find out what it is, and move it away",
         )
-    pid = _listener(path)
+    pid = listener(path)
     if pid is not None:
         raise _socket_in_use(path, pid)
 
 
-def _listener(path: str) -> int | None:
+def listener(path: str) -> int | None:
     """The process that listens on the socket, 0 if its id is unknown; None if no process listens."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with probe, oserrors.translating(f"cannot look who listens on {path}"):

@@ -20,9 +20,11 @@ from crust.handoff.store import Store
 from crust.host.block import devices, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, gate, grants, nri
-from crust.kata.evidence import KataEvidence
-from crust.kata.preflight import Configurations
+from crust.kata.evidence import Runtimes
+from crust.kata.go_runtime import GoRuntime
+from crust.kata.preflight import Configurations, Installation
 from crust.kata.process import FEATURES
+from crust.kata.rust_runtime import RustRuntime
 from crust.runtime_handler import keepers
 from tests.support.kata import sandbox
 from tests.support.records.records import HANDLER, MOUNT, a_record
@@ -40,6 +42,8 @@ class KataNode:
     store: Store
     entries: entry.KataEntries
     configuration: Path
+    features: frozenset[volumes.HandlerFeature] = FEATURES
+    shim: Path | None = None
     problems: dict[str, errors.CrustError | None] = field(default_factory=dict)
 
     @property
@@ -71,16 +75,20 @@ class KataNode:
 
     def bridge(self) -> gate.Bridge:
         """A bridge that has just started; the claims are the keepers'."""
-        evidence = KataEvidence(str(self.sandboxes))
-        configurations = Configurations({HANDLER: self.configuration})
+        configurations = Configurations({HANDLER: Installation(self.configuration, self.shim)})
         return gate.Bridge(
-            self.grants(), evidence, configurations, "runc", self.problems.__setitem__
+            self.grants(), self.runtimes(), configurations, "runc", self.problems.__setitem__
         )
+
+    def runtimes(self) -> Runtimes:
+        """Kata's runtimes of this node."""
+        rust = RustRuntime(str(self.directory / "rs"), str(self.directory / "shares"))
+        return Runtimes([GoRuntime(str(self.sandboxes)), rust])
 
     def grants(self) -> grants.Grants:
         """The claims of this node."""
         return grants.Grants(
-            self.store, self.directory / "keepers", self.entries, {HANDLER: FEATURES}
+            self.store, self.directory / "keepers", self.entries, {HANDLER: self.features}
         )
 
     def kind(self, record: Record) -> entry.Kind:
@@ -135,6 +143,15 @@ def two(node: KataNode) -> Iterator[sandbox.StandInSandbox]:
 def running(node: KataNode, id_: str) -> Iterator[sandbox.StandInSandbox]:
     """A sandbox; after it, its keeper has ended too."""
     with sandbox.running(node.sandboxes, id_) as made:
+        yield made
+        end(node, made)
+
+
+@contextmanager
+def running_rust(node: KataNode, id_: str) -> Iterator[sandbox.StandInRustSandbox]:
+    """The same of runtime-rs."""
+    directory = node.directory
+    with sandbox.running_rust(directory / "rs", directory / "shares", id_) as made:
         yield made
         end(node, made)
 

@@ -17,7 +17,6 @@ from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api
 from crust.kata import entry, nri
 from crust.kata.entry import Kind
-from crust.kata.evidence import KataEvidence
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
 from tests.integration.kata.conftest import (
@@ -349,7 +348,7 @@ async def test_a_container_that_runs_without_its_volume_is_named(
 @pytest.fixture
 def watch(node: KataNode) -> KeeperWatch:
     """The watch of the node's keepers; a test looks by itself."""
-    return KeeperWatch(node.grants(), KataEvidence(str(node.sandboxes)))
+    return KeeperWatch(node.grants(), node.runtimes())
 
 
 @pytest.mark.spec("H-46")

@@ -20,7 +20,6 @@ from crust.handoff.record import Record
 from crust.host.block import loop
 from crust.kata import entry, evidence, gate
 from crust.kata.entry import Kind
-from crust.kata.evidence import KataEvidence
 from crust.kata.keeper_watch import KeeperWatch
 from tests.integration.kata import conftest as nodes
 from tests.integration.kata.conftest import ONE, SIZE_BYTES, TWO, KataNode
@@ -64,7 +63,7 @@ class _Run:
         self.node, self.record = node, record
         self.boxes = [stack.enter_context(nodes.running(node, id_)) for id_ in (ONE, TWO)]
         self.bridge: gate.Bridge = node.bridge()
-        self.watch = KeeperWatch(node.grants(), KataEvidence(str(node.sandboxes)))
+        self.watch = KeeperWatch(node.grants(), node.runtimes())
         self.attached: set[int] = set()
         (node.directory / "link").symlink_to(node.kubelet)
 

@@ -1,11 +1,13 @@
-"""A sandbox of Kata's Go runtime without Kata: a process in the place of the virtual machine, and the state files.
+"""A sandbox of Kata without Kata: a process in the place of the virtual machine, and what its runtime leaves behind.
 
 The files have the keys and the order that the real shims 3.30.0 and 4.1.0 wrote, as far as crust reads them. The
 process has the sandbox's id among its arguments, as cloud-hypervisor has it in the path of its API socket, and opens
-and closes devices on command, as the real one does when a container is created and ends.
+and closes devices on command, as the real one does when a container is created and ends. With runtime-rs it listens
+at that socket, and the runtime makes an empty directory in the sandbox's share for each mount.
 """
 
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROGRAM = """
-import os, sys
+import os, socket, sys
 devices = {}
+if sys.argv[1] == "--api-socket":
+    api = socket.socket(socket.AF_UNIX)
+    api.bind(sys.argv[2])
+    api.listen()
 print(os.getpid(), flush=True)
 for line in sys.stdin:
     word, path = line.split()
@@ -91,6 +97,25 @@ class StandInSandbox:
         assert self.process.stdout.readline() == "done\n"
 
 
+@dataclass
+class StandInRustSandbox(StandInSandbox):
+    """One of runtime-rs; `root` is /run/kata on a node, `shares` /run/kata-containers/shared/sandboxes."""
+
+    shares: Path = Path()
+
+    def create_container(self, container_id: str, device: str, destination: str) -> None:
+        """What the shim leaves; it does not write down which container it was."""
+        self.attach(device)
+        self.make_mount(destination)
+
+    def make_mount(self, destination: str) -> str:
+        """The directory of a mount, which stays until the sandbox ends; returns its path in the guest."""
+        last = destination.rpartition("/")[2]
+        name = f"{secrets.token_hex(5)}-{secrets.token_hex(4)}-{last}"
+        (self.shares / self.id / "rw" / "passthrough" / name).mkdir(parents=True)
+        return f"/run/kata-containers/shared/containers/passthrough/{name}"
+
+
 def _mount(source: str, destination: str, device_id: str) -> dict[str, object]:
     return {
         "Source": source, "Destination": destination, "Type": "", "HostPath": "",
@@ -101,14 +126,32 @@ def _mount(source: str, destination: str, device_id: str) -> dict[str, object]:
 @contextmanager
 def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
     """A sandbox whose virtual machine runs while the block does."""
-    program = [sys.executable, "-c", _PROGRAM, f"/run/vc/vm/{id_}/clh-api.sock"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"{process.pid}\n"
+    with _machine(f"/run/vc/vm/{id_}/clh-api.sock") as process:
         sandbox = StandInSandbox(root, id_, process)
         sandbox.write()
         try:
             yield sandbox
         finally:
             sandbox.kill()
+
+
+@contextmanager
+def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSandbox]:
+    """A sandbox of runtime-rs whose virtual machine runs while the block does."""
+    (root / id_).mkdir(parents=True)
+    with _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
+        sandbox = StandInRustSandbox(root, id_, process, shares)
+        try:
+            yield sandbox
+        finally:
+            sandbox.kill()
+
+
+@contextmanager
+def _machine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    program = [sys.executable, "-c", _PROGRAM, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{process.pid}\n"
+        yield process

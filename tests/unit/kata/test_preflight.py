@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from crust.core import volumes
-from crust.kata.preflight import Configurations, KataUnfit, check, read
+from crust.kata.evidence import Kind
+from crust.kata.preflight import Configurations, Found, Installation, KataUnfit, check, read
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
+RUST = "[hypervisor.clh]\n[runtime]\nname = 'virt_container'\n"
 FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\nenable_debug = false\n"
 
 
@@ -33,7 +35,22 @@ def _written(path: Path, text: str) -> Path:
         ),
         ("[hypervisor.clh]\ndisable_block_device_use = false\nrootless = true", "rootless is set"),
         ("[hypervisor.remote]\ndisable_block_device_use = false", "peer pods"),
-        (FIT + "name = 'virt_container'", "runtime-rs"),
+        (FIT + "name = 'virt_container'", "version of its shim is not known; set shim"),
+        (
+            FIT.replace("clh", "qemu"),
+            "hypervisor is qemu, and clh alone was run.*; use clh; or set unproven = true",
+        ),
+        (
+            FIT.replace("\n[r", "\nblock_device_driver = 'virtio-scsi'\n[r"),
+            "block_device_driver is virtio-scsi, and virtio-blk alone",
+        ),
+        (FIT.replace("\n[r", "\nshared_fs = 'none'\n[r"), "shared_fs is none.*; set shared_fs ="),
+        (
+            FIT.replace("\n[r", "\nshared_fs = 'virtio-9p'\n[r"),
+            "shared_fs is virtio-9p, and virtio-fs alone",
+        ),
+        (RUST.replace("clh", "qemu"), "found by Cloud Hypervisor's socket"),
+        (RUST.replace("[r", "block_device_driver = 'virtio-scsi'\n[r"), "and virtio-blk-pci alone"),
         ("[hypervisor]\nclh = 1", "no table"),
         ("[hypervisor.clh", "cannot be read"),
     ],
@@ -43,24 +60,24 @@ def test_a_configuration_that_would_share_the_host_s_directory_is_named(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     with pytest.raises(KataUnfit, match=why) as refused:
-        check(path, read(path))
+        check(Installation(path), read(path))
     assert str(path) in str(refused.value)
 
 
 def test_a_fit_one_passes_and_a_drop_in_decides(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
-    check(path, read(path))
+    check(Installation(path), read(path))
     drop_in = "[hypervisor.clh]\ndisable_block_device_use = true"
     _written(tmp_path / "config.d" / "10-x.toml", drop_in)
     with raised("KataUnfit"):
-        check(path, read(path))
+        check(Installation(path), read(path))
     _written(tmp_path / "config.d" / "20-y.toml", FIT)
-    check(path, read(path))
+    check(Installation(path), read(path))
 
 
 def test_a_change_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
-    configurations = Configurations({HANDLER: path})
+    configurations = Configurations({HANDLER: Installation(path)})
     configurations.check(HANDLER)
     _written(tmp_path / "config.d" / "x.toml", "[hypervisor.clh]\ndisable_block_device_use = true")
     with raised("KataUnfit"):
@@ -72,3 +89,67 @@ def test_a_change_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
     path.unlink()
     with raised("KataUnfit"):
         configurations.check(HANDLER)
+
+
+def _shim(path: Path, says: str) -> Path:
+    script = f"#!/bin/sh\necho 'Kata Containers containerd shim {says}, commit: 0'\n"
+    _written(path, script).chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "kind", "version"),
+    [
+        (RUST, "(Rust): id: io.containerd.kata.v2, version: 4.1.0", Kind.RUST, (4, 1)),
+        (FIT, '(Golang): id: "io.containerd.kata.v2", version: 3.30.0', Kind.GO, (3, 30)),
+    ],
+)
+def test_the_shim_says_runtime_and_version(
+    tmp_path: Path, text: str, says: str, kind: Kind, version: tuple[int, int]
+) -> None:
+    path = _written(tmp_path / "configuration.toml", text)
+    shim = _shim(tmp_path / "containerd-shim-kata-v2", says)
+    assert check(Installation(path, shim), read(path)) == Found(kind, version)
+    other = {RUST: FIT, FIT: RUST}[text]
+    _written(path, other)
+    with pytest.raises(KataUnfit, match="is not that: Kata Containers containerd shim"):
+        check(Installation(path, shim), read(path))
+
+
+@pytest.mark.parametrize("says", ["nothing", "(Rust): id: x, version: four"])
+def test_a_program_that_is_no_shim_is_named(tmp_path: Path, says: str) -> None:
+    path = _written(tmp_path / "configuration.toml", RUST)
+    shim = _shim(tmp_path / "shim", says)
+    for program in (shim, tmp_path / "absent"):
+        with pytest.raises(KataUnfit, match=f"{program}.*; correct shim"):
+            check(Installation(path, program), read(path))
+
+
+def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
+    tmp_path: Path,
+) -> None:
+    path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "qemu"))
+    assert check(Installation(path, unproven=True), read(path)).kind is Kind.GO
+    _written(path, RUST)
+    shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 3.30.0")
+    with pytest.raises(KataUnfit, match="drops the options"):
+        check(Installation(path, shim), read(path))
+    assert check(Installation(path, shim, unproven=True), read(path)).version == (3, 30)
+    for never in ("remote", "qemu"):
+        _written(path, RUST.replace("clh", never))
+        with raised("KataUnfit"):
+            check(Installation(path, shim, unproven=True), read(path))
+
+
+def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
+    tmp_path: Path,
+) -> None:
+    path = _written(tmp_path / "configuration.toml", RUST)
+    shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
+    configurations = Configurations({HANDLER: Installation(path, shim)})
+    configurations.check(HANDLER)
+    _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.20.0")
+    with pytest.raises(KataUnfit, match="restart crust kata"):
+        configurations.check(HANDLER)
+    _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
+    configurations.check(HANDLER)

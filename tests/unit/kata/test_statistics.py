@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from crust.core import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
-from crust.kata import statistics
-from crust.kata.statistics import KataHandler
+from crust.kata import go_runtime, statistics
+from crust.kata.evidence import Runtimes
+from crust.kata.go_runtime import GoRuntime
+from crust.kata.statistics import KataHandler, Uses
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, TARGET, a_record
 from tests.support.runtimes import fake_handler
@@ -76,7 +78,7 @@ def _published(store: Store, name: str) -> Record:
 async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) -> None:
     record = replace(a_record(), target=TARGET)
     store.write(record)
-    handler = KataHandler(store, str(short))
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
             stats = await handler.get_stats(TARGET)
@@ -88,7 +90,7 @@ async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) ->
 
 
 async def test_a_full_disk_has_no_key_for_what_is_available() -> None:
-    stats = statistics._parsed(b'{"usage":[{"total":10,"used":10,"unit":1}]}')
+    stats = go_runtime.parsed(b'{"usage":[{"total":10,"used":10,"unit":1}]}')
     assert stats.usage[0].available == 0
 
 
@@ -100,7 +102,7 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
         _ok(BODY),
         b"HTTP/1.1 500 Internal Server Error\r\n\r\nmount /dev/loop7 not found in sandbox",
     ]
-    handler = KataHandler(store, str(short))
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(answers.pop(0))):
         with fake_handler.sandbox(
             store.root, record.target.text, name="sandbox-1", handler=HANDLER
@@ -128,7 +130,7 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
 )
 async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: bytes) -> None:
     record = _published(store, "a")
-    handler = KataHandler(store, str(short))
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(answer)):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
@@ -140,14 +142,14 @@ async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: 
 @given(st.binary(max_size=300))
 def test_a_body_is_numbers_or_a_value_error(body: bytes) -> None:
     try:
-        statistics._parsed(body)
+        go_runtime.parsed(body)
     except ValueError:
         return
 
 
 async def test_without_a_sandbox_or_its_socket_it_says_so(store: Store, short: Path) -> None:
     record = _published(store, "a")
-    handler = KataHandler(store, str(short))
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     with raised("NotInSandbox"):
         await handler.get_stats(record.target)
     with raised("NotPublished"):
@@ -171,7 +173,7 @@ async def test_a_shim_that_hangs_has_one_request_and_delays_nobody_else(
         await never.wait()
         return b""
 
-    handler = KataHandler(store, str(short))
+    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
     records = {(box, at): _published(store, f"{box}-{at}") for box in range(10) for at in range(10)}
     async with AsyncExitStack() as stack:
         asked = []

@@ -1,4 +1,4 @@
-"""Which process is a sandbox's virtual machine, and whether it has the device: Kata's word against the kernel's."""
+"""Kata's Go runtime: its word of a sandbox's machine and of the devices that this has, against the kernel's."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crust.kata import evidence as kata_evidence
-from crust.kata.evidence import KataEvidence
+from crust.kata import go_runtime
+from crust.kata.go_runtime import GoRuntime
 from tests.support.kata import sandbox
 from tests.support.raised import raised
 from tests.support.records.records import a_record
@@ -25,7 +25,7 @@ def running(tmp_path: Path) -> Iterator[sandbox.StandInSandbox]:
 
 
 def test_the_process_that_kata_names_is_the_machine(running: sandbox.StandInSandbox) -> None:
-    evidence = KataEvidence(str(running.root))
+    evidence = GoRuntime(str(running.root))
     assert evidence.vm_of(ID) == evidence.vm_of(ID, running.pid) == running.pid
 
 
@@ -34,7 +34,7 @@ def test_an_engine_that_names_another_process_is_not_believed(
     running: sandbox.StandInSandbox, told: int
 ) -> None:
     with raised("VmUnknown"):
-        KataEvidence(str(running.root)).vm_of(ID, told)
+        GoRuntime(str(running.root)).vm_of(ID, told)
 
 
 def test_a_process_without_the_sandbox_s_id_is_not_its_machine(
@@ -42,21 +42,21 @@ def test_a_process_without_the_sandbox_s_id_is_not_its_machine(
 ) -> None:
     running.write(pid=os.getpid())
     with raised("VmUnknown"):
-        KataEvidence(str(running.root)).vm_of(ID)
+        GoRuntime(str(running.root)).vm_of(ID)
     running.write(pid=0)
     with raised("VmUnknown"):
-        KataEvidence(str(running.root)).vm_of(ID)
+        GoRuntime(str(running.root)).vm_of(ID)
 
 
 def test_a_machine_that_has_ended_is_not_known(running: sandbox.StandInSandbox) -> None:
     running.kill()
     with raised("VmUnknown"):
-        KataEvidence(str(running.root)).vm_of(ID)
+        GoRuntime(str(running.root)).vm_of(ID)
 
 
 @pytest.mark.parametrize("id_", ["", "../../../x", "a/b", ".", "e88f", "x" * 9 + "\0"])
 def test_an_id_is_not_a_path(running: sandbox.StandInSandbox, id_: str) -> None:
-    evidence = KataEvidence(str(running.root))
+    evidence = GoRuntime(str(running.root))
     with raised("VmUnknown"):
         evidence.vm_of(id_)
     with raised("VmUnknown"):
@@ -70,14 +70,14 @@ def test_half_a_file_is_never_an_answer(
     root = tmp_path_factory.mktemp("sbs")
     (root / ID).mkdir()
     (root / ID / "persist.json").write_bytes(data)
-    with mock.patch.object(kata_evidence, "_AGAIN_S", 0), raised("VmUnknown"):
-        KataEvidence(str(root)).vm_of(ID)
+    with mock.patch.object(go_runtime, "_AGAIN_S", 0), raised("VmUnknown"):
+        GoRuntime(str(root)).vm_of(ID)
 
 
 def test_a_mount_that_kata_attached_no_device_for_is_not_attached(
     running: sandbox.StandInSandbox,
 ) -> None:
-    evidence, record = KataEvidence(str(running.root)), a_record()
+    evidence, record = GoRuntime(str(running.root)), a_record()
     container = "0d6f2ee3b05ef01d"
     for device, destination, id_ in (
         (record.device, "/data", ""),

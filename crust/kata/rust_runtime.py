@@ -1,0 +1,186 @@
+"""Kata's runtime-rs with Cloud Hypervisor: its sockets, the sandbox's share, and statistics by the guest's agent.
+
+The runtime names neither a machine's process nor its devices in a file. The machine is the process that listens at
+/run/kata/<sandbox>/ch-api.sock: the kernel says who that is. The guest's path of a mount is in the name of an empty
+directory that the runtime makes in the sandbox's share, with the last part of the mount's destination; it stays until
+the sandbox ends. A mount that cannot be told from another one has no statistics.
+
+Of two containers with one volume the first that ends makes the runtime forget the device, which stays attached: the
+next container would have it attached twice, and the filesystem mounted twice. So a container is refused while the
+machine has the device.
+"""
+
+import asyncio
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from crust.core import errors, volumes
+from crust.handoff.record import Record
+from crust.host.block import devices
+from crust.kata import evidence, mux, shim_socket, ttrpc
+from crust.kata.evidence import Kind, Use, VmUnknown
+from crust.rpc.serving import sockets
+from crust.wire.kata.v1 import agent_pb2
+
+_GUEST = "/run/kata-containers/shared/containers/passthrough"
+_MADE = re.compile(r"[0-9a-f]{10}-[0-9a-f]{8}-(?P<last>.+)", re.DOTALL)
+_URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
+_READ_BYTES = 4096
+_LINE_BYTES = 64
+_LIMIT_BYTES = 64 * 1024
+_USAGES_MAX = 8
+_UNITS = {
+    agent_pb2.VolumeUsage.BYTES: volumes.UsageUnit.BYTES,
+    agent_pb2.VolumeUsage.INODES: volumes.UsageUnit.INODES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RustRuntime:
+    """An `evidence.Runtime`; its shims have their sockets in `root`, and sandboxes their share in `shares`."""
+
+    root: str
+    shares: str
+    kind: Kind = Kind.RUST
+
+    def has(self, sandbox_id: str) -> bool:
+        """See `evidence.Runtime`."""
+        return os.path.isdir(f"{self.root}/{sandbox_id}")
+
+    def vm_of(self, sandbox_id: str, told: int = 0) -> int:
+        """See `evidence.Runtime`."""
+        evidence.check_id(sandbox_id)
+        path = f"{self.root}/{sandbox_id}/ch-api.sock"
+        pid = sockets.listener(path)
+        if pid is None:
+            raise VmUnknown(sandbox_id, f"nobody listens at {path}")
+        evidence.check_machine(sandbox_id, pid, told)
+        return pid
+
+    def check_attachable(self, pid: int, record: Record, others: int) -> None:
+        """See `evidence.Runtime`."""
+        if record.readonly and not devices.is_readonly(record.device):
+            raise errors.NotReady.named(
+                "DeviceWritable",
+                f"the volume at {record.target} cannot be given to a sandbox read-only",
+                why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
+                hint="use a driver that makes a read-only device, or Kata's Go runtime",
+            )
+        if others or evidence.has_open(pid, record):
+            raise errors.NotReady.named(
+                "VolumeInUseInSandbox",
+                f"the volume at {record.target} cannot be given to one more container of its pod",
+                why=f"process {pid} has it for another container or mount, and Kata's runtime-rs cannot attach a "
+                "volume again after one of two has ended",
+                hint="mount it once, in one container of the pod at a time, or use Kata's Go runtime; if no "
+                "container runs, delete the pod",
+            )
+
+    def check_mounted(
+        self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
+    ) -> None:
+        """See `evidence.Runtime`. The machine did not have the device when the container was created."""
+        if not evidence.has_open(pid, record):
+            why = f"process {pid} has not opened {record.device} for the mount {destination}"
+            raise evidence.not_attached(record, sandbox_id, why)
+        if not self._made(sandbox_id, destination):
+            why = f"{self.shares}/{sandbox_id} has no mount for {destination}"
+            raise evidence.not_attached(record, sandbox_id, why)
+
+    def guest_paths(
+        self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
+    ) -> list[str]:
+        """See `evidence.Runtime`."""
+        lasts = Counter(map(_last, destinations))
+        paths = []
+        for destination in destinations:
+            made = self._made(sandbox_id, destination)
+            is_told = (
+                bool(made) and lasts[_last(destination)] == 1 and (just_made or len(made) == 1)
+            )
+            paths.append(f"{_GUEST}/{made[0]}" if is_told else "")
+        return paths
+
+    async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
+        """See `evidence.Runtime`."""
+        if not use.guest_path:
+            raise ValueError("the volume's mount in the guest cannot be told from others")
+        async with asyncio.timeout(shim_socket.ANSWER_S):
+            told = await shim_socket.get(
+                f"{self.root}/{use.sandbox_id}/shim-monitor.sock", "/agent-url"
+            )
+            url = _URL.fullmatch(told.decode("ascii", "replace").strip())
+            if url is None:
+                raise ValueError("the shim names no agent behind a hybrid vsock")
+            return parsed(await _called(url["path"], int(url["port"]), use.guest_path))
+
+    def _made(self, sandbox_id: str, destination: str) -> list[str]:
+        """Names of the directories that were made for a destination's last part, the newest first."""
+        directory = f"{self.shares}/{sandbox_id}/rw/passthrough"
+        try:
+            with os.scandir(directory) as found:
+                made = [
+                    (each.stat(follow_symlinks=False).st_ctime_ns, each.name)
+                    for each in found
+                    if (name := _MADE.fullmatch(each.name)) and name["last"] == _last(destination)
+                ]
+        except OSError:
+            return []
+        return [name for _, name in sorted(made, reverse=True)]
+
+
+def _last(destination: str) -> str:
+    return os.path.basename(destination.rstrip("/"))
+
+
+async def _called(path: str, port: int, guest_path: str) -> bytes:
+    """GetVolumeStats of the agent behind a hypervisor's hybrid vsock. Raises OSError and ValueError."""
+    reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES)
+    try:
+        writer.write(f"CONNECT {port}\n".encode())
+        if not (await reader.readline()).startswith(b"OK "):
+            raise ValueError("the hypervisor does not connect to the agent")
+        asked = agent_pb2.VolumeStatsRequest(volume_guest_path=guest_path)
+        writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", asked))
+        return await _response(reader)
+    finally:
+        writer.close()
+
+
+async def _response(reader: asyncio.StreamReader) -> bytes:
+    decoder, left = ttrpc.Decoder(), _LIMIT_BYTES
+    while left > 0 and (data := await reader.read(_READ_BYTES)):
+        left -= len(data)
+        try:
+            answers = [
+                ttrpc.parse_response(each) for each in decoder.feed(data) if each.stream == 1
+            ]
+        except mux.ProtocolViolated as err:
+            raise ValueError("an answer that is not ttrpc") from err
+        for answer in answers:
+            if isinstance(answer, ttrpc.Failure):
+                raise ValueError(answer.text[:300] or f"the agent answered code {answer.code}")
+            return answer
+    raise ValueError("the agent closed the connection, or does not come to an end")
+
+
+def parsed(data: bytes) -> volumes.VolumeStats:
+    """The numbers of the agent's answer. Raises ValueError for what is none."""
+    try:
+        answer = agent_pb2.VolumeStatsResponse.FromString(data)
+    except DecodeError as err:
+        raise ValueError("an answer that cannot be read") from err
+    if len(answer.usage) > _USAGES_MAX or any(
+        max(each.total, each.used, each.available) >= 2**63 for each in answer.usage
+    ):
+        raise ValueError("an answer with impossible numbers")
+    return shim_socket.stats(
+        volumes.VolumeUsage(_UNITS[each.unit], each.total, each.used, each.available)
+        for each in answer.usage
+        if each.unit in _UNITS
+    )

@@ -1,0 +1,35 @@
+"""The HTTP socket of a shim, which both of Kata's runtimes have, and the numbers of a guest, checked."""
+
+import asyncio
+from collections.abc import Iterable
+
+from crust.core import volumes
+
+ANSWER_S = 70.0
+"""How long a request may take: the shim's own limit is a minute."""
+_ANSWER_BYTES = 64 * 1024
+
+
+async def get(socket: str, path: str) -> bytes:
+    """The body of a GET by HTTP on a unix socket. Raises OSError and ValueError."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: shim\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read(_ANSWER_BYTES)
+        while len(answer) < _ANSWER_BYTES and (more := await reader.read(_ANSWER_BYTES)):
+            answer += more
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        raise ValueError(body[:300].decode(errors="replace") or "an answer that is not HTTP")
+    return body
+
+
+def stats(of: Iterable[volumes.VolumeUsage]) -> volumes.VolumeStats:
+    """A guest's numbers. Raises ValueError without a number of bytes."""
+    usage = tuple(of)
+    if not any(each.unit is volumes.UsageUnit.BYTES for each in usage):
+        raise ValueError("an answer without a number of bytes")
+    return volumes.VolumeStats(usage)

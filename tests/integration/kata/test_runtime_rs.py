@@ -1,0 +1,148 @@
+"""What is different with Kata's runtime-rs: one container at a time has a volume, no group, the shim's version."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from crust.host.block import devices, loop
+from crust.kata.entry import Kind
+from crust.kata.preflight import KataUnfit
+from crust.kata.process import FEATURES_RS
+from tests.integration.kata.conftest import (
+    ONE,
+    TWO,
+    KataNode,
+    container,
+    end,
+    pod,
+    running,
+    running_rust,
+    soon,
+)
+from tests.support.kata.sandbox import StandInRustSandbox
+from tests.support.raised import raised
+
+pytestmark = pytest.mark.root
+
+MakeDevice = Callable[[str], loop.LoopDevice]
+FIT = '[hypervisor.clh]\nshared_fs = "virtio-fs"\n[runtime]\nname = "virt_container"\n'
+SAYS = "#!/bin/sh\necho 'Kata Containers containerd shim (Rust): id: io.containerd.kata.v2, version: {}'\n"
+
+
+@pytest.fixture
+def rs(node: KataNode) -> KataNode:
+    """A node whose Kata is runtime-rs 4.1.0."""
+    node.features = FEATURES_RS
+    node.configuration.write_text(FIT)
+    node.shim = node.directory / "containerd-shim-kata-v2"
+    node.shim.write_text(SAYS.format("4.1.0"))
+    node.shim.chmod(0o755)
+    return node
+
+
+@pytest.fixture
+def one(rs: KataNode) -> Iterator[StandInRustSandbox]:
+    """The first sandbox."""
+    with running_rust(rs, ONE) as made:
+        yield made
+
+
+async def test_the_containers_of_a_pod_have_the_volume_one_after_the_other(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    bridge = rs.bridge()
+    for name in ("container-init", "container-app", "container-again"):
+        each = container(record.target.text, id_=name)
+        await bridge.create(pod(pid=one.pid), each, soon())
+        await bridge.create(pod(pid=one.pid), each, soon())  # the validation
+        assert rs.kind(record) is Kind.REAL
+        one.create_container(each.id, record.device, "/data0")
+        await bridge.start(pod(pid=one.pid), each, soon())
+        assert rs.kind(record) is Kind.PLACEHOLDER
+        beside = container(record.target.text, id_="container-beside")
+        with raised("VolumeInUseInSandbox"):
+            await bridge.create(pod(), beside, soon())
+        assert rs.kind(record) is Kind.PLACEHOLDER
+        one.detach(record.device)
+        await bridge.ended(each)
+    claim = rs.claim(record)
+    assert claim is not None
+    assert claim.sandbox_id == ONE
+    end(rs, one)
+    assert devices.is_free(record.device, record.identity)
+
+
+async def test_one_container_waits_for_the_start_of_another_and_has_one_mount(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    bridge, target = rs.bridge(), record.target.text
+    with raised("VolumeInUseInSandbox"):
+        await bridge.create(pod(), container(target, target), soon())
+    assert rs.claim(record) is None
+    await bridge.create(pod(), container(target), soon())
+    with raised("VolumeInUseInSandbox"):
+        await bridge.create(pod(), container(target, id_="container-0002"), soon())
+    assert rs.kind(record) is Kind.REAL
+
+
+async def test_the_guest_s_path_is_noted_at_the_start_and_forgotten_at_the_end(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    bridge, app = rs.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.attach(record.device)
+    path = one.make_mount("/data0")
+    await bridge.start(pod(), app, soon())
+    assert bridge.uses.of(record.digest, ONE).guest_path == path
+    assert bridge.uses.of(record.digest, TWO).guest_path == ""
+    again = rs.bridge()  # the daemon was restarted
+    await again.synchronize({ONE: pod()}, [container(record.target.text, is_running=True)])
+    assert again.uses.of(record.digest, ONE).guest_path == path
+    await bridge.ended(app)
+    assert bridge.uses.of(record.digest, ONE).guest_path == ""
+
+
+async def test_a_group_and_a_writable_device_that_is_to_be_read_only_are_refused(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    os.chown(record.target.text, -1, 3000)  # a kubelet, after the publish
+    with raised("FeatureMissing", match="GROUP"):
+        await rs.bridge().create(pod(), container(record.target.text), soon())
+    reader = rs.publish("b", device("b").path, readonly=True)
+    with raised("DeviceWritable"):
+        await rs.bridge().create(pod(), container(reader.target.text), soon())
+    devices.set_readonly(reader.device, readonly=True)
+    await rs.bridge().create(pod(), container(reader.target.text), soon())
+    assert rs.kind(reader) is Kind.REAL
+    assert rs.claim(record) is None
+
+
+async def test_a_container_that_kata_did_not_attach_the_volume_for_does_not_start(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    bridge, app = rs.bridge(), container(record.target.text)
+    await bridge.create(pod(), app, soon())
+    one.make_mount("/data0")
+    with raised("VolumeNotAttached", match="has not opened"):
+        await bridge.start(pod(), app, soon())
+
+
+async def test_a_sandbox_of_the_other_runtime_and_an_older_shim_are_noticed_at_the_next_create(
+    rs: KataNode, device: MakeDevice, one: StandInRustSandbox
+) -> None:
+    record = rs.publish("a", device("a").path)
+    bridge = rs.bridge()
+    with running(rs, TWO), raised("OtherKataRuntime", match="Go runtime has made"):
+        of_two = container(record.target.text, pod_id=TWO, id_="container-0002")
+        await bridge.create(pod(TWO), of_two, soon())
+    await bridge.create(pod(), container(record.target.text), soon())
+    assert rs.shim is not None
+    rs.shim.write_text(SAYS.format("3.30.0") + "# downgraded\n")
+    with pytest.raises(KataUnfit, match=r"before 4\.0"):
+        await bridge.create(pod(), container(record.target.text, id_="container-0003"), soon())
