@@ -119,10 +119,10 @@ def node(**flags: Any) -> None:
     from crust.cli.programs import daemons
 
     with daemons.loading():
-        from crust.node import process
+        from crust.node import node_process
         from crust.node.settings import NodeSettings
 
-    daemons.serve(NodeSettings, "node", process.run, flags, stop_s=daemons.STOP_OF_DRIVER_S)
+    daemons.serve(NodeSettings, "node", node_process.run, flags, stop_s=daemons.STOP_OF_DRIVER_S)
 
 
 @click.command(cls=_Daemon, model="crust.core.settings.proxy:ProxySettings")
@@ -147,9 +147,9 @@ def shim(**flags: Any) -> None:
 
     with daemons.loading():
         from crust.core.settings.shim import ShimSettings
-        from crust.csi_shim import process
+        from crust.csi_shim import shim_process
 
-    daemons.serve(ShimSettings, "shim", process.run, flags)
+    daemons.serve(ShimSettings, "shim", shim_process.run, flags)
 
 
 @click.command(cls=_Daemon, model="crust.core.settings.kata:KataSettings")

@@ -4,15 +4,26 @@ A driver that defers by itself keeps its deferral: its flagged calls go to `Defe
 Which of the two it is, is asked once per connection, because it may be replaced by another version; a volume that was
 wrapped stays so until it is unpublished and unstaged, which its private directories show. All other calls pass
 through as bytes.
+
+Beside the driver's capabilities the shim advertises what a CO must see to make the calls that the shim answers:
+
+- GET_VOLUME_STATS and EXPAND_VOLUME while a deferred volume is on the node. For other volumes the driver answers, or
+  does not, as without the shim. Nobody looks for volumes if the driver has both: a kubelet asks before each call.
+- EXPAND_VOLUME always, if the plugin says that its volumes can be expanded and its node needs nothing for it: the
+  controller's shim requires the node's part for every mounted volume, because it cannot know which ones are deferred.
+  A kubelet asks before the first publish too, when nothing of the volume is here.
+- Deferral, to a caller that opts in.
+
+Nothing else: VOLUME_MOUNT_GROUP would end the kubelet's own fsGroup for all volumes of the driver.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from crust.core import deferral_keys, errors, volumes
 from crust.csi_shim.deferral import Deferral
 from crust.csi_shim.wrap import (
     admission,
-    advertised,
     leaves,
     private_directories,
     volume_operations,
@@ -23,9 +34,17 @@ from crust.csi_shim.wrap.wrapped import WrappedVolumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver, NodeCapabilities
-from crust.rpc.messages import extensions, requests
+from crust.rpc.messages import extensions, limits, requests
 from crust.rpc.serving.service import Methods, looking_at
 from crust.wire.csi.v1 import csi_pb2
+
+_RPC = csi_pb2.NodeServiceCapability.RPC
+_Number: TypeAlias = "csi_pb2.NodeServiceCapability.RPC.Type.ValueType"
+_DEFERRAL = (
+    _RPC.DEFER_FS_OPS,
+    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
+    _RPC.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +75,6 @@ class Frontend:
         self._wrapping = wrapping
         self._operations = work
         self._driver_name = wrapping.driver_name
-        self._advertised = advertised.Advertised(driver, work.has_volumes)
 
     def methods(self) -> Methods:
         """The methods that are looked at; all others pass."""
@@ -81,15 +99,22 @@ class Frontend:
         if (await self._capabilities(call)).defers:
             return answered
         answer = requests.parse(csi_pb2.NodeGetCapabilitiesResponse, answered)
-        known = NodeCapabilities.of(answer).numbers
-        own = await self._advertised.beside(
-            known,
-            opted_in=extensions.deferral_requested(call),
-            left_s=call.time_remaining(),
-        )
+        known, own = NodeCapabilities.of(answer).numbers, list[_Number]()
+        if _RPC.GET_VOLUME_STATS not in known and await self._operations.has_volumes():
+            own.append(_RPC.GET_VOLUME_STATS)
+        if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
+            own.append(_RPC.EXPAND_VOLUME)
+        if extensions.deferral_requested(call):
+            own.extend(number for number in _DEFERRAL if number not in known)
         for number in own:
             answer.capabilities.add().rpc.type = number
         return answer.SerializeToString()
+
+    async def _advertises_expansion(self, call: Call) -> bool:
+        """Whether the driver or the shim advertises EXPAND_VOLUME."""
+        if (await self._capabilities(call)).expands or await self._operations.has_volumes():
+            return True
+        return await self._driver.expands_volumes(call.time_remaining())
 
     async def _stage(
         self, request: csi_pb2.NodeStageVolumeRequest, data: bytes, call: Call
@@ -235,11 +260,10 @@ class Frontend:
         is_staged = await self._operations.finds(volume, private_directories.is_staged)
         expands = (await self._capabilities(call)).expands
         if not (request.defer_fs_ops or is_staged):
-            known = (await self._capabilities(call)).numbers
-            if expands or not await self._advertised.expands(known, call.time_remaining()):
+            if expands or not await self._advertises_expansion(call):
                 return await self._pass(request.volume_id, data, call)
-            path = advertised.path_of(request)
-            if not await self._operations.look(volume, advertised.is_there, path):
+            path = _checked_path(request)
+            if not await self._operations.look(volume, volume_operations.is_there, path):
                 raise errors.NotFound.named(
                     "NoVolumeAt",
                     f"volume {request.volume_id[:128]} is not at {path}",
@@ -250,7 +274,7 @@ class Frontend:
             size = request.capacity_range.required_bytes
             return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size).SerializeToString()
 
-        advertised.path_of(request)
+        _checked_path(request)
 
         async def work() -> int:
             if request.defer_fs_ops:
@@ -304,3 +328,9 @@ class Frontend:
             return await self._driver.port.forward(call, data)
         with self._operations.shared(volume_id):
             return await self._driver.port.forward(call, data)
+
+
+def _checked_path(request: csi_pb2.NodeExpandVolumeRequest) -> str:
+    """The path of an expansion. Raises `InvalidRequest`."""
+    limits.volume_id_of_any_driver(request.volume_id)
+    return volumes.TargetPath.parse(request.volume_path, role="volume_path").text

@@ -4,6 +4,7 @@ Operations run on the shim's threads (`crust.host.process.workers`) and outlive 
 operation: it has one thread per question, so that its retries add none where a mount hangs.
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -119,3 +120,8 @@ def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # 
 def is_wrapped(paths: PrivatePaths) -> bool:
     """A look: whether the volume is staged as block, or published so."""
     return private_directories.is_staged(paths) or private_directories.has_publishes(paths)
+
+
+def is_there(_: PrivatePaths, path: str) -> bool:
+    """A look: whether there is anything at the CO's path."""
+    return os.path.lexists(path)

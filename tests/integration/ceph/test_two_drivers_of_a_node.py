@@ -20,7 +20,7 @@ from crust.core.settings.driver import OWN_DRIVER
 from crust.handoff import store
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
-from crust.node import process
+from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
@@ -173,7 +173,7 @@ async def _node(ceph: CephCluster, *drivers: str) -> AsyncIterator[TwoDrivers]:
                 guest = f"guest-{namespace}"
                 secrets[name] = {"userID": guest, "userKey": ceph.node(guest, namespace)}
             settings = loading.load(NodeSettings, "node", toml=toml, environ={}, flags={})
-            await stack.enter_async_context(process.running(settings))
+            await stack.enter_async_context(node_process.running(settings))
             handlers = registered(
                 FakeHandler(), proxy_socket=places.sockets.handlers, endpoint=places.handler
             )

@@ -6,7 +6,7 @@ import grpc.aio
 import pytest
 
 from crust.host.files import flocks
-from crust.node import process
+from crust.node import node_process
 from crust.rpc import channel
 from crust.rpc.serving import daemon
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -22,7 +22,7 @@ async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
     settings = chain.node_settings()
     (driver,) = settings.driver
     with pytest.raises(flocks.LockHeld, match=r"proxy\.lock"):
-        async with process.running(settings):
+        async with node_process.running(settings):
             pass
     with pytest.raises(flocks.LockHeld, match=r"driver\.lock"):
         flocks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")

@@ -70,6 +70,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
         self.expands = False
         """Whether its volumes can be expanded, as a plugin says it."""
         self.expands_at_node = True
+        self.reports_stats = False
         self.mounts_instead = False
         self.published: dict[str, Published] = {}
         self.size_bytes: dict[str, int] = {}
@@ -150,6 +151,7 @@ class FakeDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         await self._enter("NodeGetCapabilities", request, context)
         types = [Rpc.STAGE_UNSTAGE_VOLUME, *([Rpc.EXPAND_VOLUME] if self.expands_at_node else [])]
+        types += [Rpc.GET_VOLUME_STATS] if self.reports_stats else []
         if self.defers and extensions.deferral_requested(context):
             types += [Rpc.DEFER_FS_OPS, Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP]
         return csi_pb2.NodeGetCapabilitiesResponse(

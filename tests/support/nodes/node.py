@@ -12,7 +12,7 @@ import grpc.aio
 from crust.core import volumes
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.core.settings.shim import ShimSettings
-from crust.csi_shim import process
+from crust.csi_shim import shim_process
 from crust.csi_shim.wrap import frontend
 from crust.handoff import store
 from crust.handoff.record import Record
@@ -255,7 +255,7 @@ def shim(
         runtime_socket=places.sockets.runtime,
         **wraps,
     )
-    return process.serving(settings, threads=threads)
+    return shim_process.serving(settings, threads=threads)
 
 
 async def until(event: asyncio.Event) -> None:

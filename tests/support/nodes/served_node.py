@@ -28,7 +28,7 @@ from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.block import devices, loop
 from crust.host.mounts import mountinfo
-from crust.node import process as node_process
+from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
 from crust.proxy import guard

@@ -188,7 +188,7 @@ async def test_status_warns_of_daemons_of_another_version_and_the_node_stays_rea
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemons of this test run in this process: they are asked at each call."""
-    monkeypatch.setattr("crust.csi_shim.process.crust", mock.Mock(__version__="0.0.9"))
+    monkeypatch.setattr("crust.csi_shim.shim_process.crust", mock.Mock(__version__="0.0.9"))
     monkeypatch.setattr("crust.proxy.inspect.crust", mock.Mock(__version__="0.0.8"))
     result = await crust(node, "status", "-o", "json")
     found = json.loads(result.output)

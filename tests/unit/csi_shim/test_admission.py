@@ -14,13 +14,10 @@ import pytest
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
-from crust.csi_shim.wrap.advertised import Advertised
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.rpc import channel
-from crust.rpc.csi_driver import CsiDriver
-from crust.rpc.port import SocketPort
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import Co, capability, publish_request
 from tests.support.drivers import fake_driver
@@ -350,16 +347,16 @@ async def test_expansion_that_the_driver_need_not_do_is_checked(kubelet: Kubelet
     assert kubelet.driver.called("NodeExpandVolume") == []
 
 
-async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(kubelet: Kubelet) -> None:
-    async def look() -> bool:
+async def test_capabilities_with_own_stats_and_expand_skip_directory_scan(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(_: str) -> bool:
         raise AssertionError("a volume was looked for")
 
-    has_both = frozenset({RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME})
-    async with SocketPort(kubelet.places.shim) as port:
-        advertised = Advertised(CsiDriver(port), look)
-        own = await advertised.beside(has_both, opted_in=True, left_s=None)
-    assert RPC.DEFER_FS_OPS in own
-    assert not has_both.intersection(own)
+    monkeypatch.setattr(private_directories, "has_volumes", look)
+    kubelet.driver.reports_stats = kubelet.driver.expands_at_node = True
+    has_both = {RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME}
+    assert await kubelet.advertised() == {RPC.STAGE_UNSTAGE_VOLUME, *has_both}
 
 
 async def test_volumes_are_looked_for_after_an_operation_and_not_for_each_question(

@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from crust.core.settings.shim import ShimSettings
-from crust.csi_shim import library, process
+from crust.csi_shim import library, shim_process
 from crust.rpc import channel
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -115,7 +115,7 @@ async def _built(stack: AsyncExitStack, *, report_condition: bool) -> Shim:
         csi_profile="1.12" if report_condition else "1.13",
         wrap=False,
     )
-    await stack.enter_async_context(process.serving(settings))
+    await stack.enter_async_context(shim_process.serving(settings))
     caller = await stack.enter_async_context(channel.connect(f"{root}/shim.sock"))
     return Shim(driver, back, caller)
 

@@ -23,7 +23,9 @@ from tests.support.drivers import fake_driver
 from tests.support.drivers.fake_driver import Failure, FakeDriver
 from tests.support.raised import raised
 
-DAEMONS = "crust.node.process, crust.rpc.tracing, crust.rpc.serving.service, crust.runtime_handler"
+DAEMONS = (
+    "crust.node.node_process, crust.rpc.tracing, crust.rpc.serving.service, crust.runtime_handler"
+)
 
 
 def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from crust.blockdriver import serve
 from crust.core.settings.driver import DriverSettings
-from crust.csi_shim import process as shim_process
+from crust.csi_shim import shim_process
 from crust.host.files import durable, flocks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings

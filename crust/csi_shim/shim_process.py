@@ -34,9 +34,7 @@ from crust.rpc.serving.worker_watch import WorkerWatch
 async def run(settings: ShimSettings) -> None:
     """Serve the shim until cancelled; raises as `serving` does, and `MountsNotSeen`."""
     if settings.controller:
-        from crust.csi_shim.controller import (
-            process as controller_process,  # a node need not load it
-        )
+        from crust.csi_shim.controller import controller_process  # a node need not load it
 
         await controller_process.run(settings)
         return
