@@ -1,7 +1,8 @@
-"""The guest makes the filesystem of a volume that was created empty, and of no other (specs/handoff.md, H-47)."""
+"""The guest formats and encrypts a volume that was created empty, and no other (specs/handoff.md, H-47, H-49)."""
 
 import asyncio
 import hashlib
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from crust.core import errors, volumes
-from examples.kata.vm import machine, values
+from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, shell
 
 pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
@@ -66,15 +67,6 @@ async def test_blank_disk_of_a_volume_that_was_not_created_empty_is_not_formatte
     assert digest(blank) == before
 
 
-async def test_blank_disk_that_is_mounted_read_only_is_not_formatted(
-    vm: machine.Machine, blank: Path, disk: str
-) -> None:
-    before = digest(blank)
-    with pytest.raises(errors.CrustError, match="mounting"):
-        await vm.guest.mount(values.VolumeMount(disk, "ext4", read_only=True, format=EMPTY))
-    assert digest(blank) == before
-
-
 async def test_disk_with_a_partition_table_at_its_end_is_not_formatted(
     vm: machine.Machine, blank: Path, disk: str
 ) -> None:
@@ -96,3 +88,101 @@ async def test_another_filesystem_than_the_wanted_one_is_not_replaced(
     with pytest.raises(errors.CrustError, match="mounting"):
         await vm.guest.mount(values.VolumeMount(disk, "xfs", format=EMPTY))
     assert digest(blank) == before
+
+
+PASSPHRASE = "correct horse battery staple"
+MARKER = "the plaintext of the file"
+BIND = values.Bind("secret", "/data")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def luks_disk(vm: machine.Machine, blank: Path) -> AsyncIterator[str]:
+    """The serial number of the blank disk, attached."""
+    await vm.attach("secret", blank)
+    yield "secret"
+    await vm.detach("secret")
+
+
+def encrypted(
+    passphrase: str | None = PASSPHRASE,
+    *,
+    fstype: str = "ext4",
+    format: volumes.GuestFormat | None = EMPTY,
+    read_only: bool = False,
+) -> values.VolumeMount:
+    return values.VolumeMount(
+        "secret", fstype, read_only=read_only, format=format, encrypted=True, passphrase=passphrase
+    )
+
+
+@pytest.mark.parametrize("fstype", sorted(SMALLEST))
+async def test_blank_disk_gets_a_container_and_holds_no_plaintext(
+    vm: machine.Machine, blank: Path, luks_disk: str, fstype: str
+) -> None:
+    await vm.guest.mount(encrypted(fstype=fstype))
+    await shell(vm, f"echo '{MARKER}' > /data/file; sync", BIND)
+    await vm.guest.unmount(luks_disk)
+    image = blank.read_bytes()
+    assert image.startswith(b"LUKS\xba\xbe\x00\x02")
+    assert MARKER.encode() not in image
+    assert PASSPHRASE.encode() not in image
+    await vm.guest.mount(encrypted(fstype=fstype))
+    assert await shell(vm, "cat /data/file", BIND) == f"{MARKER}\n"
+
+
+async def test_wrong_passphrase_is_an_error_that_says_so_and_changes_nothing(
+    vm: machine.Machine, blank: Path, luks_disk: str
+) -> None:
+    await vm.guest.mount(encrypted())
+    await vm.guest.unmount(luks_disk)
+    before = digest(blank)
+    with pytest.raises(faults.WrongPassphrase, match="the passphrase does not open it"):
+        await vm.guest.mount(encrypted("wrong horse"))
+    with pytest.raises(faults.GuestNeedsPassphrase):
+        await vm.guest.mount(encrypted(None))
+    assert digest(blank) == before
+
+
+async def test_disk_that_was_not_created_empty_is_not_made_a_container(
+    vm: machine.Machine, blank: Path, luks_disk: str
+) -> None:
+    before = digest(blank)
+    for wanted in (encrypted(format=None), encrypted(read_only=True)):
+        with pytest.raises(errors.CrustError, match="opening the LUKS container"):
+            await vm.guest.mount(wanted)
+    assert digest(blank) == before
+
+
+@pytest.mark.parametrize("fstype", ["ext4", "xfs"])
+async def test_container_and_filesystem_grow_while_they_are_in_use(
+    vm: machine.Machine, blank: Path, luks_disk: str, fstype: str
+) -> None:
+    mounted = await vm.guest.mount(encrypted(fstype=fstype))
+    os.truncate(blank, 1024 * MIB)
+    grown = await vm.grow(luks_disk, 1024 * MIB)
+    assert grown.total_bytes - mounted.usage.total_bytes > 450 * MIB
+    assert (await vm.guest.grow(luks_disk, 1024 * MIB)).usage == await vm.guest.usage(luks_disk)
+
+
+async def test_container_that_grew_while_it_was_closed_is_filled(
+    vm: machine.Machine, blank: Path, luks_disk: str
+) -> None:
+    mounted = await vm.guest.mount(encrypted())
+    await vm.detach(luks_disk)
+    os.truncate(blank, 1024 * MIB)
+    await vm.attach(luks_disk, blank)
+    await vm.guest.mount(encrypted())
+    grown = await vm.guest.grow(luks_disk, 1024 * MIB)
+    assert grown.usage.total_bytes - mounted.usage.total_bytes > 450 * MIB
+
+
+async def test_open_container_needs_no_passphrase_and_is_closed_by_the_unmount(
+    vm: machine.Machine, blank: Path, luks_disk: str
+) -> None:
+    await vm.guest.mount(encrypted())
+    await shell(vm, "echo kept > /data/file", BIND)
+    await vm.guest.mount(encrypted(None))
+    assert await shell(vm, "cat /data/file", BIND) == "kept\n"
+    assert await vm.guest.unmount(luks_disk)
+    with pytest.raises(faults.GuestNeedsPassphrase):
+        await vm.guest.mount(encrypted(None))

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -152,40 +151,6 @@ async def test_a_vm_that_does_not_answer_is_destroyed(
     assert _qemu_of(vm_directory) == []
 
 
-async def test_kernel_panic_fails_the_start_with_console_output(
-    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
-) -> None:
-    broken = tmp_path / "image"
-    broken.mkdir()
-    (broken / "initramfs").write_bytes(b"")
-    (broken / "vmlinux").symlink_to(wanted.image.vmlinux)
-    other = dataclasses.replace(wanted, image=dataclasses.replace(wanted.image, directory=broken))
-    with pytest.raises(faults.VmStartFailed, match="Kernel panic"):
-        await machine.start(other, vm_directory)
-    assert _qemu_of(vm_directory) == []
-
-
-async def test_a_qemu_that_refuses_its_arguments_fails_the_start_with_its_message(
-    vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
-) -> None:
-    lost = dataclasses.replace(wanted.image, directory=tmp_path)
-    with pytest.raises(faults.VmStartFailed, match="vmlinux"):
-        await machine.start(dataclasses.replace(wanted, image=lost), vm_directory)
-    assert _qemu_of(vm_directory) == []
-
-
-async def test_a_start_that_is_cancelled_leaves_no_qemu(
-    vm_directory: Path, wanted: spec.MachineSpec
-) -> None:
-    starting = asyncio.create_task(machine.start(wanted, vm_directory))
-    while not await asyncio.to_thread(_qemu_of, vm_directory):
-        assert not starting.done()
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert _qemu_of(vm_directory) == []
-
-
 async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
     vm_directory: Path, wanted: spec.MachineSpec
 ) -> None:
@@ -202,14 +167,6 @@ async def test_a_start_that_is_cancelled_at_any_step_leaves_no_qemu_and_no_lock(
     await vm.kill()
     await vm.kill()
     assert not vm.runs()
-
-
-async def test_a_boot_that_takes_too_long_fails_and_leaves_no_qemu(
-    vm_directory: Path, wanted: spec.MachineSpec
-) -> None:
-    with pytest.raises(faults.VmStartFailed, match="did not answer hello"):
-        await machine.start(wanted, vm_directory, boot_timeout_s=0.3)
-    assert _qemu_of(vm_directory) == []
 
 
 async def test_guest_crash_is_detected_and_volume_recovers_in_next_vm(
@@ -340,52 +297,6 @@ async def test_agent_death_while_grow_waits_for_thaw_leaves_nothing_frozen(
     assert await vm.stop() == []
 
 
-async def test_the_agent_survives_every_bad_request(
-    vm_directory: Path, wanted: spec.MachineSpec
-) -> None:
-    vm = await machine.start(wanted, vm_directory)
-    await vm.close()
-    raw = socket.socket(socket.AF_UNIX)
-    raw.connect(str(vm_directory / "agent.sock"))
-    garbage = [
-        b"\x00\xff\xfe not json",
-        b"[" * 100_000,
-        b"x" * 1_000_000,
-        b"null",
-        b'{"id":1,"op":"health"}',
-        b'{"id":"a","op":["health"],"args":{}}',
-        b'{"id":"a","op":"health","args":[]}',
-        b'{"id":"a","op":"mount","args":{"volume":"../../etc"}}',
-        b'{"id":"a","op":"mount","args":{"volume":"v","fstype":"ext4","surprise":1}}',
-        b'{"id":"a","op":"grow","args":{"volume":"v","disk_bytes":-1}}',
-        b'{"id":"a","op":"container.start","args":{"container":"c","command":["a\\u0000b"]}}',
-        b'{"id":"a","op":"container.stdin","args":{"container":"c","data":"%%%"}}',
-        b'{"id":"half',
-    ]
-    await asyncio.to_thread(raw.sendall, b"\n".join(garbage))
-    raw.close()
-    vm = await machine.adopt(vm_directory)
-    await vm.guest.ping()
-    assert await vm.guest.containers() == []
-    await vm.stop()
-
-
-async def test_a_directory_that_others_may_use_is_refused(
-    wanted: spec.MachineSpec, tmp_path: Path
-) -> None:
-    open_to_all = tmp_path / "open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o755)
-    long = tmp_path / ("x" * 100)
-    link = tmp_path / "link"
-    link.symlink_to("/tmp")
-    for directory in (open_to_all, long, link, Path("relative")):
-        with pytest.raises(faults.InvalidVmDirectory):
-            await machine.start(wanted, directory)
-    with pytest.raises(faults.VmGone):
-        await machine.adopt(tmp_path / "never")
-
-
 async def test_a_directory_shared_by_virtio_fs_is_seen_in_the_guest(
     vm_directory: Path, wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
@@ -419,22 +330,17 @@ async def test_the_standard_kernel_mounts_a_directory_shared_by_9p(
     await vm.stop()
 
 
-async def test_vm_takes_as_many_volumes_as_the_runtime_registers(
-    vm_directory: Path,
-    guest_image: image.GuestImage,
-    acceleration: spec.Acceleration,
-    tmp_path: Path,
+async def test_a_directory_that_others_may_use_is_refused(
+    wanted: spec.MachineSpec, tmp_path: Path
 ) -> None:
-    wanted = spec.MachineSpec("many", guest_image, acceleration)
-    vm = await machine.start(wanted, vm_directory)
-    names = [f"v{number}" for number in range(spec.VOLUME_SLOTS)]
-    for name in names:
-        disk = await asyncio.to_thread(make_disk, tmp_path / name, "ext4", 8 * MIB)
-        await vm.attach(name, disk)
-        await vm.guest.mount(values.VolumeMount(name, "ext4"))
-    binds = tuple(values.Bind(name, f"/data/{name}") for name in names)
-    listed = await shell(vm, "for each in /data/*; do touch $each/file && echo $each; done", *binds)
-    assert len(listed.split()) == spec.VOLUME_SLOTS > 8
-    with pytest.raises(faults.NoFreeSlot):
-        await vm.attach("more", tmp_path / "v0")
-    assert await vm.stop() == []
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    long = tmp_path / ("x" * 100)
+    link = tmp_path / "link"
+    link.symlink_to("/tmp")
+    for directory in (open_to_all, long, link, Path("relative")):
+        with pytest.raises(faults.InvalidVmDirectory):
+            await machine.start(wanted, directory)
+    with pytest.raises(faults.VmGone):
+        await machine.adopt(tmp_path / "never")

@@ -6,7 +6,6 @@ hide a hole in the proxy here.
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +20,6 @@ from tests.support.drivers.fake_driver import Context
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
-from tests.support.nodes.served_node import sandbox
 
 pytestmark = pytest.mark.root
 Code = grpc.StatusCode
@@ -76,32 +74,6 @@ async def node(places: Places, device: str) -> AsyncIterator[Node]:
         yield running
 
 
-def _unstage(node: Node, volume_id: str) -> Any:
-    return node.co.unstage(volume_id, f"{node.places.kubelet}/staging")
-
-
-@pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
-async def test_second_deferred_writer_is_refused(node: Node, volume_id: str) -> None:
-    one, two = node.places.target("one"), node.places.target("two")
-    await node.co.publish("vol-1", one)
-    with sandbox(node.places, one):
-        await refused(node.co.publish(volume_id, two), Code.FAILED_PRECONDITION, one)
-    assert node.entry(two) is None
-    assert two not in node.driver.published
-    await node.co.unpublish("vol-1", one)
-    await node.co.publish(volume_id, two)
-
-
-async def test_host_publish_beside_a_deferred_one_never_reaches_the_driver(node: Node) -> None:
-    one, two = node.places.target("one"), node.places.target("two")
-    await node.co.publish("vol-1", one)
-    for target, code in ((one, Code.ALREADY_EXISTS), (two, Code.FAILED_PRECONDITION)):
-        await refused(node.co.publish("vol-1", target, defer=False), code, one)
-    assert len(node.driver.called("NodePublishVolume")) == 1
-    await node.co.unpublish("vol-1", one)
-    await node.co.publish("vol-1", two, defer=False)
-
-
 @pytest.mark.parametrize("volume_id", ["vol-1", "vol-2"], ids=["same volume", "same device"])
 async def test_deferred_publish_beside_a_host_mount_fails(node: Node, volume_id: str) -> None:
     one, two = node.places.target("one"), node.places.target("two")
@@ -152,29 +124,3 @@ async def test_raw_publish_of_an_earlier_proxy_is_seen(places: Places, device: s
             else:
                 request = raw_request("vol-1", raw, readonly=True)
                 await node.co.node.NodePublishVolume(request, timeout=60)
-
-
-async def test_readers_share_and_a_writer_is_refused(node: Node) -> None:
-    one, two, three = (node.places.target(name) for name in ("one", "two", "three"))
-    for reader in (one, two):
-        await node.co.publish("vol-1", reader, readonly=True)
-    with sandbox(node.places, one), sandbox(node.places, two):
-        await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, "readers")
-    await node.co.unpublish("vol-1", one)
-    await refused(node.co.publish("vol-1", three), Code.FAILED_PRECONDITION, two)
-    await node.co.unpublish("vol-1", two)
-    await node.co.publish("vol-1", three)
-
-
-async def test_live_sandbox_keeps_its_device(node: Node) -> None:
-    """Unpublish and unstage reach the driver only when the sandbox is gone, whatever the driver would do."""
-    target = node.places.target("one")
-    await node.co.publish("vol-1", target)
-    with sandbox(node.places, target):
-        await refused(node.co.unpublish("vol-1", target), Code.FAILED_PRECONDITION, "box-1")
-        await refused(_unstage(node, "vol-1"), Code.FAILED_PRECONDITION, target)
-    assert node.driver.called("NodeUnpublishVolume") == []
-    assert node.driver.called("NodeUnstageVolume") == []
-    await node.co.unpublish("vol-1", target)
-    await _unstage(node, "vol-1")
-    node.check_untouched(target)

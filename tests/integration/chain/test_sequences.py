@@ -17,7 +17,7 @@ import pytest
 from crust.core import volumes
 from crust.handoff import layout
 from crust.host.block import loop
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import mount_api
 from tests.integration.chain.conftest import Chain
 from tests.support.co import MODE
 from tests.support.faults.refusals import refused
@@ -96,16 +96,6 @@ async def test_run_and_devices_are_lost_as_in_a_reboot(chain: Chain) -> None:
     await chain.publish(volume, target)
     with chain.sandbox(target):
         await refused(chain.unpublish(volume, target), Code.FAILED_PRECONDITION, "box-1")
-
-
-async def test_unpublish_with_another_volumes_id_changes_nothing(chain: Chain) -> None:
-    volume, target = await chain.published_volume()
-    for flag in (False, True):
-        await refused(
-            chain.unpublish("vol-other", target, flag=flag), Code.INVALID_ARGUMENT, volume
-        )
-    assert chain.entry(target) is not None
-    assert mountinfo.at(target) is not None
 
 
 async def test_second_staging_path_comes_and_goes_while_deferred(chain: Chain) -> None:

@@ -105,16 +105,6 @@ async def test_handler_registers_with_its_features(run_dir: str) -> None:
         assert {feature.name for feature in found.features} == {"STATS", "ONLINE_EXPAND"}
 
 
-async def test_handler_registers_again_after_a_restart_of_the_proxy(run_dir: str) -> None:
-    async with _registered(run_dir, _request(run_dir)) as made:
-        for _ in range(3):
-            async with _proxy(run_dir) as handlers:
-                await _wait(made.registered)
-                assert len(handlers.all()) == 1
-            await _wait(made.lost)
-            assert made.error is not None
-
-
 async def test_taken_name_is_retried_until_it_is_free(run_dir: str) -> None:
     async with _proxy(run_dir) as handlers, AsyncExitStack() as stack:
         first = await stack.enter_async_context(_registered(run_dir, _request(run_dir)))

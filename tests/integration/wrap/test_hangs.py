@@ -1,16 +1,7 @@
 """Calls of a driver that hang, and the shim's threads."""
 
-import asyncio
-import os
-import re
-import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent import futures
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,18 +9,8 @@ import grpc.aio
 import pytest
 
 from crust.csi_shim.wrap import leaves, private_directories, volume_operations
-from crust.host.mounts import mount_api
-from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.drivers import minimal
-from tests.integration.wrap.conftest import DEFERRED, Wrapped
-from tests.support.co import Co
-from tests.support.drivers import remnants
-from tests.support.drivers.wrapping_processes import wrapping
-from tests.support.faults.hung_files import HungFile
-from tests.support.faults.refusals import refused, refused_in_time, until_probe
-from tests.support.runtimes.fake_handler import FakeHandler
-from tests.support.runtimes.fake_handler import running as handler
+from tests.integration.wrap.conftest import Wrapped
+from tests.support.faults.refusals import refused, refused_in_time
 
 pytestmark = pytest.mark.root
 
@@ -103,134 +84,3 @@ async def test_operation_on_a_device_that_hangs_takes_one_thread(
     await lives(cloud, "pvc-2")
     hang.release.set()
     await cloud.publish(volume, target)
-
-
-_THREADS = 64
-"""Of a shim."""
-
-
-class HangingDriver(csi_pb2_grpc.NodeServicer, csi_pb2_grpc.IdentityServicer):
-    """Raw block volumes whose nodes hang; it stages nothing."""
-
-    def __init__(self) -> None:
-        self.hung: dict[str, HungFile] = {}
-        self._one_at_a_time = threading.Lock()
-
-    def GetPluginInfo(self, request: Any, context: Any) -> csi_pb2.GetPluginInfoResponse:
-        return csi_pb2.GetPluginInfoResponse(name=minimal.NAME, vendor_version="1")
-
-    def GetPluginCapabilities(
-        self, request: Any, context: Any
-    ) -> csi_pb2.GetPluginCapabilitiesResponse:
-        return csi_pb2.GetPluginCapabilitiesResponse()
-
-    def Probe(self, request: Any, context: Any) -> csi_pb2.ProbeResponse:
-        return csi_pb2.ProbeResponse()
-
-    def NodeGetCapabilities(
-        self, request: Any, context: Any
-    ) -> csi_pb2.NodeGetCapabilitiesResponse:
-        return csi_pb2.NodeGetCapabilitiesResponse()
-
-    def NodePublishVolume(
-        self, request: csi_pb2.NodePublishVolumeRequest, context: Any
-    ) -> csi_pb2.NodePublishVolumeResponse:
-        with self._one_at_a_time:
-            Path(request.target_path).touch()
-            self.hung[request.target_path] = HungFile(Path(request.target_path))
-        return csi_pb2.NodePublishVolumeResponse()
-
-    def NodeUnpublishVolume(
-        self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Any
-    ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        with self._one_at_a_time:
-            found = self.hung.pop(request.target_path, None)
-            if found is not None:
-                found.end()
-                mount_api.unmount(request.target_path)
-                os.unlink(request.target_path)
-        return csi_pb2.NodeUnpublishVolumeResponse()
-
-    def end(self) -> None:
-        """The servers of all nodes die: what hangs there fails."""
-        for each in [*self.hung.values()]:
-            each.end()
-
-
-@contextmanager
-def serving(path: str) -> Iterator[HangingDriver]:
-    driver = HangingDriver()  # type: ignore[abstract]
-    server = grpc.server(futures.ThreadPoolExecutor(8))
-    csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
-    csi_pb2_grpc.add_NodeServicer_to_server(driver, server)
-    server.add_insecure_port(f"unix:{path}")
-    server.start()
-    try:
-        yield driver
-    finally:
-        driver.end()
-        server.stop(None).wait()
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory with short paths, unmounted at the end."""
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Path(root)
-        remnants.remove(root)
-
-
-def ready(base: Path) -> tuple[int, str]:
-    """What /readyz of the process that has the shim answers. Blocks."""
-    found = re.search(r"metrics  address=(\S+)", (base / "crust.log").read_text())
-    assert found is not None
-    try:
-        with urllib.request.urlopen(f"http://{found[1]}/readyz", timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-async def publish(base: Path, co: grpc.aio.Channel, name: str) -> None:
-    """A publish; it is not answered in time, or not begun."""
-    directory = base / "kubelet" / "pods" / name
-    directory.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(grpc.aio.AioRpcError):
-        await Co(co, 1).publish(
-            name, str(directory / "mount"), defer=False, volume_context=DEFERRED
-        )
-
-
-@pytest.mark.parametrize("as_node", [True, False], ids=["node", "parts"])
-async def test_full_shim_fails_its_probe_by_name(base: Path, *, as_node: bool) -> None:
-    (base / "kubelet").mkdir()
-    names = [f"vol-{number}" for number in range(_THREADS)]
-    flags = ["--metrics-address=127.0.0.1:0"]
-    with (
-        serving(f"{base}/driver.sock") as driver,
-        wrapping(base, "minimal", f"{base}/driver.sock", as_node=as_node, flags=flags) as frontend,
-    ):
-        try:
-            async with (
-                handler(
-                    FakeHandler(),
-                    proxy_socket=f"{base}/run/handlers.sock",
-                    endpoint=f"{base}/handler.sock",
-                ),
-                channel.connect(frontend) as co,
-            ):
-                await until_probe(co, Code.OK)
-                assert await asyncio.to_thread(ready, base) == (200, "ok\n")
-                while len(driver.hung) < _THREADS:
-                    await asyncio.gather(*(publish(base, co, each) for each in names))
-                said = await until_probe(co, Code.UNAVAILABLE, "[NoWorkerFree] the shim at ")
-                assert "NodePublishVolume of vol-" in said
-                assert "check the disks and mounts of its volumes" in said
-                code, why = await asyncio.to_thread(ready, base)
-                assert (code, why.strip()) == (503, said)
-                driver.end()
-                await until_probe(co, Code.OK)
-                assert await asyncio.to_thread(ready, base) == (200, "ok\n")
-        finally:
-            driver.end()

@@ -100,55 +100,6 @@ def test_is_held_does_not_take_the_lock(
     assert not claims.is_held(paths)
 
 
-def test_concurrent_claimants_exactly_one_gets_the_lock(paths: layout.EntryPaths) -> None:
-    report_read, report_write = os.pipe()
-    go_read, go_write = os.pipe()
-    end_read, end_write = os.pipe()
-    children = [
-        _claimant(paths, report_write, (go_read, go_write), (end_read, end_write)) for _ in range(8)
-    ]
-    assert _read_exactly(report_read, 8) == b"." * 8
-    os.close(go_write)  # all of them try now
-    report = _read_exactly(report_read, 8)
-    os.close(end_write)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    for fd in (report_read, report_write, go_read, end_read):
-        os.close(fd)
-    assert codes == [0] * 8
-    assert sorted(report) == sorted(b"w" + b"l" * 7)
-
-
-def _claimant(
-    paths: layout.EntryPaths, report: int, go: tuple[int, int], end: tuple[int, int]
-) -> int:
-    """Fork a process that tries once when `go` ends, writes "w" or "l", and keeps what it has until `end` ends."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.close(go[1])
-        os.close(end[1])
-        os.write(report, b".")
-        os.read(go[0], 1)
-        try:
-            ClaimLock.acquire(paths, TARGET)
-            os.write(report, b"w")
-        except HeldBySandbox:
-            os.write(report, b"l")
-        os.read(end[0], 1)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _read_exactly(fd: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count and (part := os.read(fd, count - len(data))):
-        data += part
-    return data
-
-
 @pytest.fixture
 def hypervisor(paths: layout.EntryPaths) -> Iterator[subprocess.Popen[bytes]]:
     """A process that inherited the lock from a claimant, which has closed its own copy."""

@@ -65,7 +65,7 @@ TESTS = {
     45: (KEEPER, "keeper_or_standby_killed_releases_nothing"),
     46: (KEPT_VM, "vm_is_killed_if_another_sandbox_had_the_volume_and_gave_it_back"),
     47: ("tests/e2e/microvm/test_format.py", "blank_disk_is_formatted_once"),
-    49: ("tests/e2e/microvm/test_luks.py", "wrong_passphrase_is_an_error_that_says_so_and_changes_nothing"),
+    49: ("tests/e2e/microvm/test_format.py", "wrong_passphrase_is_an_error_that_says_so_and_changes_nothing"),
     50: (f"{UNIT}/test_record.py", "record_with_two_kinds_of_source_or_none_is_refused"),
     51: (CEPH, "of_two_takers_one_gets_the_image"),
     52: (CEPH, "holder_fenced_before_it_recorded_its_client_gets_an_error"),

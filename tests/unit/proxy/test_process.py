@@ -107,24 +107,6 @@ async def test_second_proxy_names_the_first_and_serves_when_that_has_ended(place
             await second.communicate()
 
 
-async def test_the_cos_socket_that_another_process_serves_is_left_alone(places: Places) -> None:
-    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-        await writer.wait_closed()
-
-    stranger = await asyncio.start_unix_server(ignore, places.csi)
-    before = Path(places.csi).stat().st_ino
-    process = await start(*flags(places))
-    text = await said(process)
-    assert process.returncode == 1
-    assert "already listens on it" in text
-    assert "give this one another socket" in text
-    assert "Traceback" not in text
-    assert Path(places.csi).stat().st_ino == before
-    stranger.close()
-    await stranger.wait_closed()
-
-
 async def test_after_a_kill_the_next_one_serves_on_the_same_sockets(places: Places) -> None:
     async with proxy(places) as process:
         process.kill()
@@ -136,14 +118,6 @@ async def test_after_a_kill_the_next_one_serves_on_the_same_sockets(places: Plac
         assert shown.returncode == 1, text  # there is no driver, and no handler
         assert nodes.DRIVER in text
         assert "HandlerNotRegistered" in text
-
-
-async def test_status_without_a_proxy_says_so(places: Places) -> None:
-    shown = await start("status", f"--run-dir={places.run}")
-    text = await said(shown)
-    assert shown.returncode == 3
-    assert "does not answer" in text
-    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize(
@@ -160,16 +134,6 @@ async def test_invalid_settings_exit_with_2(arguments: list[str], words: str) ->
     text = await said(process)
     assert process.returncode == 2
     assert words in text
-    assert "Traceback" not in text
-
-
-async def test_a_settings_file_is_read_and_its_mistakes_are_named(places: Places) -> None:
-    config = Path(places.root) / "proxy.toml"
-    config.write_bytes(b"run_dir = \xff")
-    process = await start("proxy", f"--config={config}")
-    text = await said(process)
-    assert process.returncode == 2
-    assert "cannot be read" in text
     assert "Traceback" not in text
 
 

@@ -2,27 +2,28 @@
 
 import asyncio
 import os
-from dataclasses import replace
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from crust.core import volumes
 from crust.handoff import store
-from crust.handoff.record import Record
-from crust.host.files import flocks
 from crust.proxy import app
 from crust.rpc import channel
-from crust.rpc.serving import daemon
-from crust.wire.v1 import inspect_pb2
+from crust.runtime_handler import registration, service
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
+from tests.support.nodes import proxy_process
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.nodes.node import Places
-from tests.support.records import records
 from tests.support.runtimes import fake_handler
 
 Code = grpc.StatusCode
@@ -71,13 +72,6 @@ async def test_unnamed_publish_after_the_grace_takes_the_only(places: Places, ta
         node.check_published("vol-1", target)
 
 
-async def test_call_fails_after_the_grace_period(places: Places, target: str) -> None:
-    async with nodes.running(places, grace_s=0.05) as node:
-        await refused(
-            node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "none is registered"
-        )
-
-
 async def test_handler_registers_again_after_a_restart(places: Places) -> None:
     async with fake_driver.serving(fake_driver.FakeDriver(), places.driver), nodes.shim(places):
         fake = fake_handler.FakeHandler()
@@ -97,75 +91,193 @@ async def test_handler_registers_again_after_a_restart(places: Places) -> None:
             await handler.__aexit__(None, None, None)
 
 
-async def test_a_second_proxy_is_refused_and_the_first_serves_on(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
-    async with nodes.running(places) as node, node.handler():
-        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
-            async with _proxy(places):
-                raise AssertionError("two proxies")
-        target = places.target("one")
-        await node.co.publish("vol-1", target)
-
-
-async def test_a_thousand_entries_are_there_after_a_restart(places: Places) -> None:
-    directory = store.Store(places.volumes)
-    os.mkdir(places.run)
-    directory.open()
-    for number in range(1000):
-        target = f"{places.kubelet}/pods/{number}/mount"
-        key = volumes.VolumeKey(volumes.DriverName(nodes.DRIVER), volumes.VolumeId(f"vol-{number}"))
-        identity = volumes.DeviceIdentity(7, number, number + 1)
-        record = records.a_record(target, source=volumes.BlockSource("/dev/loop0", identity))
-        _plant(directory, replace(record, key=key))
-    async with nodes.running(places) as node:
-        answer = await node.inspect.ListDeferredVolumes(inspect_pb2.ListDeferredVolumesRequest())
-        assert len(answer.volumes) == 1000
-        target = places.target("999")
-        await refused(node.co.publish("vol-999", target, defer=False), Code.ALREADY_EXISTS)
-
-
-async def test_stop_waits_for_a_running_publish(places: Places, target: str) -> None:
-    driver = fake_driver.FakeDriver()
-    gate = driver.gates["NodePublishVolume"] = fake_driver.Gate()
-    async with (
-        fake_driver.serving(driver, places.driver),
-        nodes.shim(places),
-        channel.connect(places.csi) as connected,
-    ):
-        proxy = _proxy(places, grace_s=20)
-        await proxy.__aenter__()
-        handler = fake_handler.running(
-            fake_handler.FakeHandler(),
-            proxy_socket=places.sockets.handlers,
-            endpoint=places.handler,
-        )
-        async with handler:
-            publish = asyncio.create_task(
-                Co(connected).publish("vol-1", target, volume_context=nodes.NAMED)
-            )
-            await nodes.until(gate.entered)
-            stop = asyncio.create_task(proxy.__aexit__(None, None, None))
-            await asyncio.wait([stop], timeout=0)
-            gate.opened.set()
-            await publish
-            await stop
-    entry = store.Store(places.volumes).read(volumes.TargetPath(target))
-    assert entry is not None
-    assert entry.require().key.volume_id == "vol-1"
-
-
-def _plant(directory: store.Store, record: Record) -> None:
-    """An entry without the fsyncs that a publish owes."""
-    paths = directory.layout.entry(record.target)
-    os.mkdir(paths.directory, 0o700)
-    for path, data in ((paths.record, record.to_bytes()), (paths.claim_lock, b"")):
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(data)
-
-
 def _proxy(places: Places, *, grace_s: float = 0) -> Any:
     return app.running(
         places.settings(grace_s=grace_s), targets=FakeTargets(places.kubelet), devices=FakeDevices()
     )
+
+
+POINTS_AT_MOST = 60
+
+
+@dataclass
+class Peers:
+    """The processes that survive the proxy: driver, shim, handler, and the CO that retries."""
+
+    places: Places
+    driver: fake_driver.FakeDriver
+    co: Co
+
+    def check_published(self, target: str) -> None:
+        entry = store.Store(self.places.volumes).read(volumes.TargetPath(target))
+        assert entry is not None
+        assert entry.require().key.volume_id == "vol-1"
+        assert FakeTargets(self.places.kubelet).has_guard(volumes.TargetPath(target))
+        assert self.driver.published[target].deferred
+
+    def check_untouched(self, target: str) -> None:
+        assert self.places.entries() == []
+        assert not os.path.lexists(target)
+        assert self.driver.published == {}
+
+
+@pytest.fixture
+async def peers(places: Places) -> AsyncIterator[Peers]:
+    driver = fake_driver.FakeDriver()
+    handler = fake_handler.FakeHandler()
+    os.mkdir(places.run, 0o700)
+    async with (
+        fake_driver.serving(driver, places.driver),
+        nodes.shim(places),
+        _registering(places, handler),
+        channel.connect(places.csi) as connected,
+    ):
+        yield Peers(places, driver, Co(connected))
+
+
+@asynccontextmanager
+async def _registering(places: Places, handler: fake_handler.FakeHandler) -> AsyncIterator[None]:
+    """Registered whenever there is a proxy."""
+    request = registration.RegisterRequest(
+        volumes.HandlerName("kata"),
+        "1",
+        places.handler,
+        fake_handler.FILESYSTEMS,
+        fake_handler.ALL_FEATURES,
+    )
+    async with (
+        service.serving(places.handler, handler),
+        registration.registered(places.sockets.handlers, request),
+    ):
+        yield
+
+
+async def _answered(peers: Peers, call: str, target: str) -> bool:
+    """Make a call; False if the proxy was not there, or not any more. What it refuses is raised.
+
+    ABORTED is repeated, as a CO does: after a start the proxy may be restoring the guard mount at the target.
+    """
+    while True:
+        try:
+            await _request(peers, call, target)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return False
+            if error.code() is not grpc.StatusCode.ABORTED:
+                raise
+        else:
+            return True
+
+
+async def _request(peers: Peers, call: str, target: str) -> object:
+    if call == "publish":
+        return await peers.co.publish("vol-1", target, timeout_s=20, volume_context=nodes.NAMED)
+    return await peers.co.unpublish("vol-1", target, timeout_s=20)
+
+
+async def _again(peers: Peers, call: str, target: str) -> None:
+    """Repeat a call until it is answered, as a CO does."""
+    async with asyncio.timeout(60):
+        while not await _answered(peers, call, target):
+            pass
+
+
+async def _survives(peers: Peers, call: str, target: str, number: int) -> bool:
+    """Whether a proxy that dies at change `number` answered the call."""
+    async with proxy_process.running(peers.places, die_at=number) as proxy:
+        if await _answered(peers, call, target):
+            return True
+        assert await proxy.ended() == -signal.SIGKILL
+        return False
+
+
+@pytest.mark.parametrize("then", ["publish", "unpublish"])
+@pytest.mark.spec("D-23")
+async def test_publish_killed_anywhere_is_finished_or_undone_next(peers: Peers, then: str) -> None:
+    target = peers.places.target("one")
+    for number in range(POINTS_AT_MOST):
+        if await _survives(peers, "publish", target, number):
+            break
+        async with proxy_process.running(peers.places):
+            if then == "publish":
+                await _again(peers, "publish", target)
+                peers.check_published(target)
+            await _again(peers, "unpublish", target)
+            peers.check_untouched(target)
+    else:
+        raise AssertionError("the publish has no end")
+    assert number >= 6, "the seam saw too few changes to prove anything"
+
+
+@pytest.mark.spec("D-23")
+async def test_unpublish_killed_at_any_call_is_finished_by_the_retry(peers: Peers) -> None:
+    target = peers.places.target("one")
+    for number in range(POINTS_AT_MOST):
+        async with proxy_process.running(peers.places):
+            await _again(peers, "publish", target)
+            peers.check_published(target)
+        if await _survives(peers, "unpublish", target, number):
+            break
+        async with proxy_process.running(peers.places):
+            await _again(peers, "unpublish", target)
+            peers.check_untouched(target)
+    else:
+        raise AssertionError("the unpublish has no end")
+    assert number >= 5, "the seam saw too few changes to prove anything"
+
+
+@pytest.mark.spec("D-23")
+async def test_unpublish_killed_anywhere_leaves_what_a_new_kubelet_finds(peers: Peers) -> None:
+    target = peers.places.target("one")
+    targets = FakeTargets(peers.places.kubelet)
+    forgotten = 0
+    for number in range(POINTS_AT_MOST):
+        async with proxy_process.running(peers.places):
+            await _again(peers, "publish", target)
+        if await _survives(peers, "unpublish", target, number):
+            break
+        # the kubelet restarts before the proxy does: only a mount point is a volume to it
+        is_found = targets.has_guard(volumes.TargetPath(target))
+        async with proxy_process.running(peers.places):
+            if is_found:
+                await _again(peers, "unpublish", target)
+            peers.check_untouched(target)
+        forgotten += not is_found
+    assert forgotten >= 3, "no kill came after the guard was unmounted"
+
+
+@pytest.mark.parametrize("call", ["publish", "unpublish"])
+async def test_a_proxy_killed_while_the_driver_works(peers: Peers, call: str) -> None:
+    target = peers.places.target("one")
+    method = "NodePublishVolume" if call == "publish" else "NodeUnpublishVolume"
+    async with proxy_process.running(peers.places) as proxy:
+        if call == "unpublish":
+            await _again(peers, "publish", target)
+        gate = peers.driver.gates[method] = fake_driver.Gate()
+        asked = asyncio.create_task(_request(peers, call, target))
+        await nodes.until(gate.entered)
+        await proxy.kill()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked
+    gate.opened.set()
+    del peers.driver.gates[method]
+    async with proxy_process.running(peers.places):
+        await _again(peers, call, target)
+        if call == "publish":
+            peers.check_published(target)
+            await _again(peers, "unpublish", target)
+        peers.check_untouched(target)
+
+
+async def test_a_sandbox_does_not_notice_and_is_still_protected(peers: Peers) -> None:
+    target = peers.places.target("one")
+    async with proxy_process.running(peers.places) as proxy:
+        await _again(peers, "publish", target)
+        await proxy.kill()
+    with fake_handler.sandbox(peers.places.volumes, target, name="box-7"):
+        async with proxy_process.running(peers.places):
+            with pytest.raises(grpc.aio.AioRpcError, match="box-7"):
+                await peers.co.unpublish("vol-1", target)
+            answer = await peers.co.stats("vol-1", target)
+            assert answer.usage[0].total == 1000
+            peers.check_published(target)

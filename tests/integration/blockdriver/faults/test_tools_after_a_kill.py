@@ -122,6 +122,28 @@ def test_stage_while_the_mkfs_of_a_killed_driver_runs_is_refused_until_it_ends(
     asyncio.run(bench.unstage(volume.volume_id))
 
 
+def test_stage_while_the_e2fsck_of_a_killed_driver_runs_is_refused_until_it_ends(
+    bench: Bench, stopping: Callable[[str], None], reap: Callable[..., None]
+) -> None:
+    volume_id = asyncio.run(bench.create("v")).volume_id
+    asyncio.run(bench.stage(volume_id))
+    asyncio.run(bench.unstage(volume_id))
+    image = str(pool_layout.image(bench.root / "state", volume_id))
+    made = superblocks.read(image, "ext4").uuid
+    unclean = ["debugfs", "-w", "-R", "set_super_value state 0", image]
+    subprocess.run(unclean, check=True, capture_output=True)
+    stopping("prlimit")  # which confines e2fsck
+    _driver_killed_in(lambda: asyncio.run(bench.stage(volume_id)))
+    bench.restart()
+    commands._ENVIRONMENT["PATH"] = commands._ENVIRONMENT["PATH"].partition(":")[2]
+    with raised("VolumeInUseByTool"):
+        asyncio.run(bench.stage(volume_id))
+    reap(kill=True)
+    asyncio.run(bench.stage(volume_id))
+    asyncio.run(bench.unstage(volume_id))
+    assert superblocks.read(image, "ext4").uuid == made
+
+
 def test_stage_of_another_volume_while_a_tool_runs_succeeds(
     bench: Bench, stopping: Callable[[str], None], reap: Callable[..., None]
 ) -> None:

@@ -9,20 +9,16 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from crust.cli.inspecting import show
 from crust.core import volumes
 from crust.handoff import watch
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy import look as proxy_look
 from crust.proxy import service as csi_service
-from crust.rpc.serving import worker_watch
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.node import Node, Places
-from tests.support.nodes.worker_watches import watch_locked
 
 Code = grpc.StatusCode
 _THREADS = 3
@@ -155,36 +151,6 @@ async def test_unpublish_that_hangs_takes_one_thread_and_ends_when_the_target_an
         targets.released.set()
         await until_answered(lambda: node.co.unpublish("vol-1", target, timeout_s=60))
         node.check_untouched(target)
-
-
-async def test_proxy_whose_threads_all_hang_is_unhealthy_until_one_is_free(
-    places: Places, targets: HangingTargets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_watch, "CHECK_S", 0.01)
-    looks = watch_locked(monkeypatch)
-    async with running(places, targets) as node:
-        identity: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(node.co.channel)
-        await identity.Probe(csi_pb2.ProbeRequest(), timeout=60)
-        async with (
-            looks
-        ):  # one that began while all hang would wait as long as a busy machine may take
-            calls = await hang(node, targets, _THREADS)
-            monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-        await until_probe(node.co.channel, Code.UNAVAILABLE, "[NoWorkerFree] the proxy ")
-        shown = await show.answer(places.run, show.status)
-        assert not shown.healthy
-        assert "NoWorkerFree" in shown.rendered("table").plain
-        await refused(
-            node.co.publish("vol-2", places.target("two"), timeout_s=60),
-            Code.UNAVAILABLE,
-            "the proxy cannot take more work",
-            f"none of its {_THREADS} threads",
-        )
-        monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-        targets.released.set()
-        await asyncio.gather(*calls)
-        await until_probe(node.co.channel, Code.OK)
-        await node.co.publish("vol-2", places.target("two"), timeout_s=60)
 
 
 async def test_proxy_tells_the_watchdog_of_its_process(

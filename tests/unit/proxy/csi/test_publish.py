@@ -139,14 +139,6 @@ async def test_drivers_status_passes_with_its_details(kata: Node, target: str, m
     kata.check_untouched(target)
 
 
-async def test_retry_after_the_driver_failed_late_succeeds(kata: Node, target: str) -> None:
-    kata.driver.failures_after["NodePublishVolume"] = Failure(Code.UNAVAILABLE, "just then")
-    await refused(kata.co.publish("vol-1", target), Code.UNAVAILABLE, "just then")
-    assert kata.entry(target) is None
-    await kata.co.publish("vol-1", target)
-    kata.check_published("vol-1", target)
-
-
 @pytest.mark.spec("D-10")
 async def test_a_driver_that_mounts_instead_is_undone_and_reported(kata: Node, target: str) -> None:
     kata.driver.mounts_instead = True
@@ -235,17 +227,6 @@ async def test_publish_outlives_its_caller_and_the_retry_joins_it(kata: Node, ta
     kata.check_published("vol-1", target)
 
 
-async def test_callers_deadline_leaves_no_publish_half_done(kata: Node, target: str) -> None:
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    with pytest.raises(grpc.aio.AioRpcError) as told:
-        await kata.co.publish("vol-1", target, timeout_s=0.2)
-    # the proxy answers before the deadline; a busy machine may deliver that too late
-    assert told.value.code() in (Code.ABORTED, Code.DEADLINE_EXCEEDED)
-    gate.opened.set()
-    await kata.co.publish("vol-1", target)
-    kata.check_published("vol-1", target)
-
-
 async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node, target: str) -> None:
     """A file has the name of the entry's directory: the publish fails and undoes its changes.
 
@@ -260,19 +241,6 @@ async def test_publish_without_space_for_the_entry_leaves_nothing(kata: Node, ta
     assert target not in kata.driver.published
     with open(f"{kata.places.volumes}/{digest}", encoding="ascii") as file:
         assert file.read() == "mine"
-
-
-async def test_two_volumes_are_published_at_the_same_time(kata: Node) -> None:
-    one, two = kata.places.target("one"), kata.places.target("two")
-    gate = kata.driver.gates["NodePublishVolume"] = Gate()
-    first = asyncio.create_task(kata.co.publish("vol-1", one))
-    await until(gate.entered)
-    del kata.driver.gates["NodePublishVolume"]
-    await kata.co.publish("vol-2", two)
-    gate.opened.set()
-    await first
-    kata.check_published("vol-1", one)
-    kata.check_published("vol-2", two)
 
 
 async def test_bytes_that_are_not_a_request_are_refused(node: Node) -> None:

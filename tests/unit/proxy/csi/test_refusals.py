@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -274,38 +273,6 @@ async def test_a_device_that_the_host_has_mounted(kata: Node, target: str) -> No
     kata.check_untouched(target)
 
 
-async def test_device_of_a_raw_publish_is_refused_until_the_raw_publish_ends(kata: Node) -> None:
-    raw, target = kata.places.target("raw"), kata.places.target("one")
-    request = publish_request("vol-1", raw, defer=False)
-    request.volume_capability.block.SetInParent()
-    await kata.co.node.NodePublishVolume(request, timeout=60)
-    kata.devices.nodes[raw] = fake_driver.device_of("vol-1")
-    await refused(
-        kata.co.publish("vol-1", target),
-        Code.FAILED_PRECONDITION,
-        "/dev/fake-vol-1",
-        "published as a raw block volume",
-        raw,
-    )
-    assert kata.entry(target) is None
-    await kata.co.unpublish("vol-1", raw)
-    await kata.co.publish("vol-1", target)
-    kata.check_published("vol-1", target)
-
-
-async def test_host_writer_beside_a_deferred_reader_is_refused(kata: Node) -> None:
-    deferred, host = kata.places.target("deferred"), kata.places.target("host")
-    await kata.co.publish("vol-1", deferred, readonly=True)
-    await refused(
-        kata.co.publish("vol-1", host, defer=False),
-        Code.FAILED_PRECONDITION,
-        "only readers may share it",
-    )
-    assert host not in kata.driver.published
-    await kata.co.publish("vol-1", host, defer=False, readonly=True)
-    assert host in kata.driver.published
-
-
 @pytest.mark.parametrize("is_retry", [False, True])
 async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retry: bool) -> None:
     """Two PersistentVolumes of one disk. What stood before the call is not undone by it."""
@@ -319,30 +286,6 @@ async def test_host_mount_by_another_volume_id_is_refused(kata: Node, *, is_retr
     await refused(kata.co.publish("vol-2", host, defer=False), code, "DeviceReserved")
     assert (host in kata.driver.published) == is_retry
     kata.check_published("vol-1", deferred)
-
-
-async def test_a_raw_block_volume_with_the_cos_flag(kata: Node, target: str) -> None:
-    request = publish_request("vol-1", target)
-    request.volume_capability.block.SetInParent()
-    await refused(
-        kata.co.node.NodePublishVolume(request, timeout=10),
-        Code.INVALID_ARGUMENT,
-        "raw block",
-        "without defer_fs_ops",
-    )
-    await never_reached_the_driver(kata, target)
-
-
-async def test_a_storage_class_that_says_neither_yes_nor_no(kata: Node, target: str) -> None:
-    context = {"crust.dev/defer": "sometimes"}
-    await refused(
-        kata.co.publish("vol-1", target, defer=False, volume_context=context),
-        Code.INVALID_ARGUMENT,
-        "'sometimes'",
-        "always, never, runtime-class",
-        "StorageClass",
-    )
-    await never_reached_the_driver(kata, target)
 
 
 @pytest.mark.parametrize("volume_id", ["", "v" * 513, "vol\n1"])
@@ -428,17 +371,3 @@ async def test_unreadable_record_is_never_treated_as_absent(
             )
     with open(path, "rb") as file:
         assert file.read() == before
-
-
-async def test_record_of_another_target_is_refused(places: Places) -> None:
-    """A copied entry: its name is not the digest of its target."""
-    target, other = places.target("one"), places.target("two")
-    async with nodes.running(places) as node, node.handler():
-        await node.co.publish("vol-1", target)
-    copied = volumes.TargetPath(other).digest
-    shutil.copytree(
-        f"{places.volumes}/{volumes.TargetPath(target).digest}", f"{places.volumes}/{copied}"
-    )
-    async with nodes.running(places) as node, node.handler():
-        await refused(node.co.publish("vol-2", other), Code.UNAVAILABLE, target)
-        assert node.driver.published == {}
