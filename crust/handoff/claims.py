@@ -28,6 +28,8 @@ from crust.host.process import open_files, oserrors
 LIMIT_BYTES = 16 * 1024
 SCHEMA = 1
 _ERROR_MAX = 2000
+ORPHANED = "[SandboxOrphaned]"
+"""So begins the error of a claim whose sandbox is lost to its runtime, while its hypervisor goes on."""
 _ATTEMPTS = 8
 
 
@@ -61,7 +63,7 @@ class HeldBySandbox(errors.NotReady):
         unnamed = "a sandbox is claiming it, or it is being unpublished"
         stop = (
             "stop that sandbox first; if its runtime does not know it any more, the virtual machine goes on alone: "
-            "make sure of that, and end its hypervisor"
+            "`crust end-orphan` checks that, and ends it"
         )
         super().__init__(
             f"the volume at {target} is in use",
@@ -98,6 +100,11 @@ class Claim:
     live: bool
     request_id: str = ""
     """Of the call that published the volume, if the record has it."""
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the runtime says that nobody can stop the sandbox any more, and its hypervisor goes on (H-24)."""
+        return self.state is State.ERROR and self.error.startswith(ORPHANED)
 
 
 class _ClaimModel(pydantic.BaseModel):

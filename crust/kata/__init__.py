@@ -7,6 +7,7 @@
     evidence      which process is a sandbox's virtual machine, and what Kata has attached to it; from there on in
                   go_runtime and rust_runtime, one for each of Kata's runtimes
     grants        the claim of a sandbox, its keeper, and the real entry for as long as a container needs it
+    keeper_watch  keepers that were killed, and in shims machines whose shim was killed
     statistics    what the proxy asks of the guest, with one request of a sandbox at a time
     placeholders  a placeholder for each published volume, from the publish to the unpublish
     process       the daemon

@@ -89,11 +89,15 @@ class Grants:
     def mounted(self, sandbox: Sandbox, record: Record) -> None:
         """Write into claim.json that the guest has mounted the volume."""
         with self._connected(sandbox.id) as keeper:
-            claim = self._adopted(sandbox, record, keeper)
-            try:
-                claim.report(State.MOUNTED)
-            finally:
-                claim.hand_over()
+            self._report(sandbox, record, keeper, State.MOUNTED)
+
+    def report_orphaned(self, sandbox: Sandbox, problem: errors.CrustError) -> None:
+        """Write into each claim.json of the sandbox that nobody can stop it any more. Raises `KeeperGone`."""
+        with self._connected(sandbox.id) as keeper:
+            held = keeper.held()
+            for found in self.store.scan():
+                if found.record is not None and found.digest in held:
+                    self._report(sandbox, found.record, keeper, State.ERROR, problem.shown())
 
     def withdraw(self, sandbox_id: str, name: str) -> None:
         """Put the placeholder back; nothing to do is success, a sandbox without a keeper too."""
@@ -164,6 +168,20 @@ class Grants:
             return None
         claim.hand_over()
         return claim.record
+
+    def _report(
+        self,
+        sandbox: Sandbox,
+        record: Record,
+        keeper: keepers.Keeper,
+        state: State,
+        error: str = "",
+    ) -> None:
+        claim = self._adopted(sandbox, record, keeper)
+        try:
+            claim.report(state, error)
+        finally:
+            claim.hand_over()
 
     def _adopted(self, sandbox: Sandbox, record: Record, keeper: keepers.Keeper) -> Claim:
         root, target = self.store.root, record.target

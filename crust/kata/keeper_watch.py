@@ -1,5 +1,7 @@
 """Notices that a keeper has ended with its standby while the virtual machine lives, and claims again (H-46).
 
+It also has the shims of the sandboxes looked at (`shims`).
+
 A connection to each keeper is held. When it breaks, the standby is connected to; when there is none either, the
 claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine, which then must not
 write on. That is the one case in which crust ends a machine by itself.
@@ -15,6 +17,7 @@ from crust.core import errors, volumes
 from crust.host.process import workers
 from crust.kata.evidence import Runtimes, VmUnknown
 from crust.kata.grants import Grants, Sandbox
+from crust.kata.shims import Shims
 from crust.runtime_handler import keepers, kept_vm
 
 _log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ class KeeperWatch:
         self._grants, self._runtimes = grants, runtimes
         self._watched: dict[str, keepers.Keeper] = {}
         self._hint = asyncio.Event()
+        self._shims = Shims(grants, self._hint.set)
 
     async def keep(self) -> None:
         """Until cancelled."""
@@ -48,6 +52,7 @@ class KeeperWatch:
         for keeper in self._watched.values():
             _forget(keeper)
         self._watched.clear()
+        self._shims.close()
 
     async def look(self) -> None:
         """Look once: connect to new keepers, and see to those whose connection has ended."""
@@ -63,6 +68,7 @@ class KeeperWatch:
             if found is not None:
                 self._watched[sandbox_id] = found
                 asyncio.get_running_loop().add_reader(found.fileno(), self._noticed, found.fileno())
+        await self._shims.look(self._watched)
 
     def _noticed(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)  # it stays readable

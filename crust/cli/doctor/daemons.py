@@ -101,3 +101,19 @@ def handlers(node: Node) -> Iterator[Finding]:
             "every publish that is to be deferred is refused",
             "start the runtime's daemon: crust explain HandlerNotRegistered",
         )
+
+
+@check("orphans")
+def orphans(node: Node) -> Iterator[Finding]:
+    """No virtual machine has a volume that nobody can stop any more."""
+    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+        return
+    found = [each for each in node.proxy.volumes if each.is_orphaned]
+    for volume in found:
+        yield error(
+            f"volume {volume.name}: {volume.message}",
+            "another virtual machine would write to the same filesystem, so the volume is refused to everybody",
+            f"crust end-orphan {volume.volume_id}",
+        )
+    if not found:
+        yield ok("no virtual machine with a volume is lost to its runtime")

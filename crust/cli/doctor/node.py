@@ -38,6 +38,7 @@ class ProxyAnswer:
     drivers: tuple[views.Driver, ...]
     handlers: tuple[views.Handler, ...]
     problems: tuple[views.Problem, ...]
+    volumes: tuple[views.Volume, ...] = ()
 
 
 Mismatches = Mapping[str, Sequence[Mismatch]]

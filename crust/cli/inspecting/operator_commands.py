@@ -126,6 +126,31 @@ def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
     sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))
 
 
+@click.command("end-orphan")
+@RUN_DIR
+@click.argument("volume")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def end_orphan(run_dir: str, volume: str, *, yes: bool) -> None:
+    """End the virtual machine that has VOLUME and that its runtime cannot stop any more, after a check.
+
+    VOLUME is named as for describe. The check: the runtime has said that the sandbox is lost, no shim of it runs, and
+    the claim ends with that process.
+
+    Exit codes: 0 ended, and the volume is free; 1 refused or not confirmed; 2 the command cannot be understood;
+    3 the proxy does not answer.
+    """
+    import asyncio
+
+    from crust.cli import asking
+    from crust.cli.inspecting import end_orphan
+    from crust.core import errors
+
+    try:
+        asyncio.run(end_orphan.end(run_dir, volume, is_confirmed=yes))
+    except errors.CrustError as error:
+        sys.exit(asking.failed(error))
+
+
 @click.command()
 @RUN_DIR
 @FORMAT
@@ -205,6 +230,7 @@ COMMANDS: tuple[click.Command, ...] = (
     drivers,
     pool,
     describe,
+    end_orphan,
     doctor,
     gc,
     bundle,

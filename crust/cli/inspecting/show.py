@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import datetime
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from crust.cli import asking, output
 from crust.cli.asking import Stub
 from crust.cli.inspecting import probing, versions, views
 from crust.core import errors
+from crust.host.process import open_files
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0
@@ -156,22 +156,7 @@ def describe(name: str, run_dir: str) -> Question:
     """All that is known of one volume, at each of its targets. Raises `VolumeNotDeferred`."""
 
     async def ask(stub: Stub) -> Shown:
-        rows = tuple(
-            each
-            for each in await volumes_of(stub)
-            if name
-            in (each.volume_id, each.target_path, each.entry, each.pv, each.pod, each.pod_uid)
-        )
-        if not rows:
-            raise errors.NotFound.named(
-                "VolumeNotDeferred",
-                f"{name} is not deferred on this node",
-                why="the handoff directory has no entry for it",
-                hint=(
-                    "`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, "
-                    "a pod, a target path or an entry"
-                ),
-            )
+        rows = await find(stub, name)
         return Shown(
             {"volumes": rows},
             tuple(each.entry for each in rows),
@@ -182,14 +167,40 @@ def describe(name: str, run_dir: str) -> Question:
     return ask
 
 
-async def parts(
-    stub: Stub,
-) -> tuple[tuple[views.Driver, ...], tuple[views.Handler, ...], tuple[views.Problem, ...]]:
-    """Drivers, handlers, and what is wrong with the proxy itself."""
-    served, registered, (_, problems) = await asyncio.gather(
-        drivers_of(stub), _handlers(stub), _health(stub)
+async def find(stub: Stub, name: str) -> tuple[views.Volume, ...]:
+    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`."""
+    rows = tuple(
+        each
+        for each in await volumes_of(stub)
+        if name in (each.volume_id, each.target_path, each.entry, each.pv, each.pod, each.pod_uid)
     )
-    return served, registered, problems
+    if not rows:
+        raise errors.NotFound.named(
+            "VolumeNotDeferred",
+            f"{name} is not deferred on this node",
+            why="the handoff directory has no entry for it",
+            hint=(
+                "`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, "
+                "a pod, a target path or an entry"
+            ),
+        )
+    return rows
+
+
+Parts = tuple[
+    tuple[views.Driver, ...],
+    tuple[views.Handler, ...],
+    tuple[views.Problem, ...],
+    tuple[views.Volume, ...],
+]
+
+
+async def parts(stub: Stub) -> Parts:
+    """Drivers, handlers, what is wrong with the proxy itself, and the deferred volumes."""
+    served, registered, (_, problems), entries = await asyncio.gather(
+        drivers_of(stub), _handlers(stub), _health(stub), volumes_of(stub)
+    )
+    return served, registered, problems, entries
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
@@ -258,22 +269,12 @@ def described(row: views.Volume, run_dir: str) -> Text:
 
 
 def _holders(lock_path: str) -> list[str]:
-    """The processes that have a claim's lock open, as far as this one may look: the runtime's, and the hypervisor.
-
-    By the names of open files alone: a look at the files themselves may hang.
-    """
+    """The processes that have a claim's lock open, as far as this one may look: the runtime's, and the hypervisor."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for pid in open_files.holders(lock_path):
         with contextlib.suppress(OSError):
-            if any(_target(descriptor) == lock_path for descriptor in (process / "fd").iterdir()):
-                found.append(f"{(process / 'comm').read_text().strip()}[{process.name}]")
+            found.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()}[{pid}]")
     return found
-
-
-def _target(descriptor: Path) -> str:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
-        return os.readlink(descriptor)
-    return ""
 
 
 def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:

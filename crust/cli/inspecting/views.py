@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import Message
 
 from crust.cli.output import BAD, BUSY, GOOD, Column, age
+from crust.handoff import claims
 from crust.wire.v1 import handlers_pb2, inspect_pb2
 
 Row = TypeVar("Row")
@@ -133,6 +134,11 @@ class Volume:
     def name(self) -> str:
         """What `crust describe` finds it by."""
         return self.volume_id or self.entry
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its runtime says that nobody can stop the sandbox that has it any more."""
+        return self.state == claims.State.ERROR.value and self.message.startswith(claims.ORPHANED)
 
 
 @dataclass(frozen=True, slots=True)

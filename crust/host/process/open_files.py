@@ -1,4 +1,4 @@
-"""What another process has open, and a copy of it: pidfd_getfd(2).
+"""What other processes have open, and a copy of it: pidfd_getfd(2).
 
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
 would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE where the process is in another user
@@ -24,6 +24,35 @@ def copies(pid: int, file: os.stat_result) -> Generator[int, None, None]:
         for number in _of(pid, file):
             with oserrors.translating(f"cannot copy a descriptor of process {pid}"):
                 yield syscalls.copy_descriptor(process, number)
+
+
+def holders(path: str) -> list[int]:
+    """The processes that have the file open, as far as this one may look.
+
+    By the names of open files alone: a look at the files themselves may hang.
+    """
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if path in (_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")):
+                found.append(int(pid))
+    return found
+
+
+def watched(pid: int) -> set[int]:
+    """The processes that a process watches by pidfds (proc_pid_fdinfo(5))."""
+    directory, found = f"/proc/{pid}/fdinfo", set()
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(directory):
+            with contextlib.suppress(OSError), open(f"{directory}/{fd}", encoding="ascii") as file:
+                found |= {int(line.split()[1]) for line in file if line.startswith("Pid:")}
+    return found
+
+
+def _target(descriptor: str) -> str:
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        return os.readlink(descriptor)
+    return ""
 
 
 def _of(pid: int, file: os.stat_result) -> list[int]:

@@ -3,7 +3,8 @@
 The files have the keys and the order that the real shims 3.30.0 and 4.1.0 wrote, as far as crust reads them. The
 process has the sandbox's id among its arguments, as cloud-hypervisor has it in the path of its API socket, and opens
 and closes devices on command, as the real one does when a container is created and ends. With runtime-rs it listens
-at that socket, and the runtime makes an empty directory in the sandbox's share for each mount.
+at that socket, and the runtime makes an empty directory in the sandbox's share for each mount. Another process is the
+shim, by its arguments alone.
 """
 
 import json
@@ -40,6 +41,7 @@ class StandInSandbox:
     root: Path
     id: str
     process: subprocess.Popen[str]
+    shim: subprocess.Popen[bytes]
 
     @property
     def pid(self) -> int:
@@ -126,8 +128,8 @@ def _mount(source: str, destination: str, device_id: str) -> dict[str, object]:
 @contextmanager
 def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
     """A sandbox whose virtual machine runs while the block does."""
-    with _machine(f"/run/vc/vm/{id_}/clh-api.sock") as process:
-        sandbox = StandInSandbox(root, id_, process)
+    with _shim(id_) as shim, _machine(f"/run/vc/vm/{id_}/clh-api.sock") as process:
+        sandbox = StandInSandbox(root, id_, process, shim)
         sandbox.write()
         try:
             yield sandbox
@@ -139,8 +141,11 @@ def running(root: Path, id_: str) -> Iterator[StandInSandbox]:
 def running_rust(root: Path, shares: Path, id_: str) -> Iterator[StandInRustSandbox]:
     """A sandbox of runtime-rs whose virtual machine runs while the block does."""
     (root / id_).mkdir(parents=True)
-    with _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process:
-        sandbox = StandInRustSandbox(root, id_, process, shares)
+    with (
+        _shim(id_) as shim,
+        _machine("--api-socket", str(root / id_ / "ch-api.sock")) as process,
+    ):
+        sandbox = StandInRustSandbox(root, id_, process, shim, shares)
         try:
             yield sandbox
         finally:
@@ -155,3 +160,11 @@ def _machine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{process.pid}\n"
         yield process
+
+
+@contextmanager
+def _shim(id_: str) -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "-id", id_]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()

@@ -230,7 +230,7 @@ def test_all_of_core_module_has_every_class(module: str) -> None:
 def test_every_command_has_its_exit_codes() -> None:
     section = API.partition("## Exit codes")[2].partition("## ")[0]
     first = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
-    commands = {word for cell in first for word in re.findall(r"`(?:crust )?(\w+)`", cell)}
+    commands = {word for cell in first for word in re.findall(r"`(?:crust )?([\w-]+)`", cell)}
     assert commands == set(main.main.commands)
 
 

@@ -1,0 +1,118 @@
+"""`crust end-orphan`: ends a virtual machine that nobody can stop any more, and that has a volume.
+
+The runtime says that its sandbox is lost (claim.json, `SandboxOrphaned`). The kernel says which process is the
+claim's: it has the lock, or a process that has the lock watches it by a pidfd, as a keeper does. Only then is it
+killed, by a pidfd that was opened before it was proved, so that no other process can be meant.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from crust.cli import asking
+from crust.cli.inspecting import show, views
+from crust.core import errors
+from crust.handoff import claims, layout
+from crust.host.process import arguments, open_files, oserrors, workers
+
+_END_S = 30.0
+_FREE_S = 10.0
+_AGAIN_S = 0.05
+
+
+async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
+    """End the orphaned virtual machine that has the volume `name`, after asking.
+
+    Raises `VolumeNotDeferred`, `NotOrphaned`, `OrphanNotProven`, `OrphanLives`.
+    """
+    async with asking.inspecting(run_dir) as proxy:
+        rows = await show.find(proxy, name)
+    orphans = [each for each in rows if each.is_orphaned]
+    if not orphans:
+        raise _not_orphaned(rows)
+    for row in orphans:
+        await workers.run(_end, run_dir, row, is_confirmed)
+
+
+def _not_orphaned(rows: Sequence[views.Volume]) -> errors.CrustError:
+    row = rows[0]
+    state = f"it is {row.state}" + (f" for sandbox {row.sandbox_id}" if row.sandbox_id else "")
+    return errors.NotReady.named(
+        "NotOrphaned",
+        f"nothing is ended: the volume {row.volume_id} has no virtual machine that is lost to its runtime",
+        why=f"{state}, and the runtime {row.handler} has not said that this sandbox is lost",
+        hint="delete its pod; if the runtime's daemon does not run, start it: it looks then",
+    )
+
+
+def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
+    paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
+    with oserrors.translating(f"cannot look at process {row.claimed_by_pid}"):
+        pidfd = os.pidfd_open(row.claimed_by_pid)
+    try:
+        _prove(paths, row)
+        if not is_confirmed:
+            click.confirm(
+                f"Process {row.claimed_by_pid} ({_command(row.claimed_by_pid)}) is the virtual machine of sandbox "
+                f"{row.sandbox_id} of {row.handler}. It is lost to its runtime, and has the volume "
+                f"{row.volume_id}. What its guest has not written is lost. End it?",
+                abort=True,
+            )
+            _prove(paths, row)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
+    finally:
+        os.close(pidfd)
+    if not (has_ended and _is_freed(paths)):
+        raise errors.PeerUnavailable.named(
+            "OrphanLives",
+            f"process {row.claimed_by_pid} was killed, and the volume {row.volume_id} is not free",
+            why="its claim is held still" if has_ended else "the kernel has not ended it yet",
+            hint="a process that waits for a disk ends when the disk answers; its claim is freed by itself then",
+        )
+    click.echo(
+        f"ended process {row.claimed_by_pid}, sandbox {row.sandbox_id}: the volume {row.volume_id} is free"
+    )
+
+
+def _prove(paths: layout.EntryPaths, row: views.Volume) -> None:
+    """Raise `OrphanNotProven` unless the process is the claim's, and the sandbox has no shim."""
+    claim, pid, why = claims.read(paths), row.claimed_by_pid, ""
+    is_same = claim is not None and claim.live and claim.is_orphaned
+    if claim is None or not is_same or (claim.sandbox_id, claim.pid) != (row.sandbox_id, pid):
+        why = "the claim has changed meanwhile"
+    elif shims := list(arguments.having("-id", row.sandbox_id)):
+        why = f"process {shims[0]} is a shim of that sandbox, for its container engine"
+    else:
+        holders = open_files.holders(paths.claim_lock)
+        if pid not in holders and not any(pid in open_files.watched(each) for each in holders):
+            why = f"process {pid} has not the claim's lock, and no process that has it watches that process"
+    if why:
+        raise errors.NotReady.named(
+            "OrphanNotProven",
+            f"process {pid} is not ended for the volume {row.volume_id}",
+            why=why,
+            hint="`crust describe VOLUME` shows who has it; run this in the host's PID namespace",
+        )
+
+
+def _is_freed(paths: layout.EntryPaths) -> bool:
+    """Whether the claim ends: a keeper needs a moment."""
+    until = time.monotonic() + _FREE_S
+    while claims.is_held(paths):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_AGAIN_S)
+    return True
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "it has ended"

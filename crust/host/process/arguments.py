@@ -1,0 +1,24 @@
+"""Finds processes by what they were started with."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_BYTES = 64 * 1024
+
+
+def having(*words: str) -> Iterator[int]:
+    """The processes that have these words, one after the other, among the arguments that they were started with."""
+    wanted = "".join(f"\0{word}" for word in words).encode() + b"\0"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and wanted in b"\0" + of(int(name)):
+            yield int(name)
+
+
+def of(pid: int) -> bytes:
+    """The arguments of a process, each with a NUL after it; empty if it has ended."""
+    try:
+        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
+            return file.read(_BYTES)
+    except OSError:
+        return b""
