@@ -35,7 +35,7 @@ def main() -> None:
         if command == "publish":
             store.write(record)
         else:
-            with store.begin_unpublish(record.target) as alone:
+            with store.begin_removal(record.target) as alone:
                 alone.complete()
         print(clock.last_ns, flush=True)
 

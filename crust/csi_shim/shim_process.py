@@ -38,12 +38,12 @@ async def run(settings: ShimSettings) -> None:
 
         await controller_process.run(settings)
         return
-    await check(settings)
+    await check_mounts_seen(settings)
     async with serving(settings) as daemon:
         await daemon.forever()
 
 
-async def check(settings: ShimSettings) -> None:
+async def check_mounts_seen(settings: ShimSettings) -> None:
     """Raise `MountsNotSeen` where a wrapped driver's mounts would not be seen."""
     if settings.wrap and settings.check_propagation:
         directory = private_directories.root(settings.kubelet_root)

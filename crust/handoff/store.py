@@ -42,9 +42,9 @@ from crust.host.process import oserrors
 __all__ = [
     "Entry",
     "EntryDiffers",
+    "Removal",
     "Store",
     "UnknownHandoffFile",
-    "Unpublish",
     "UntrustedDirectory",
 ]
 
@@ -66,7 +66,7 @@ class EntryDiffers(errors.Conflict):
         self.there = there
 
 
-class Unpublish:
+class Removal:
     """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
 
     A block that ends without `complete` leaves the entry as it is; a retry unpublishes it.
@@ -152,7 +152,7 @@ class Store:
             return entry
         if entry.live and there.same_source(record):
             return self.rewrite(entry, mount)
-        with self.begin_unpublish(record.target) as alone:
+        with self.begin_removal(record.target) as alone:
             return self._replace(record, alone.entry)
 
     def create(self, record: Record) -> Entry:
@@ -192,7 +192,7 @@ class Store:
         """All entries by name: readable ones, unreadable ones with the error, and unknown names."""
         return tuple(entries.scan(self.layout))
 
-    def begin_unpublish(self, target: volumes.TargetPath) -> Unpublish:
+    def begin_removal(self, target: volumes.TargetPath) -> Removal:
         """Take the claim lock, so that no sandbox can claim the volume until the result is closed.
 
         Raises `NotPublished`, and `HeldBySandbox` with the sandbox's name while a sandbox has the volume.
@@ -207,7 +207,7 @@ class Store:
         unclaimed = replace(
             entry, claim=None
         )  # this process holds the lock that was read as a claim
-        return Unpublish(lock, unclaimed, self.layout)
+        return Removal(lock, unclaimed, self.layout)
 
     def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.
@@ -252,7 +252,7 @@ class Store:
 
     def _remove_incomplete(self, target: volumes.TargetPath) -> None:
         """Remove an entry without a record: it counts as absent (H-11), and the new entry needs its name."""
-        with contextlib.suppress(NotPublished), self.begin_unpublish(target) as incomplete:
+        with contextlib.suppress(NotPublished), self.begin_removal(target) as incomplete:
             incomplete.complete()
 
     def _lock(self, paths: EntryPaths, target: volumes.TargetPath) -> claims.ClaimLock:

@@ -23,9 +23,9 @@ from crust.rpc.serving.daemon import Daemon
 
 async def run(settings: NodeSettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
-    await proxy_app.check(settings.proxy)
+    await proxy_app.check_propagation(settings.proxy)
     for shim in settings.shim:
-        await shim_process.check(shim)
+        await shim_process.check_mounts_seen(shim)
     for driver in settings.driver:
         await serve.check(driver)
     async with running(settings) as daemon:

@@ -51,12 +51,12 @@ _RUNTIME = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
 
 async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
-    await check(settings)
+    await check_propagation(settings)
     async with running(settings) as daemon:
         await daemon.forever()
 
 
-async def check(settings: ProxySettings) -> None:
+async def check_propagation(settings: ProxySettings) -> None:
     """Raise what would make a running proxy useless on this host."""
     if settings.check_propagation:
         await workers.run(propagation.check, settings.target_roots)

@@ -1,14 +1,17 @@
 """Events for watchers: distributes each event to all watchers and never waits for one.
 
 Each watcher has a bounded queue. If the queue is full, events for that watcher are dropped and counted, and the
-watcher gets the count. Nothing depends on events: the handoff directory is the truth.
+watcher gets the count. A message may be another program's text: what looks like a credential in it is hidden from
+watchers. Nothing depends on events: the handoff directory is the truth.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from crust.core import credentials
 
 QUEUE_LENGTH = 256
 
@@ -59,7 +62,8 @@ class Events:
                 await asyncio.wait((get, stop), return_when=asyncio.FIRST_COMPLETED)
                 if not get.done():
                     return
-                yield get.result()
+                event = get.result()
+                yield replace(event, message=credentials.shown(event.message))
                 if queue.empty() and self._watchers[queue]:
                     missed, self._watchers[queue] = self._watchers[queue], 0
                     yield Event(

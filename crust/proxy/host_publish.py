@@ -43,7 +43,7 @@ class HostPublish:
         self._targets = targets
         self._publish = publish
 
-    def check(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
+    def admit(self, key: volumes.VolumeKey, request: csi_pb2.NodePublishVolumeRequest) -> Target:
         """The row of a publish on the host; raises what refuses it beside a deferred one."""
         path = request.target_path  # unchecked: the driver checks it
         is_block = request.volume_capability.HasField("block")
@@ -60,7 +60,7 @@ class HostPublish:
         mode = request.volume_capability.access_mode.mode
         readonly = request.readonly or mode in _READER_MODES
         row = replace(Target.of(volumes.TargetPath(path), key), readonly=readonly, raw=is_block)
-        self._table.check(row, deferred=False)
+        self._table.check_reservation(row, deferred=False)
         deferral_keys.check_host_publish(
             request.volume_id, request.volume_context, is_block=is_block
         )
@@ -96,7 +96,7 @@ class HostPublish:
             devices = await workers.run(self._devices, row)
             if devices is not None:
                 row = replace(row, devices=devices)
-                self._table.check(row, deferred=False)
+                self._table.check_reservation(row, deferred=False)
                 if row.raw:  # a mount holds its device: a deferred publish finds it
                     self._table.put(row)
         except Exception as error:

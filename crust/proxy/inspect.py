@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from google.protobuf import timestamp_pb2
 
 import crust
-from crust.core import credentials, errors
+from crust.core import errors
 from crust.handoff.store import Entry
 from crust.host.process import workers
 from crust.proxy.events import Event, Events
@@ -212,13 +212,12 @@ def _message(entry: Entry) -> str:
 
 
 def _event(event: Event) -> inspect_pb2.Event:
-    """Its message may be another program's text: what looks like a credential in it is hidden."""
     return inspect_pb2.Event(
         time=_timestamp(event.time_s),
         kind=event.kind,
         target_path=event.target_path,
         handler=event.handler,
-        message=credentials.shown(event.message),
+        message=event.message,
     )
 
 

@@ -113,7 +113,7 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
-            row = self._calls.on_host.check(key, request)
+            row = self._calls.on_host.admit(key, request)
             is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
             if row.raw or self._table.reservations():

@@ -63,7 +63,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class ProxiedDriver:
     """A driver that the proxy serves. Its `parts` end with it, its socket first."""
 
     served: ServedDriver
@@ -93,9 +93,9 @@ class DriverSockets:
         self._run_dir = run_dir
         self._registry = plugins_registry
         self._connect = connect
-        self._drivers: dict[str, Driver] = {}
+        self._drivers: dict[str, ProxiedDriver] = {}
 
-    def all(self) -> Sequence[Driver]:
+    def all(self) -> Sequence[ProxiedDriver]:
         """The drivers, by name."""
         return tuple(self._drivers[name] for name in sorted(self._drivers))
 
@@ -118,7 +118,7 @@ class DriverSockets:
                 server.serving(served.socket, service, lock_path=lock_path)
             )
             registration = await self._register(served, parts)
-            self._drivers[served.name] = Driver(
+            self._drivers[served.name] = ProxiedDriver(
                 served, backend, frontend, registration, parts.pop_all()
             )
         _log.info("driver served", extra={"driver": served.name, "socket": served.socket})

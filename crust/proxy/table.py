@@ -109,7 +109,7 @@ class Table:
             for name in self._unknown:
                 raise targets.unreadable(key, self._rows[name], "does not say whose it is")
 
-    def check(self, wanted: Target, *, deferred: bool = True) -> None:
+    def check_reservation(self, wanted: Target, *, deferred: bool = True) -> None:
         """Raise what refuses the target its volume or device, as `reserve`, and change nothing."""
         assert wanted.key is not None
         with self._lock:
@@ -133,7 +133,7 @@ class Table:
         ReservedByUnreadableEntry. Any thread may do so.
         """
         with self._lock:
-            self.check(wanted)
+            self.check_reservation(wanted)
             self.put(wanted)
 
     def put(self, row: Target) -> None:

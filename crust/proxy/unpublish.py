@@ -35,7 +35,7 @@ class _Begun:
 
     plan: Plan
     seen: Seen
-    entry: stores.Unpublish | None
+    entry: stores.Removal | None
 
 
 class Unpublish:
@@ -99,7 +99,7 @@ class Unpublish:
         without a record counts as absent (H-11), and is removed all the same.
         """
         try:
-            entry = self._store.begin_unpublish(target)
+            entry = self._store.begin_removal(target)
         except claims.NotPublished:
             entry = None
         try:

@@ -1,8 +1,8 @@
 """The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, answer the proxy's calls.
 
     resolve       find the volume, and the path in it, that a mount source of the OCI bundle names
-    needs         what a volume needs of a runtime, e.g. I/O limits: `claim_volume(features=…)` refuses the rest
-    take_claim    claim a volume for a sandbox, and check it; `claim`: hold it, report its state, release it
+    take_claim    claim a volume for a sandbox, and check it and that the runtime offers what it needs
+                  (`claim_volume(features=…)`); `claim`: hold it, report its state, release it
     keepers       start the process that holds the claims of a hypervisor that takes no descriptors
     kept_vm       when that process was killed: claim again for the same sandbox, or kill its hypervisor
     service       serve RuntimeHandler on the handler's own socket       (imports grpc)

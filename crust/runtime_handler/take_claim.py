@@ -9,18 +9,22 @@
 A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
 directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
 that the guest applies it to the files.
+
+A volume may need more of a runtime than mounting it, and the runtime must offer that. The proxy checks the same at
+the publish. A runtime may have been restarted with fewer features since, and the guard's group is known only now. A
+need that nobody checks is ignored silently: no limits, files that the pod cannot read, a filesystem that is never
+made.
 """
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout, store
 from crust.handoff.record import Record
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
-from crust.runtime_handler import needs
 from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
 
 
@@ -62,7 +66,7 @@ def claim_volume(
         with of_publish(record, "ClaimVolume"):
             if record.handler != handler:
                 raise WrongHandler(record, handler)
-            needs.check(record, features)
+            check_offered(record, features)
             device_fd = hold_device(record)
             if device_fd >= 0:
                 undo.append(lambda: os.close(device_fd))
@@ -155,6 +159,40 @@ def adopt_volume(
         lock.close()  # not release: that would end the holder's claim
         raise
     return Claim(paths, record, sandbox_id, lock=lock, claimed_at=found.claimed_at, pid=pid)
+
+
+def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -> None:
+    """Raise `FeatureMissing` for the first thing that the volume needs and that is not offered."""
+    for feature, what in _needs(record):
+        if feature not in offered:
+            raise errors.NotReady.named(
+                "FeatureMissing",
+                f"the volume at {record.target} cannot be used by {record.handler}",
+                why=f"{what}, and the runtime does not offer {feature.name}",
+                hint="publish the volume without that, or use a runtime that offers the feature",
+            )
+
+
+def _needs(record: Record) -> Iterator[tuple[volumes.HandlerFeature, str]]:
+    mount = record.mount
+    if record.readonly:
+        yield volumes.HandlerFeature.READ_ONLY, "it is published read-only"
+    if mount.group is not None and not record.readonly:
+        yield volumes.HandlerFeature.GROUP, f"its files belong to group {mount.group.gid} (fsGroup)"
+    if mount.io_limits != volumes.IoLimits():
+        yield volumes.HandlerFeature.IO_LIMITS, "it has I/O limits"
+    if mount.format is not None and not record.readonly:
+        yield (
+            volumes.HandlerFeature.FORMAT,
+            "it was created empty, so its filesystem may have to be made",
+        )
+    if mount.image is not None:
+        yield (
+            volumes.HandlerFeature.NETWORK_IMAGE,
+            f"it is the image {mount.image} of a Ceph cluster",
+        )
+    if mount.encryption is not None:
+        yield volumes.HandlerFeature.LUKS, "it is encrypted"
 
 
 def _record(root: str, target: volumes.TargetPath) -> Record:

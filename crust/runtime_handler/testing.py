@@ -109,7 +109,7 @@ class FakeProxy:
     def unpublish(self, target: str, *, guard: bool = False) -> None:
         """Remove the entry; raises `claims.HeldBySandbox` while a sandbox has the volume."""
         where = volumes.TargetPath.parse(target)
-        with self.store.begin_unpublish(where) as begun:
+        with self.store.begin_removal(where) as begun:
             begun.complete((lambda: mount_api.unmount(where.text)) if guard else None)
 
     def paths(self, target: str) -> layout.EntryPaths:

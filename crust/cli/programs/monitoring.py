@@ -49,7 +49,7 @@ class _Monitor:
         self._daemon = started
 
     def check_health(self) -> None:
-        self._in_loop(lambda: self._daemon.health.check() if self._daemon else None)
+        self._in_loop(lambda: self._daemon.health.check_healthy() if self._daemon else None)
 
     def check_ready(self) -> None:
         if self._daemon is None:

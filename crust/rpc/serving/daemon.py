@@ -65,7 +65,7 @@ class Daemon:
         """Raise why this process cannot serve all calls now."""
         if not self._is_serving:
             raise NotServing()
-        self.health.check()
+        self.health.check_healthy()
         for problem in (check() for check in self.readiness):
             if problem is not None:
                 raise problem

@@ -41,7 +41,7 @@ class Health:
             fields = {"part": part, "error": str(problem), "error_name": problem.error_name}
             _log.error("unhealthy", extra=fields)
 
-    def check(self) -> None:
+    def check_healthy(self) -> None:
         """Raise the first fatal problem, if there is one."""
         for part, problem in self._problems.items():
             if part in self._fatal:

@@ -200,7 +200,7 @@ class Service:
             with tracing.served(call, self.name) if has_span else contextlib.nullcontext():
                 try:
                     if call.method.endswith("/Probe"):
-                        self.health.check()
+                        self.health.check_healthy()
                     self._admit(call.method)
                     method = self._unary.get(call.method)
                     if method is not None:

@@ -50,10 +50,10 @@ class WorkerWatch:
 
     async def _watch(self) -> None:
         while True:
-            await self.check()
+            await self.check_threads()
             await asyncio.sleep(CHECK_S)
 
-    async def check(self) -> None:
+    async def check_threads(self) -> None:
         """Ask for a thread, and report as the health of "threads of …" and "operations of …"."""
         part, running = self._workers.name, [each for ask in self.operations for each in ask()]
         problem = await self._no_thread(running)

@@ -57,7 +57,7 @@ def test_lock_of_another_user_is_not_used(store: Store, paths: layout.EntryPaths
     with pytest.raises(UntrustedLock):
         ClaimLock.acquire(paths, TARGET)
     with pytest.raises(UntrustedLock):
-        store.begin_unpublish(TARGET)
+        store.begin_removal(TARGET)
 
 
 def test_open_refuses_a_root_of_another_user(store: Store) -> None:

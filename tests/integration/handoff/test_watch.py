@@ -59,7 +59,7 @@ async def _next(scans: AsyncIterator[list[Entry]]) -> list[Entry]:
 
 
 def _unpublish(store: Store) -> None:
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
 
 

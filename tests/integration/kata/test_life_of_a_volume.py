@@ -202,7 +202,7 @@ async def test_an_alias_of_the_target_is_one_more_name_of_the_claim(
     end(node, one)
     looks = Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__)
     looks.look()
-    with node.store.begin_unpublish(record.target) as begun:
+    with node.store.begin_removal(record.target) as begun:
         begun.complete()
     looks.look()
     assert node.entries.names() == []
@@ -419,7 +419,7 @@ def test_a_path_that_is_too_long_for_kata_has_no_placeholder_and_is_named(
 ) -> None:
     target = volumes.TargetPath.parse(f"{node.kubelet}/{'x' * 180}/mount")
     record = node.publish("a", device("a").path)
-    with node.store.begin_unpublish(record.target) as begun:
+    with node.store.begin_removal(record.target) as begun:
         begun.complete()
     node.store.write(replace(record, target=target))
     Placeholders(node.store, node.entries, [HANDLER], node.problems.__setitem__).look()

@@ -240,7 +240,7 @@ def test_release_after_unpublish_is_ok(store: Store, device: MakeDevice) -> None
     store.write(record_of(device("a"), TARGET))
     claim = _claim(store)
     claim.hand_over()
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     claim.release()
     assert store.scan() == ()

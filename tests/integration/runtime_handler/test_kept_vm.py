@@ -110,7 +110,7 @@ def test_vm_is_killed_if_the_volume_was_unpublished_or_published_again(
     store: Store, record: Record, vm: kept_vm.KeptVm, process: subprocess.Popen[bytes]
 ) -> None:
     kill_all_keepers(vm.socket)
-    store.begin_unpublish(TARGET).complete()
+    store.begin_removal(TARGET).complete()
     store.write(record)
     with pytest.raises(kept_vm.VmKilled):
         vm.recover({"a": TARGET})

@@ -9,11 +9,11 @@ from crust.rpc.serving.worker_watch import WorkerWatch
 
 def watch_locked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Lock:
     """The watch looks only while it has this lock."""
-    look, lock = WorkerWatch.check, asyncio.Lock()
+    look, lock = WorkerWatch.check_threads, asyncio.Lock()
 
     async def with_lock(watch: WorkerWatch) -> None:
         async with lock:
             await look(watch)
 
-    monkeypatch.setattr(WorkerWatch, "check", with_lock)
+    monkeypatch.setattr(WorkerWatch, "check_threads", with_lock)
     return lock

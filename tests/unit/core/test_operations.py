@@ -279,7 +279,7 @@ async def test_work_that_fails_begins_again_and_is_logged_counted_and_shown(
         await work.goes_on.wait()
         (problem,) = health.problems.values()
         assert "background work (the test of x) of this process fails: 3 times" in str(problem)
-        health.check()  # it fails no probe
+        health.check_healthy()  # it fails no probe
     assert failures_counted() == before + 3
     assert [each.message for each in caplog.records].count("background work failed") == 3
     assert health.problems == {}

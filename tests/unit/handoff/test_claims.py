@@ -169,7 +169,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     def unpublished_meanwhile(fd: int) -> bool:
         fds.append(fd)
         if len(fds) == 1:
-            with store.begin_unpublish(TARGET) as unpublish:
+            with store.begin_removal(TARGET) as unpublish:
                 unpublish.complete()
             store.write(a_record())
         return real(fd)
@@ -186,7 +186,7 @@ def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
 
     def unpublished_meanwhile(fd: int) -> bool:
         monkeypatch.setattr(ofdlocks, "try_lock", real)
-        with store.begin_unpublish(TARGET) as unpublish:
+        with store.begin_removal(TARGET) as unpublish:
             unpublish.complete()
         return real(fd)
 
@@ -227,6 +227,6 @@ def test_removing_a_claim_is_idempotent(store: Store, paths: layout.EntryPaths) 
     claims.remove(paths)
     claims.remove(paths)
     assert claims.read(paths) is None
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     claims.remove(paths)

@@ -55,7 +55,7 @@ def _names(store: Store) -> list[str]:
 
 def _unpublish(store: Store) -> None:
     try:
-        with store.begin_unpublish(TARGET) as unpublish:
+        with store.begin_removal(TARGET) as unpublish:
             unpublish.complete()
     except claims.NotPublished:
         return
@@ -122,7 +122,7 @@ def test_unpublish_killed_at_any_call_leaves_the_entry_or_a_target_that_is_clear
         targets_file(number).touch()
 
     def unpublish(number: int) -> None:
-        with stores(number).begin_unpublish(TARGET) as entry:
+        with stores(number).begin_removal(TARGET) as entry:
             entry.complete(lambda: os.unlink(targets_file(number)))
 
     kept = set()
@@ -146,7 +146,7 @@ def test_unpublish_whose_target_cannot_be_cleared_restores_the_entry(stores: Sto
     store = stores(0)
     with (
         syncs.recorded() as steps,
-        store.begin_unpublish(TARGET) as entry,
+        store.begin_removal(TARGET) as entry,
         pytest.raises(errors.Conflict),
     ):
         entry.complete(fail)

@@ -107,13 +107,13 @@ def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:
     store.write(a_record())
     _claim(store).close()
     Path(_paths(store).directory, "runtime-file").write_text("mine")
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         assert unpublish.entry.record == a_record()
         unpublish.complete()
     assert store.read(TARGET) is None
     assert os.listdir(store.root) == []
     with pytest.raises(NotPublished):
-        store.begin_unpublish(TARGET)
+        store.begin_removal(TARGET)
 
 
 def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store) -> None:
@@ -122,21 +122,21 @@ def test_begin_unpublish_is_refused_while_a_sandbox_has_the_volume(store: Store)
         _claim(store, "sandbox-9"),
         pytest.raises(HeldBySandbox, match="sandbox-9 of kata") as caught,
     ):
-        store.begin_unpublish(TARGET)
+        store.begin_removal(TARGET)
     assert caught.value.sandbox_id == "sandbox-9"
     assert store.read(TARGET) is not None
 
 
 def test_no_sandbox_claims_a_volume_that_is_being_unpublished(store: Store) -> None:
     store.write(a_record())
-    with store.begin_unpublish(TARGET), pytest.raises(HeldBySandbox):
+    with store.begin_removal(TARGET), pytest.raises(HeldBySandbox):
         claims.ClaimLock.acquire(_paths(store), TARGET)
     claims.ClaimLock.acquire(_paths(store), TARGET).close()
 
 
 def test_unpublish_without_complete_leaves_the_entry_as_it_was(store: Store) -> None:
     entry = store.write(a_record())
-    with store.begin_unpublish(TARGET):
+    with store.begin_removal(TARGET):
         pass
     assert store.read(TARGET) == entry
 
@@ -177,7 +177,7 @@ def test_unpublish_is_durable_at_its_answer(store: Store, monkeypatch: pytest.Mo
         done.append("unlink")
         unlink(path)
 
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         monkeypatch.setattr(os, "rename", traced_rename)
         monkeypatch.setattr(durable, "sync_directory", traced_sync)
         monkeypatch.setattr(os, "unlink", traced_unlink)
@@ -192,7 +192,7 @@ def test_files_of_the_runtime_are_neither_reported_nor_kept_by_unpublish(store: 
     entry = store.read(TARGET)
     assert entry is not None
     assert entry.unknown == ()
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     assert os.listdir(store.root) == []
 
@@ -246,7 +246,7 @@ def test_unknown_names_are_reported_and_kept_by_unpublish(store: Store) -> None:
     nobody, entry = sorted(store.scan(), key=lambda each: each.record is not None)
     assert isinstance(nobody.error, UnknownHandoffFile)
     assert entry.unknown == ("sandbox-7",)
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     assert store.read(TARGET) is None
     (kept,) = store.remove_orphans()
@@ -274,9 +274,9 @@ def test_remove_orphans_keeps_a_directory_with_a_files_name_and_goes_on(store: S
     with pytest.raises(
         errors.Conflict
     ):  # a claim that cannot be removed cannot be known to be dead
-        store.begin_unpublish(TARGET)
+        store.begin_removal(TARGET)
     Path(_paths(store).directory, "claim.json").rmdir()
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     (kept,) = store.remove_orphans()
     assert os.listdir(kept) == [".hidden"]
@@ -373,7 +373,7 @@ def test_a_root_that_others_may_write_is_not_used(tmp_path: Path) -> None:
 
 def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
     _replaced(store, lambda path: Path(path).write_bytes(b"{}"))
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         assert isinstance(unpublish.entry.error, UnreadableHandoffRecord)
         unpublish.complete()
     assert os.listdir(store.root) == []
@@ -382,13 +382,13 @@ def test_entry_with_unreadable_record_can_be_unpublished(store: Store) -> None:
 def test_unpublish_without_lock_file_only_if_the_entry_was_never_claimed(store: Store) -> None:
     store.write(a_record())
     os.unlink(_paths(store).claim_lock)
-    with store.begin_unpublish(TARGET) as unpublish:
+    with store.begin_removal(TARGET) as unpublish:
         unpublish.complete()
     store.write(a_record())
     _claim(store).close()
     os.unlink(_paths(store).claim_lock)
     with raised("ClaimLockMissing"):
-        store.begin_unpublish(TARGET)
+        store.begin_removal(TARGET)
 
 
 def test_unreadable_claim_is_reported_and_does_not_hide_the_record(store: Store) -> None:

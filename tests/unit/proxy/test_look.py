@@ -241,7 +241,7 @@ async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Benc
         with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="a"):
             await looks.look()
         bench.table.drop(records.TARGET.digest)
-        with bench.store.begin_unpublish(records.TARGET) as unpublish:
+        with bench.store.begin_removal(records.TARGET) as unpublish:
             unpublish.complete()
         for _ in range(2):
             await looks.look()

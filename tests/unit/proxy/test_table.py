@@ -75,7 +75,7 @@ async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: 
     bench.store.write(RECORD)
     looking = asyncio.create_task(bench.looks().look())
     await asyncio.to_thread(slow.entered.wait, 20)
-    with bench.store.begin_unpublish(RECORD.target) as unpublish:
+    with bench.store.begin_removal(RECORD.target) as unpublish:
         unpublish.complete()
     bench.table.drop(RECORD.digest)
     slow.go_on.set()
@@ -160,7 +160,7 @@ def test_device_is_shared_by_readers_alone(*, holder: bool, wanted: bool, free: 
     other = replace(row(_other_volume(records.a_record("/k/two"))), readonly=wanted)
     table.reserve(there)
     with nullcontext() if free else raised("DeviceReserved"):
-        table.check(other, deferred=False)
+        table.check_reservation(other, deferred=False)
 
 
 @pytest.mark.parametrize("first", ["disk", "partition"])
@@ -188,9 +188,9 @@ def test_row_with_a_new_device_releases_the_old_one() -> None:
     moved = DeviceSet.alone(volumes.DeviceIdentity(7, 9, 99))
     table.reserve(row(RECORD, moved))
     wanted = row(_other_volume(records.a_record("/var/lib/kubelet/two")))
-    table.check(wanted)
+    table.check_reservation(wanted)
     with raised("DeviceReserved"):
-        table.check(replace(wanted, devices=moved))
+        table.check_reservation(replace(wanted, devices=moved))
 
 
 def _other_volume(record: Record) -> Record:

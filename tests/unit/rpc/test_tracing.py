@@ -124,18 +124,18 @@ def test_span_continues_the_traceparent_of_another_process(monkeypatch: pytest.M
 async def test_watchdog_is_told_while_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, health, dead, pings = Workers("the proxy", limit=1), Health(), threading.Event(), []
     watch = WorkerWatch(pool, health, ping=lambda: pings.append("alive"))
-    await watch.check()
+    await watch.check_threads()
     assert pings == ["alive"]
     hung = asyncio.create_task(pool.run(dead.wait))
     await asyncio.sleep(0)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    await watch.check()
+    await watch.check_threads()
     assert pings == ["alive"]
     assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     dead.set()
     await hung
-    await watch.check()
+    await watch.check_threads()
     assert pings == ["alive"] * 2
     assert health.problems == {}
 
@@ -151,13 +151,13 @@ async def test_operation_that_does_not_end_is_shown_and_fails_no_probe() -> None
     watch.operations.append(lambda: [running])
     with pytest.raises(operations.OperationOverdue):
         await running.run("vol-1", "NodeUnpublishVolume", None, work, limit_s=0)
-    await watch.check()
+    await watch.check_threads()
     (problem,) = health.problems.values()
     assert "1 operations of the proxy do not end: NodeUnpublishVolume of vol-1" in str(problem)
-    health.check()
+    health.check_healthy()
     dead.set()
     await running.idle()
-    await watch.check()
+    await watch.check_threads()
     assert health.problems == {}
 
 
@@ -180,19 +180,19 @@ async def test_unhealthy_part_says_what_hangs_longest(monkeypatch: pytest.Monkey
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
     watch = WorkerWatch(shim, health)
     watch.operations.append(lambda: [running])
-    await watch.check()
+    await watch.check_threads()
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
-    await WorkerWatch(other, health).check()
+    await WorkerWatch(other, health).check_threads()
     assert [*health.problems] == ["threads of the shim at /s"]
     with pytest.raises(workers.NoWorkerFree) as caught:
-        health.check()
+        health.check_healthy()
     sentence = str(caught.value)
     assert sentence.startswith("the shim at /s cannot take more work: none of its 5 threads")
     assert "NodePublishVolume of vol-0, NodePublishVolume of vol-1," in sentence
     assert ", and 2 more; check the disks and mounts" in sentence
     dead.set()
     await asyncio.gather(*calls)
-    await watch.check()
+    await watch.check_threads()
     assert health.problems == {}
 
 
@@ -202,9 +202,9 @@ async def test_watch_that_only_shows_fails_no_probe(monkeypatch: pytest.MonkeyPa
     hung = asyncio.create_task(pool.run(dead.wait))
     await asyncio.sleep(0)
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    await WorkerWatch(pool, health, is_fatal=False).check()
+    await WorkerWatch(pool, health, is_fatal=False).check_threads()
     assert [each.error_name for each in health.problems.values()] == ["NoWorkerFree"]
-    health.check()
+    health.check_healthy()
     dead.set()
     await hung
 

@@ -27,11 +27,11 @@ from crust.runtime_handler import (
     NotDeferred,
     Resolved,
     State,
-    needs,
     reclaim_volume,
     registration,
     resolve_source,
     service,
+    take_claim,
 )
 from crust.wire.v1 import handlers_pb2_grpc
 from tests.support.raised import raised
@@ -54,17 +54,17 @@ Feature = volumes.HandlerFeature
 def test_missing_feature_refuses_the_volume(mount: dict[str, Any], feature: Feature) -> None:
     plain = a_record()
     record = replace(plain, mount=replace(plain.mount, group=None, readonly=False))
-    needs.check(record, frozenset())
+    take_claim.check_offered(record, frozenset())
     record = replace(record, mount=replace(record.mount, **mount))
     with raised("FeatureMissing", match=f"does not offer {feature.name}"):
-        needs.check(record, frozenset(Feature) - {feature})
-    needs.check(record, {feature})
+        take_claim.check_offered(record, frozenset(Feature) - {feature})
+    take_claim.check_offered(record, {feature})
 
 
 def test_group_of_read_only_volume_needs_no_feature_group() -> None:
     plain = a_record()
     mount = replace(plain.mount, group=volumes.GroupChange(7), readonly=True)
-    needs.check(replace(plain, mount=mount), {Feature.READ_ONLY})
+    take_claim.check_offered(replace(plain, mount=mount), {Feature.READ_ONLY})
 
 
 def test_sub_path_is_refused_by_runtime_that_mounts_whole_volumes() -> None:
