@@ -7,18 +7,23 @@ block `with co.should():` or `with co.beyond():`, and the case goes on after the
 
 MUST stands for MUST, REQUIRED and SHALL, which decide whether the tested program is compliant; SHOULD for SHOULD and
 RECOMMENDED. `beyond` is what the specification leaves open: the practice of a CO, or crust's own contract.
+
+An operator chooses cases by their numbers: `C-101`, `c-101`, `101`, a range `C-100..C-199`, several with commas.
 """
 
 import enum
 import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from crust.core import errors
+
 _FUNCTION = re.compile(r"test_([cr])(\d{3})_")
 _ROW = re.compile(r"\| [CR]-\d{3} \|")
+_PATTERN = re.compile(r"(?:[cr]-?)?(\d{1,3})(?:\.\.(?:[cr]-?)?(\d{1,3}))?", re.IGNORECASE)
 _CELLS = re.compile(r"(?<!\\)\|")
 
 
@@ -96,3 +101,39 @@ def _clause(text: str) -> Clause:
     strength, _, words = text.partition(" · ")
     section, _, gist = words.partition(": ")
     return Clause(Strength(strength), section, gist)
+
+
+def chosen(known: Collection[str], only: Iterable[str], skip: Iterable[str]) -> frozenset[str]:
+    """The cases of `known` that `only` names (all without it), less those of `skip`.
+
+    Raises `errors.InvalidRequest` for what names no case: a misspelt number would run nothing, and pass.
+    """
+    named = [_matching(known, each) for each in _parts(only)]
+    left_out = [_matching(known, each) for each in _parts(skip)]
+    return frozenset(known if not named else set().union(*named)).difference(*left_out)
+
+
+def _parts(patterns: Iterable[str]) -> list[str]:
+    return [part.strip() for each in patterns for part in each.split(",")]
+
+
+def _matching(known: Collection[str], pattern: str) -> set[str]:
+    found = _PATTERN.fullmatch(pattern)
+    if found is None:
+        raise _no_such_case(pattern, "it is no number of a case, and no range of two")
+    kind = next(iter(known), "C")[0]
+    if any(letter in "CR" and letter != kind for letter in pattern.upper()):
+        raise _no_such_case(pattern, f"the cases of this suite begin with {kind}")
+    first, last = int(found[1]), int(found[2] or found[1])
+    matching = {each for each in known if first <= int(each[2:]) <= last}
+    if not matching:
+        raise _no_such_case(pattern, "no case has such a number")
+    return matching
+
+
+def _no_such_case(pattern: str, why: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"no such case: {pattern}",
+        why=why,
+        hint="crust conformance --list shows all; write C-101, or C-100..C-199",
+    )

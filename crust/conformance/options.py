@@ -11,8 +11,6 @@ from crust.core import errors
 from crust.rpc import channel
 
 MIB = 1 << 20
-UNKNOWN_VOLUME = "conformance-no-such-volume"
-"""A volume id that no driver has answered."""
 
 Profile = Literal["1.12", "1.13"]
 

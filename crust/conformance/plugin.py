@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import click
 import pytest
 
-from crust.conformance import catalogue, selection
+from crust.conformance import catalogue
 from crust.conformance.catalogue import Case
 from crust.conformance.options import RunOptions
 from crust.conformance.report import Report, write_json, write_junit
@@ -178,7 +178,7 @@ def run(
     is not there.
     """
     known = catalogue.cases(kind)
-    numbers = selection.chosen(known, options.only, options.skip)
+    numbers = catalogue.chosen(known, options.only, options.skip)
     plugin = Plugin(subject, [known[number] for number in numbers], report)
     try:
         subject.open()

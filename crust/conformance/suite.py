@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crust.conformance import capabilities, inferred, plugin, report
+from crust.conformance import capabilities, plugin, report
 from crust.conformance.capabilities import CREATE
 from crust.conformance.catalogue import Case
 from crust.conformance.options import Options
 from crust.conformance.orchestrator.calls import Calls, Channels, connected
 from crust.conformance.orchestrator.co import Co
-from crust.conformance.orchestrator.host_view import HostView, LinuxHost
+from crust.conformance.orchestrator.host_view import HostView
 from crust.conformance.results import Exchange, Finding, Results
 from crust.wire.csi.v1 import csi_pb2
 
@@ -20,7 +20,7 @@ CASES = Path(__file__).parent / "cases"
 def run(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Results:
     """Run the cases against the driver. Raises `errors.InvalidRequest` for a case that is not there."""
     with connected(options.socket, options.controller_socket) as channels:
-        driver = Driver(channels, options, host or LinuxHost())
+        driver = Driver(channels, options, host or HostView())
         return plugin.run(driver, CASES, "C", options, report.Report(quiet=quiet))
 
 
@@ -32,7 +32,7 @@ class Driver:
         self._options = options
         self._host = host
         self._has: frozenset[str] = frozenset()
-        self._inferred: inferred.Inferred | None = None
+        self._inferred: capabilities.Inferred | None = None
         self._co: Co | None = None
 
     def open(self) -> None:
@@ -50,7 +50,7 @@ class Driver:
         self._co = None
         if CREATE in case.needs and self._inferred is None:
             needs = frozenset(need for each in chosen for need in each.needs)
-            self._inferred = inferred.of(self._channels, self._has, self._options, needs)
+            self._inferred = capabilities.inferred(self._channels, self._has, self._options, needs)
             for text in self._inferred.remarks:
                 remarked(text)
         return set(case.needs) - (self._inferred.has if self._inferred else self._has)

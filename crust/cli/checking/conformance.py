@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from crust.conformance import catalogue, options, selection
+from crust.conformance import catalogue, options
 from crust.core import errors
 
 
@@ -83,7 +83,7 @@ def _ran(kind: str, run: Callable[[], int], flags: dict[str, Any], *, list_cases
 
 def _check(kind: str, chosen: options.RunOptions) -> None:
     """Raise `errors.InvalidRequest` for cases that are not there, and for reports that cannot be written."""
-    selection.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
+    catalogue.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
     for report in filter(None, (chosen.junit, chosen.json)):
         _check_writable(report)
 
@@ -91,7 +91,7 @@ def _check(kind: str, chosen: options.RunOptions) -> None:
 def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
     """A line for each case that --only and --skip leave."""
     known = catalogue.cases(kind)
-    for number in sorted(selection.chosen(known, only, skip)):
+    for number in sorted(catalogue.chosen(known, only, skip)):
         case = known[number]
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
         click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")

@@ -32,9 +32,7 @@ def test_c402_concurrent_creates_of_different_volumes_succeed(co: Co) -> None:
 
 
 def test_c403_concurrent_identical_publishes_mount_once(co: Co) -> None:
-    volume = co.volume()
-    co.stage(volume)
-    target = co.target()
+    volume, target = co.staged()
     _joined(co, co.publish_request(volume, target))
     assert co.host.mounts_at(target) == 1
     _joined(co, co.unpublish_request(volume.volume_id, target))
@@ -109,12 +107,10 @@ def test_c410_concurrent_identical_controller_expansions_succeed(co: Co) -> None
 
 
 def test_c411_concurrent_identical_node_expansions_succeed(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    co.host.write(target / "file", _DATA)
+    volume, target = co.used(file=_DATA)
     co.until_final(expansion.controller_request(co, volume))
     _joined(co, expansion.node_request(co, volume, target))
-    assert co.host.read(target / "file", 99) == _DATA
+    assert co.file(target) == _DATA
 
 
 def test_c412_concurrent_identical_deletes_succeed(co: Co) -> None:
@@ -123,8 +119,7 @@ def test_c412_concurrent_identical_deletes_succeed(co: Co) -> None:
 
 
 def test_c413_cancelled_snapshot_retried_makes_one_snapshot(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
+    volume, target = co.used()
     request = copies.snapshot_request(co, volume.volume_id)
     _given_up(co, request)
     made = copies.take(co, request)
@@ -143,8 +138,7 @@ def test_c414_cancelled_expansion_retried_succeeds(co: Co) -> None:
 
 
 def test_c415_cancelled_unpublish_to_delete_retried_succeeds(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
+    volume, target = co.used()
     unpublish = co.unpublish_request(volume.volume_id, target)
     unstage = co.unstage_request(volume)
     detach = co.detach_request(volume.volume_id)
@@ -159,9 +153,7 @@ def test_c415_cancelled_unpublish_to_delete_retried_succeeds(co: Co) -> None:
 
 
 def test_c416_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    co.host.write(target / "file", _DATA)
+    volume, _ = co.used(file=_DATA)
     snapshot = copies.snapshot_request(co, volume.volume_id)
     size = expansion.doubled(co, volume)
     clone = co.create_request(size_bytes=size, source=copies.of_volume(volume.volume_id))
@@ -172,7 +164,7 @@ def test_c416_concurrent_different_calls_for_one_volume_succeed(co: Co) -> None:
     made = copies.take(co, snapshot)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id), size_bytes=size)
     for each in (copied, restored):
-        assert co.host.read(co.use(each) / "file", 99) == _DATA
+        assert co.file(co.use(each)) == _DATA
 
 
 def _joined(co: Co, request: Any) -> list[Any]:

@@ -18,9 +18,7 @@ def test_c601_no_secret_is_in_the_log(co: Co) -> None:
     password, token, flag = (co.name("planted") for _ in range(3))
     with _log_has_none_of(co, password, token, flag):
         _plant_in_all(co, password)
-        volume = co.volume()
-        co.stage(volume)
-        target = co.target()
+        volume, target = co.staged()
         publish = co.publish_request(volume, target)
         publish.volume_context[_TOKENS] = token
         co.ask(publish)

@@ -7,6 +7,7 @@ The one sleep of the suite is here: a CO that is answered ABORTED has nothing to
 while, longer each time, as kubelets and sidecars do.
 """
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,9 @@ Code = grpc.StatusCode
 PENDING = (Code.ABORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED)
 _RETRY_FIRST_S = 0.02
 _RETRY_MOST_S = 0.5
+UNKNOWN = "conformance-no-such-thing"
+"""An id that no driver has answered: of a volume, a node, a snapshot, a group."""
+
 STRING_MAX_BYTES = 128
 MAP_MAX_BYTES = 4096
 _OTHER_LIMITS = {"csi.v1.NodeGetInfoResponse.node_id": 256}
@@ -109,16 +113,30 @@ class Calls:
             raise reply
         return reply
 
-    def refused(self, request: Message, *codes: grpc.StatusCode) -> str:
-        """A call that must be refused with one of `codes`; returns the message. Raises AssertionError."""
-        code, message = self.outcome(request)
+    def answered(self, request: Message, *codes: grpc.StatusCode) -> grpc.StatusCode:
+        """A call that must be answered with one of `codes`; returns which. Raises AssertionError."""
+        code, _ = self.outcome(request)
         name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
         assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
-        return message
+        return code
+
+    def refused_without(self, request: Message, *fields: str) -> None:
+        """Without any one of its required fields, the request must be refused. Raises AssertionError."""
+        for field in fields:
+            lacking = copy.deepcopy(request)
+            lacking.ClearField(field)
+            self.answered(lacking, Code.INVALID_ARGUMENT)
+
+    def refused_with_unknown(self, request: Message, *fields: str) -> None:
+        """With an id that no driver has answered, in any one of the fields. Raises AssertionError."""
+        for field in fields:
+            unknown = copy.deepcopy(request)
+            setattr(unknown, field, UNKNOWN)
+            self.answered(unknown, Code.NOT_FOUND)
 
     def unknown(self, request: Message) -> None:
         """An undo for a volume that does not exist: CSI says NOT_FOUND, and idempotency OK."""
-        self.refused(request, Code.OK, Code.NOT_FOUND)
+        self.answered(request, Code.OK, Code.NOT_FOUND)
 
     def reply(self, request: Message) -> Any:
         """The answer of a call that a driver may refuse, or the `Refusal`, whose code the case judges."""

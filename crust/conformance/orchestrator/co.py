@@ -23,6 +23,13 @@ from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 
 _numbers = itertools.count(1)
+_FILE_MAX_BYTES = 1 << 20
+SIDECAR_KEYS = {
+    "csi.storage.k8s.io/pvc/name": "data",
+    "csi.storage.k8s.io/pvc/namespace": "default",
+    "csi.storage.k8s.io/pv/name": "pvc-1",
+}
+"""Parameters that sidecars add to those of the StorageClass."""
 
 
 class Co(Calls):
@@ -129,6 +136,30 @@ class Co(Calls):
             if len(capabilities) > 1 and refusal.code is Code.INVALID_ARGUMENT:
                 pytest.skip("a volume that is made for several capabilities")
             raise
+
+    def staged(self) -> tuple[csi_pb2.Volume, Path]:
+        """A new volume, staged, and a target where nothing is published yet."""
+        volume = self.volume()
+        self.stage(volume)
+        return volume, self.target()
+
+    def used(
+        self,
+        capability: csi_pb2.VolumeCapability | None = None,
+        *,
+        source: csi_pb2.VolumeContentSource | None = None,
+        file: bytes = b"",
+    ) -> tuple[csi_pb2.Volume, Path]:
+        """A new volume, and where it is published; with `file` in it, if that is given."""
+        volume = self.volume(capability, source=source)
+        target = self.use(volume, capability)
+        if file:
+            self.host.write(target / "file", file)
+        return volume, target
+
+    def file(self, target: Path) -> bytes:
+        """The content of the file that `used` writes."""
+        return self.host.read(target / "file", _FILE_MAX_BYTES)
 
     def validate_request(
         self, volume: csi_pb2.Volume, *capabilities: csi_pb2.VolumeCapability
@@ -283,11 +314,11 @@ class Co(Calls):
             volume_context=volume.volume_context,
         )
 
-    def ephemeral_request(self, volume_id: str, target: Path) -> csi_pb2.NodePublishVolumeRequest:
-        """A NodePublishVolume of an inline ephemeral volume, as a kubelet sends it."""
+    def ephemeral_request(self, target: Path) -> csi_pb2.NodePublishVolumeRequest:
+        """A NodePublishVolume of a new inline ephemeral volume, as a kubelet sends it."""
         given = self.options.parameters.ephemeral_context
         return csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume_id,
+            volume_id="csi-" + self.name("").encode().hex().ljust(64, "0")[:64],
             target_path=str(target),
             volume_capability=self.mount,
             volume_context={**given, "csi.storage.k8s.io/ephemeral": "true"},

@@ -8,59 +8,30 @@ import os
 import stat
 import subprocess
 from pathlib import Path
-from typing import Protocol
 
 
-class HostView(Protocol):
-    """How a CO inspects a path. Raises OSError as the kernel does."""
+class HostView:
+    """How a CO inspects a path of the host that the suite runs on. Raises OSError as the kernel does."""
 
     def mounts_at(self, path: Path) -> int:
         """How many mounts lie at `path`."""
-
-    def mounts_below(self, path: Path) -> list[Path]:
-        """Every mount at or below `path`, deepest first."""
-
-    def unmount(self, path: Path) -> None:
-        """Remove a mount that the driver left."""
-
-    def is_block(self, path: Path) -> bool:
-        """Whether `path` is a block device."""
-
-    def size_bytes(self, path: Path) -> int:
-        """The size of the device at `path`, or of the filesystem that is mounted there."""
-
-    def group_of(self, path: Path) -> int:
-        """The group of a directory."""
-
-    def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
-        """Write to the device, or to the file; through to the storage."""
-
-    def read(self, path: Path, size_bytes: int, *, offset: int = 0) -> bytes:
-        """Read from the device, or from the file."""
-
-
-class LinuxHost:
-    """The host that the suite runs on."""
-
-    def mounts_at(self, path: Path) -> int:
-        """See `HostView`."""
         return sum(each == path for each in _mounts())
 
     def mounts_below(self, path: Path) -> list[Path]:
-        """See `HostView`."""
+        """Every mount at or below `path`, deepest first."""
         found = [each for each in _mounts() if each.is_relative_to(path)]
         return sorted(found, key=lambda each: -len(each.parts))
 
     def unmount(self, path: Path) -> None:
-        """See `HostView`. umount(8), since a suite must not depend on what it may be testing."""
+        """Remove a mount that the driver left. By umount(8): a suite must not depend on what it may be testing."""
         subprocess.run(["umount", str(path)], check=False, capture_output=True)
 
     def is_block(self, path: Path) -> bool:
-        """See `HostView`."""
+        """Whether `path` is a block device."""
         return stat.S_ISBLK(path.stat().st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """See `HostView`."""
+        """The size of the device at `path`, or of the filesystem that is mounted there."""
         if path.is_dir():
             usage = os.statvfs(path)
             return usage.f_blocks * usage.f_frsize
@@ -71,11 +42,11 @@ class LinuxHost:
             os.close(fd)
 
     def group_of(self, path: Path) -> int:
-        """See `HostView`."""
+        """The group of a directory."""
         return path.stat().st_gid
 
     def write(self, path: Path, data: bytes, *, offset: int = 0) -> None:
-        """See `HostView`."""
+        """Write to the device, or to the file; through to the storage."""
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
         fd = os.open(path, flags, 0o600)
         try:
@@ -87,7 +58,7 @@ class LinuxHost:
             os.close(fd)
 
     def read(self, path: Path, size_bytes: int, *, offset: int = 0) -> bytes:
-        """See `HostView`."""
+        """Read from the device, or from the file."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts: list[bytes] = []

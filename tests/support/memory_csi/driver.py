@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 
+from crust.conformance.orchestrator.host_view import HostView
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.memory_csi.controller import Controller
@@ -231,7 +232,7 @@ class _Handlers(grpc.GenericRpcHandler):
         )
 
 
-class MemoryHost:
+class MemoryHost(HostView):
     """What a host would show: the driver's own table."""
 
     def __init__(self, driver: MemoryDriver) -> None:

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crust.cli.main import main
-from crust.conformance import catalogue, options, restart_command, suite
+from crust.conformance import catalogue, options, suite
 from crust.conformance.capabilities import CREATE
+from crust.conformance.cases.crash_cases import run_restart_command
 from crust.conformance.options import Options, Parameters, RunOptions
 from crust.conformance.results import Results
 from crust.conformance.runtimes import suite as suite_of_runtimes
@@ -337,16 +338,16 @@ def test_case_for_runtimes_is_no_case_for_drivers() -> None:
 def test_restart_command_may_leave_its_output_open(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     try:
-        restart_command.run(f"sleep 600 & echo $! > {pid}", 60.0)
+        run_restart_command(f"sleep 600 & echo $! > {pid}", 60.0)
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_failed_restart_command_is_reported_with_its_output() -> None:
     with pytest.raises(AssertionError, match="ended with 3: no such driver"):
-        restart_command.run("echo no such driver >&2; exit 3", 60.0)
+        run_restart_command("echo no such driver >&2; exit 3", 60.0)
 
 
 def test_hanging_restart_command_is_reported() -> None:
     with pytest.raises(AssertionError, match=r"did not return within 0\.2 s: it printed nothing"):
-        restart_command.run("exec sleep 600", 0.2)
+        run_restart_command("exec sleep 600", 0.2)

@@ -47,17 +47,15 @@ def test_c022_every_map_of_parameters_has_at_most_4_kib(co: Co) -> None:
     for needs, request in requests:
         if needs in co.has:
             _fill(request.parameters, "csi.storage.k8s.io/volumesnapshot/")
-            co.refused(request, Code.INVALID_ARGUMENT)
+            co.answered(request, Code.INVALID_ARGUMENT)
 
 
 def test_c023_every_context_has_at_most_4_kib(co: Co) -> None:
-    volume = co.volume()
-    co.stage(volume)
-    target = co.target()
+    volume, target = co.staged()
     for field in ("volume_context", "publish_context"):
         request = co.publish_request(volume, target)
         _fill(getattr(request, field), "conformance-")
-        co.refused(request, Code.INVALID_ARGUMENT)
+        co.answered(request, Code.INVALID_ARGUMENT)
     assert not co.host.mounts_at(target)
     request = co.publish_request(volume, target)
     request.volume_context["csi.storage.k8s.io/serviceAccount.tokens"] = "t" * 6000
@@ -65,9 +63,7 @@ def test_c023_every_context_has_at_most_4_kib(co: Co) -> None:
 
 
 def test_c024_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
-    volume = co.volume()
-    co.stage(volume)
-    target = co.target()
+    volume, target = co.staged()
     publish = co.publish_request(volume, target)
     requests: list[tuple[str, Any]] = [
         (CREATE, co.create_request()),
@@ -80,17 +76,15 @@ def test_c024_every_map_of_secrets_has_at_most_4_kib(co: Co) -> None:
     for needs, request in requests:
         if needs in co.has:
             _fill(request.secrets, "conformance-")
-            co.refused(request, Code.INVALID_ARGUMENT)
+            co.answered(request, Code.INVALID_ARGUMENT)
     assert not co.host.mounts_at(target)
 
 
 def test_c025_mount_flags_have_at_most_4_kib(co: Co) -> None:
-    volume = co.volume()
-    co.stage(volume)
-    target = co.target()
+    volume, target = co.staged()
     request = co.publish_request(volume, target)
     request.volume_capability.mount.mount_flags.extend(["noatime"] * 700)
-    co.refused(request, Code.INVALID_ARGUMENT)
+    co.answered(request, Code.INVALID_ARGUMENT)
     assert not co.host.mounts_at(target)
 
 

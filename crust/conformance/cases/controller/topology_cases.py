@@ -29,7 +29,7 @@ def test_c152_create_for_topology_of_node_is_usable_there(co: Co) -> None:
 def test_c153_create_for_unknown_topology_is_refused(co: Co) -> None:
     request = co.create_request()
     _require(request.accessibility_requirements, [_unknown_topology(co)])
-    co.refused(request, *_UNREACHABLE)
+    co.answered(request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
     co.create(request)
 
@@ -57,7 +57,7 @@ def test_c156_create_again_with_other_topology_is_already_exists(co: Co) -> None
     co.create(request)
     request.ClearField("accessibility_requirements")
     _require(request.accessibility_requirements, [_unknown_topology(co)])
-    co.refused(request, Code.ALREADY_EXISTS, *_UNREACHABLE)
+    co.answered(request, Code.ALREADY_EXISTS, *_UNREACHABLE)
 
 
 def test_c157_list_has_topology_of_create(co: Co) -> None:
@@ -71,7 +71,7 @@ def test_c158_snapshot_has_required_topology(co: Co) -> None:
     volume = co.volume()
     request = copies.snapshot_request(co, volume.volume_id)
     _require(request.accessibility_requirements, [_unknown_topology(co)])
-    co.refused(request, *_UNREACHABLE)
+    co.answered(request, *_UNREACHABLE)
     request.ClearField("accessibility_requirements")
     _require(request.accessibility_requirements, [_node_topology(co)])
     made = copies.take(co, request)

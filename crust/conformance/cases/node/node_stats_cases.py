@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crust.conformance.options import MIB, UNKNOWN_VOLUME
+from crust.conformance.options import MIB
 from crust.conformance.orchestrator import expansion
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
@@ -13,21 +13,16 @@ _Unit = csi_pb2.VolumeUsage
 
 
 def test_c241_stats_need_a_volume_and_its_path(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    request = csi_pb2.NodeGetVolumeStatsRequest
-    co.refused(request(volume_path=str(target)), Code.INVALID_ARGUMENT)
-    co.refused(request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
-    unknown = request(volume_id=UNKNOWN_VOLUME, volume_path=str(target))
-    co.refused(unknown, Code.NOT_FOUND)
-    elsewhere = request(volume_id=volume.volume_id, volume_path=str(co.target()))
-    co.refused(elsewhere, Code.NOT_FOUND)
+    request = _stats_request(*co.used())
+    co.refused_without(request, "volume_id", "volume_path")
+    co.refused_with_unknown(request, "volume_id")
+    request.volume_path = str(co.target())
+    co.answered(request, Code.NOT_FOUND)
 
 
 def test_c242_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    before = _stats(co, volume, str(target))
+    volume, target = co.used()
+    before = _stats(co, volume, target)
     for each in before.values():
         assert each.unit != _Unit.UNKNOWN, "an entry without a unit"
         assert min(each.total, each.used, each.available) >= 0, f"a negative value: {each}"
@@ -38,15 +33,14 @@ def test_c242_stats_of_a_filesystem_follow_its_use(co: Co) -> None:
         if not expansion.has_its_own_size(co, volume, target):
             return  # others write to the same filesystem
         co.host.write(target / "file", b"x" * (8 * MIB))
-        after = _stats(co, volume, str(target))[_Unit.BYTES]
+        after = _stats(co, volume, target)[_Unit.BYTES]
         assert after.used >= usage.used + 8 * MIB
         assert after.available < usage.available
 
 
 def test_c243_stats_of_a_device_are_its_size(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
-    stats = _stats(co, volume, str(target))
+    volume, target = co.used(block())
+    stats = _stats(co, volume, target)
     size = co.host.size_bytes(target)
     assert _Unit.BYTES not in stats or stats[_Unit.BYTES].total == size
     with co.beyond():
@@ -55,49 +49,38 @@ def test_c243_stats_of_a_device_are_its_size(co: Co) -> None:
 
 
 def test_c244_stats_have_condition_of_new_volume(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target))
-    condition = co.ask(request).volume_condition
+    condition = co.ask(_stats_request(*co.used())).volume_condition
     assert condition.message, "there is no message"
     with co.beyond():
         assert not condition.abnormal, condition.message
 
 
 def test_c251_node_expand_needs_a_volume_and_its_path(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    request = csi_pb2.NodeExpandVolumeRequest
-    co.refused(request(volume_path=str(target)), Code.INVALID_ARGUMENT)
-    co.refused(request(volume_id=volume.volume_id), Code.INVALID_ARGUMENT)
-    unknown = request(volume_id=UNKNOWN_VOLUME, volume_path=str(target))
-    co.refused(unknown, Code.NOT_FOUND)
+    request = expansion.node_request(co, *co.used())
+    co.refused_without(request, "volume_id", "volume_path")
+    co.refused_with_unknown(request, "volume_id")
 
 
 def test_c252_a_filesystem_grows_while_it_is_used(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    co.host.write(target / "file", b"kept")
+    volume, target = co.used(file=b"kept")
     sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     size = expansion.doubled(co, volume)
     for _ in range(2):
         reported = _expand(co, volume, target, size, co.mount)
         assert not reported or reported >= size  # NodeExpandVolume may leave it out
     assert not sized or co.host.size_bytes(target) >= 1.6 * before, "the filesystem has not grown"
-    assert co.host.read(target / "file", 99) == b"kept"
+    assert co.file(target) == b"kept"
 
 
 def test_c253_a_device_grows_while_it_is_used(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     size = 2 * co.host.size_bytes(target)
     _expand(co, volume, target, size, block())
     assert co.host.size_bytes(target) >= size
 
 
 def test_c254_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
+    volume, target = co.used()
     sized, before = expansion.has_its_own_size(co, volume, target), co.host.size_bytes(target)
     co.release(volume, target)
     co.until_final(expansion.controller_request(co, volume))
@@ -107,35 +90,28 @@ def test_c254_a_filesystem_that_grew_offline_is_grown_when_published(co: Co) -> 
 
 
 def test_c255_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    request = csi_pb2.NodeExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        volume_path=str(co.target()),
-        staging_target_path=str(co.staging(volume)),
-        volume_capability=co.mount,
-    )
-    co.refused(request, Code.NOT_FOUND)
+    volume, target = co.used()
+    request = expansion.node_request(co, volume, co.target())
+    co.answered(request, Code.NOT_FOUND)
     request.volume_path = str(target)
     request.volume_capability.CopyFrom(mount(NO_FILESYSTEM))
-    co.refused(request, Code.INVALID_ARGUMENT)
+    co.answered(request, Code.INVALID_ARGUMENT)
     request.volume_capability.CopyFrom(co.mount)
     request.capacity_range.required_bytes = 1 << 50
-    co.refused(request, Code.OUT_OF_RANGE)
+    co.answered(request, Code.OUT_OF_RANGE)
 
 
 def test_c261_node_health_of_new_volume_is_healthy(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    request = csi_pb2.NodeGetVolumeHealthRequest
-    asked = request(volume_id=volume.volume_id, volume_publish_path=str(target))
-    health = co.ask(asked).volume_health
+    volume, target = co.used()
+    request = csi_pb2.NodeGetVolumeHealthRequest(
+        volume_id=volume.volume_id, volume_publish_path=str(target)
+    )
+    health = co.ask(request).volume_health
     assert health.volume_id == volume.volume_id
     with co.beyond():
         assert not list(health.health_statuses)
-    unknown = request(volume_id=UNKNOWN_VOLUME, volume_publish_path=str(target))
-    co.refused(unknown, Code.NOT_FOUND)
-    co.refused(request(volume_publish_path=str(target)), Code.INVALID_ARGUMENT)
+    co.refused_with_unknown(request, "volume_id")
+    co.refused_without(request, "volume_id")
 
 
 def test_c262_storage_health_entries_have_a_status(co: Co) -> None:
@@ -144,9 +120,12 @@ def test_c262_storage_health_entries_have_a_status(co: Co) -> None:
         assert each.status, "an entry of status 0 says nothing"
 
 
-def _stats(co: Co, volume: csi_pb2.Volume, path: str) -> dict[int, csi_pb2.VolumeUsage]:
-    request = csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=path)
-    return {each.unit: each for each in co.ask(request).usage}
+def _stats_request(volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeGetVolumeStatsRequest:
+    return csi_pb2.NodeGetVolumeStatsRequest(volume_id=volume.volume_id, volume_path=str(target))
+
+
+def _stats(co: Co, volume: csi_pb2.Volume, target: Path) -> dict[int, csi_pb2.VolumeUsage]:
+    return {usage.unit: usage for usage in co.ask(_stats_request(volume, target)).usage}
 
 
 def _expand(

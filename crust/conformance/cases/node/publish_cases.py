@@ -1,31 +1,75 @@
-"""NodePublishVolume, NodeUnpublishVolume (C-211 to C-222, C-224, C-226, C-227)."""
+"""NodeStageVolume, NodePublishVolume, and back; deferred too (C-201 to C-205, C-211 to C-227, C-501 to C-503)."""
 
 from pathlib import Path
 
 import pytest
 
 from crust.conformance.capabilities import STAGE
-from crust.conformance.options import UNKNOWN_VOLUME
-from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.calls import UNKNOWN, Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
+_DATA = b"what a database has written"
 _PATH_BYTES = 128
 _DATA = b"what a database has written"
 
 
-def test_c211_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
+def test_c201_stage_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
+    volume = co.volume()
+    co.attach(volume)
+    request = co.stage_request(volume)
+    co.refused_without(request, "volume_id", "staging_target_path", "volume_capability")
+    co.refused_with_unknown(request, "volume_id")
+
+
+def test_c202_stage_and_unstage_are_idempotent(co: Co) -> None:
     volume = co.volume()
     co.stage(volume)
-    target = co.target()
-    for field in ("volume_id", "target_path", "volume_capability"):
-        request = co.publish_request(volume, target)
-        request.ClearField(field)
-        co.refused(request, Code.INVALID_ARGUMENT)
+    co.ask(co.stage_request(volume))
+    request = co.unstage_request(volume)
+    for _ in range(3):
+        co.ask(request)
+    request.volume_id = UNKNOWN
+    co.unknown(request)
+
+
+def test_c203_unstage_needs_a_volume_and_a_path(co: Co) -> None:
+    request = csi_pb2.NodeUnstageVolumeRequest(volume_id=UNKNOWN, staging_target_path="/a")
+    co.refused_without(request, "volume_id", "staging_target_path")
+
+
+def test_c204_stage_with_other_capability_is_already_exists(co: Co) -> None:
+    volume = co.volume()
+    co.stage(volume)
+    request = co.stage_request(volume, block())
+    other = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
+    co.answered(request, Code.ALREADY_EXISTS, *other)
+    co.publish(volume)
+
+
+def test_c205_stage_at_second_path_keeps_data(co: Co) -> None:
+    volume, target = co.used(file=_DATA)
+    other = co.staging(volume, "other")
+    co.outcome(co.stage_request(volume, path=other))
+    assert co.file(target) == _DATA
+    co.unpublish(volume.volume_id, target)
+    co.unstage(volume, path=other)
+    co.unstage(volume)
+    assert co.file(co.use(volume)) == _DATA
+
+
+def test_c225_unstage_while_published_keeps_data(co: Co) -> None:
+    volume, target = co.used(file=_DATA)
+    co.outcome(co.unstage_request(volume))
+    assert co.file(target) == _DATA
+
+
+def test_c211_publish_needs_a_volume_a_path_and_a_capability(co: Co) -> None:
+    volume, target = co.staged()
     request = co.publish_request(volume, target)
-    request.volume_id = UNKNOWN_VOLUME
-    co.refused(request, Code.NOT_FOUND)
+    co.refused_without(request, "volume_id", "target_path", "volume_capability")
+    co.refused_with_unknown(request, "volume_id")
     assert not co.host.mounts_at(target)
 
 
@@ -35,28 +79,26 @@ def test_c212_publish_needs_staging_first(co: Co) -> None:
     target = co.target()
     request = co.publish_request(volume, target)
     with co.beyond():
-        co.refused(request, Code.FAILED_PRECONDITION)
+        co.answered(request, Code.FAILED_PRECONDITION)
     co.unpublish(volume.volume_id, target)
     co.stage(volume)
     request.ClearField("staging_target_path")
-    co.refused(request, Code.FAILED_PRECONDITION)
+    co.answered(request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(target)
 
 
 def test_c213_a_filesystem_keeps_what_is_written(co: Co) -> None:
     for fs_type in co.options.parameters.fs_types:
         capability = mount(fs_type)
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
+        volume, target = co.used(capability)
         assert co.host.mounts_at(target), "nothing is mounted at the target"
         co.host.write(target / "file", _DATA)
         co.release(volume, target)
-        assert co.host.read(co.use(volume, capability) / "file", 99) == _DATA
+        assert co.file(co.use(volume, capability)) == _DATA
 
 
 def test_c214_a_device_keeps_what_is_written(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     assert co.host.is_block(target)
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     assert co.host.size_bytes(target) >= size
@@ -68,24 +110,21 @@ def test_c214_a_device_keeps_what_is_written(co: Co) -> None:
 
 def test_c215_publish_is_idempotent(co: Co) -> None:
     for capability in co.kinds:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
+        volume, target = co.used(capability)
         request = co.publish_request(volume, target, capability)
         co.ask(request)
         assert co.host.mounts_at(target) == 1
 
 
 def test_c216_publish_with_other_readonly_is_already_exists(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
+    volume, target = co.used()
     request = co.publish_request(volume, target, readonly=True)
-    co.refused(request, Code.ALREADY_EXISTS)
+    co.answered(request, Code.ALREADY_EXISTS)
     co.host.write(target / "file", _DATA)
 
 
 def test_c217_republish_with_changed_kubelet_keys_is_ok(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
+    volume, target = co.used()
     for pod in ("one", "two"):
         request = co.publish_request(volume, target)
         request.volume_context["csi.storage.k8s.io/serviceAccount.tokens"] = f'{{"token":"{pod}"}}'
@@ -109,29 +148,26 @@ def test_c220_multi_writer_at_second_target_is_ok(co: Co) -> None:
     if other is None:
         return
     co.host.write(one / "file", _DATA)
-    assert co.host.read(other / "file", 99) == _DATA
+    assert co.file(other) == _DATA
     co.unpublish(volume.volume_id, one)
-    assert co.host.read(other / "file", 99) == _DATA
+    assert co.file(other) == _DATA
 
 
 def test_c221_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
     for capability in co.kinds:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
+        volume, target = co.used(capability)
         request = co.unpublish_request(volume.volume_id, target)
         co.ask(request)
         assert not co.host.mounts_at(target)
         assert not target.exists()
         assert target.parent.exists()
         co.ask(request)
-    request = co.unpublish_request(UNKNOWN_VOLUME, co.target())
-    co.unknown(request)
+    co.unknown(co.unpublish_request(UNKNOWN, co.target()))
 
 
 def test_c222_unpublish_needs_a_volume_and_a_path(co: Co) -> None:
-    request = csi_pb2.NodeUnpublishVolumeRequest
-    co.refused(request(volume_id=UNKNOWN_VOLUME), Code.INVALID_ARGUMENT)
-    co.refused(request(target_path="/a"), Code.INVALID_ARGUMENT)
+    request = co.unpublish_request(UNKNOWN, co.root)
+    co.refused_without(request, "volume_id", "target_path")
 
 
 def test_c224_paths_may_be_long(co: Co) -> None:
@@ -149,20 +185,19 @@ def test_c224_paths_may_be_long(co: Co) -> None:
 
 def test_c226_mount_group_owns_root_of_volume(co: Co) -> None:
     capability = mount(co.mount.mount.fs_type, group="4321")
-    volume = co.volume(capability)
-    target = co.use(volume, capability)
+    _, target = co.used(capability)
     assert co.host.group_of(target) == 4321
 
 
 def test_c227_an_ephemeral_volume_lives_as_long_as_its_pod(co: Co) -> None:
     target = co.target()
-    volume_id = "csi-" + co.name("").encode().hex().ljust(64, "0")[:64]
+    request = co.ephemeral_request(target)
     for _ in range(2):
-        co.ask(co.ephemeral_request(volume_id, target))
+        co.ask(request)
         with pytest.raises(FileNotFoundError):
             co.host.read(target / "file", 1)
         co.host.write(target / "file", _DATA)
-        co.unpublish(volume_id, target)
+        co.unpublish(request.volume_id, target)
         assert not target.exists()
 
 
@@ -185,5 +220,43 @@ def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:
     co.use(volume, capability)
     second = co.target()
     request = co.publish_request(volume, second, capability)
-    co.refused(request, Code.FAILED_PRECONDITION)
+    co.answered(request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(second)
+
+
+def test_c501_a_deferred_publish_mounts_nothing(co: Co) -> None:
+    volume, target = co.staged()
+    request = co.publish_request(volume, target)
+    answer = co.deferred(request)
+    assert not co.host.mounts_at(target)
+    assert answer.HasField("deferred_mount")
+    deferred = answer.deferred_mount
+    assert deferred.block_device.path.startswith("/")
+    assert deferred.block_device.identity.disk_sequence
+    assert deferred.fs_type == co.mount.mount.fs_type
+    assert deferred.capacity_bytes >= (volume.capacity_bytes or 1)
+
+
+def test_c502_publish_without_flag_mounts(co: Co) -> None:
+    volume, target = co.staged()
+    request = co.publish_request(volume, target)
+    co.deferred(request)
+    request.defer_fs_ops = False
+    co.answered(request, Code.ALREADY_EXISTS)
+    assert not co.host.mounts_at(target)
+    co.unpublish(volume.volume_id, target)
+    answer = co.ask(request)
+    assert not answer.HasField("deferred_mount")
+    assert co.host.mounts_at(target) == 1
+
+
+def test_c503_unpublish_without_flag_ends_deferred_publish(co: Co) -> None:
+    volume, target = co.staged()
+    request = co.publish_request(volume, target)
+    co.deferred(request)
+    unpublish = co.unpublish_request(volume.volume_id, target)
+    for _ in range(2):
+        co.ask(unpublish)
+    co.unstage(volume)
+    co.detach(volume.volume_id)
+    co.delete(volume.volume_id)

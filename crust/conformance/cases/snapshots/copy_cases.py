@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from crust.conformance.options import MIB
 from crust.conformance.orchestrator import copies, expansion
 from crust.conformance.orchestrator.calls import Code, Refusal
 from crust.conformance.orchestrator.co import Co
@@ -12,9 +11,7 @@ from crust.wire.csi.v1 import csi_pb2
 
 def test_c305_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
     for capability in co.filesystems:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
-        co.host.write(target / "file", copies.noise(1))
+        volume, target = co.used(capability, file=copies.noise(1))
         made = copies.snapshot(co, volume.volume_id)
         co.host.write(target / "file", copies.noise(2))
         restored = co.volume(capability, source=copies.of_snapshot(made.snapshot_id))
@@ -24,8 +21,7 @@ def test_c305_restored_filesystem_has_content_of_snapshot(co: Co) -> None:
 
 
 def test_c306_restored_device_has_content_of_snapshot(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     _scatter(co, target, 1)
     before = _device(co, target)
     made, target = copies.of_device(co, volume, target)
@@ -38,30 +34,24 @@ def test_c306_restored_device_has_content_of_snapshot(co: Co) -> None:
 
 def test_c307_larger_restore_has_larger_filesystem(co: Co) -> None:
     for capability in co.filesystems:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
+        volume, target = co.used(capability)
         before, source = co.host.size_bytes(target), copies.snapshot(co, volume.volume_id)
         _check_grows(co, volume, capability, before, copies.of_snapshot(source.snapshot_id))
 
 
 def test_c309_delete_of_volume_with_snapshots_is_refused_or_snapshot_survives(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    co.host.write(target / "file", copies.noise(3))
+    volume, target = co.used(file=copies.noise(3))
     made = copies.snapshot(co, volume.volume_id)
     co.release(volume, target)
     request = co.delete_request(volume.volume_id)
-    code, _ = co.outcome(request)
-    assert code in (Code.OK, Code.FAILED_PRECONDITION), code
+    co.answered(request, Code.OK, Code.FAILED_PRECONDITION)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
     assert _file(co, co.use(restored)) == copies.checksum(copies.noise(3))
 
 
 def test_c311_clone_is_independent_of_its_source(co: Co) -> None:
     for capability in co.filesystems:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
-        co.host.write(target / "file", copies.noise(4))
+        volume, target = co.used(capability, file=copies.noise(4))
         clone = co.volume(capability, source=copies.of_volume(volume.volume_id))
         with co.beyond():
             assert clone.content_source.volume.volume_id == volume.volume_id
@@ -74,27 +64,23 @@ def test_c311_clone_is_independent_of_its_source(co: Co) -> None:
 
 
 def test_c313_delete_of_restored_snapshot_is_refused_or_volume_survives(co: Co) -> None:
-    volume = co.volume()
-    co.host.write(co.use(volume) / "file", copies.noise(7))
+    volume, _ = co.used(file=copies.noise(7))
     made = copies.snapshot(co, volume.volume_id)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
-    code, _ = co.outcome(request)
-    assert code in (Code.OK, Code.FAILED_PRECONDITION), code
+    co.answered(request, Code.OK, Code.FAILED_PRECONDITION)
     assert _file(co, co.use(restored)) == copies.checksum(copies.noise(7))
 
 
 def test_c314_larger_clone_has_larger_filesystem(co: Co) -> None:
     for capability in co.filesystems:
-        volume = co.volume(capability)
-        target = co.use(volume, capability)
+        volume, target = co.used(capability)
         before = co.host.size_bytes(target)
         _check_grows(co, volume, capability, before, copies.of_volume(volume.volume_id))
 
 
 def test_c315_cloned_device_has_content_of_source(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     _scatter(co, target, 3)
     before = _device(co, target)
     clone, target = copies.clone_device(co, volume, target)
@@ -105,9 +91,7 @@ def test_c315_cloned_device_has_content_of_source(co: Co) -> None:
 
 
 def test_c316_clone_of_restored_volume_survives_deletion_of_its_sources(co: Co) -> None:
-    volume = co.volume()
-    target = co.use(volume)
-    co.host.write(target / "file", copies.noise(8))
+    volume, target = co.used(file=copies.noise(8))
     made = copies.snapshot(co, volume.volume_id)
     restored = co.volume(source=copies.of_snapshot(made.snapshot_id))
     beside = co.use(restored)
@@ -134,7 +118,7 @@ def _check_grows(
         return
     smaller = co.create_request(capability, size_bytes=size // 2, source=source)
     smaller.capacity_range.limit_bytes = size // 2
-    co.refused(smaller, Code.OUT_OF_RANGE)
+    co.answered(smaller, Code.OUT_OF_RANGE)
 
 
 def _check_larger(
@@ -157,11 +141,11 @@ def _check_larger(
     request = expansion.node_request(co, larger, target)
     request.capacity_range.required_bytes = 2 * size
     request.volume_capability.CopyFrom(capability)
-    co.refused(request, Code.FAILED_PRECONDITION)
+    co.answered(request, Code.FAILED_PRECONDITION)
 
 
 def _file(co: Co, target: Path) -> str:
-    return copies.checksum(co.host.read(target / "file", MIB))
+    return copies.checksum(co.file(target))
 
 
 def _device(co: Co, target: Path) -> str:

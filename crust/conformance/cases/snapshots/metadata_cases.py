@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from crust.conformance.orchestrator import copies
-from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.calls import UNKNOWN, Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import block
 from crust.wire.csi.v1 import csi_pb2
 
-_UNKNOWN = "conformance-no-such-snapshot"
 _STEP = 4096
 _FEW = 2
 Allocated = csi_pb2.GetMetadataAllocatedResponse
@@ -19,8 +18,7 @@ Delta = csi_pb2.GetMetadataDeltaResponse
 
 
 def test_c361_allocated_blocks_cover_all_data(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     _write(co, target, parts=(0, 3, 9), seed=1)
     made, target = copies.of_device(co, volume, target)
     request = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=made.snapshot_id, max_results=_FEW)
@@ -34,8 +32,7 @@ def test_c361_allocated_blocks_cover_all_data(co: Co) -> None:
 
 
 def test_c362_delta_covers_all_changes(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     size = co.host.size_bytes(target)
     _write(co, target, parts=(0, 3, 9), seed=1)
     before = co.host.read(target, size)
@@ -55,8 +52,7 @@ def test_c362_delta_covers_all_changes(co: Co) -> None:
 
 
 def test_c363_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
-    volume = co.volume(block())
-    target = co.use(volume, block())
+    volume, target = co.used(block())
     _write(co, target, parts=(0, 3, 9), seed=1)
     made, target = copies.of_device(co, volume, target)
     size = co.host.size_bytes(target)
@@ -67,16 +63,16 @@ def test_c363_allocated_blocks_begin_at_starting_offset(co: Co) -> None:
     assert all(offset + length > size // 4 for offset, length in ranges)
     assert _covered(ranges, size // 16 * 9)
     request.starting_offset = 4 * size
-    co.refused(request, Code.OUT_OF_RANGE)
+    co.answered(request, Code.OUT_OF_RANGE)
 
 
 def test_c364_metadata_needs_snapshots(co: Co) -> None:
-    allocated, delta = csi_pb2.GetMetadataAllocatedRequest, csi_pb2.GetMetadataDeltaRequest
-    co.refused(allocated(), Code.INVALID_ARGUMENT)
-    co.refused(allocated(snapshot_id=_UNKNOWN), Code.NOT_FOUND)
-    co.refused(delta(base_snapshot_id=_UNKNOWN), Code.INVALID_ARGUMENT)
-    both = delta(base_snapshot_id=_UNKNOWN, target_snapshot_id=_UNKNOWN)
-    co.refused(both, Code.NOT_FOUND)
+    allocated = csi_pb2.GetMetadataAllocatedRequest(snapshot_id=UNKNOWN)
+    co.refused_without(allocated, "snapshot_id")
+    co.answered(allocated, Code.NOT_FOUND)
+    delta = csi_pb2.GetMetadataDeltaRequest(base_snapshot_id=UNKNOWN, target_snapshot_id=UNKNOWN)
+    co.refused_without(delta, "target_snapshot_id")
+    co.answered(delta, Code.NOT_FOUND)
 
 
 def test_c365_metadata_of_unwritten_volume_is_ok(co: Co) -> None:
@@ -96,9 +92,9 @@ def test_c366_delta_across_volumes_or_beyond_the_end_is_refused(co: Co) -> None:
     request = csi_pb2.GetMetadataDeltaRequest
     size = volume.capacity_bytes or co.options.parameters.size_bytes
     beyond = request(base_snapshot_id=one, target_snapshot_id=other, starting_offset=4 * size)
-    co.refused(beyond, Code.OUT_OF_RANGE)
+    co.answered(beyond, Code.OUT_OF_RANGE)
     mixed = request(base_snapshot_id=one, target_snapshot_id=foreign)
-    co.refused(mixed, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+    co.answered(mixed, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
 
 
 def _delta(co: Co, request: csi_pb2.GetMetadataDeltaRequest) -> list[Delta]:

@@ -1,21 +1,16 @@
 """Snapshots, restores and clones: what is refused, and what is listed (C-301 to C-323)."""
 
 from crust.conformance.orchestrator import copies
-from crust.conformance.orchestrator.calls import Code
+from crust.conformance.orchestrator.calls import UNKNOWN, Code
 from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
 
-_UNKNOWN = "conformance-no-such-thing"
-
 
 def test_c301_a_snapshot_needs_a_name_and_a_source(co: Co) -> None:
-    volume = co.volume()
-    for field in ("source_volume_id", "name"):
-        request = copies.snapshot_request(co, volume.volume_id)
-        request.ClearField(field)
-        co.refused(request, Code.INVALID_ARGUMENT)
+    request = copies.snapshot_request(co, co.volume().volume_id)
+    co.refused_without(request, "source_volume_id", "name")
     with co.beyond():
-        co.refused(copies.snapshot_request(co, _UNKNOWN), Code.NOT_FOUND)
+        co.refused_with_unknown(request, "source_volume_id")
 
 
 def test_c302_a_snapshot_is_made_once(co: Co) -> None:
@@ -30,13 +25,12 @@ def test_c302_a_snapshot_is_made_once(co: Co) -> None:
     assert first.size_bytes >= 0
     other = co.volume()
     request.source_volume_id = other.volume_id
-    co.refused(request, Code.ALREADY_EXISTS)
+    co.answered(request, Code.ALREADY_EXISTS)
 
 
 def test_c303_snapshot_deletion_is_idempotent(co: Co) -> None:
-    copies.delete(co, _UNKNOWN)
-    request = csi_pb2.DeleteSnapshotRequest()
-    co.refused(request, Code.INVALID_ARGUMENT)
+    copies.delete(co, UNKNOWN)
+    co.refused_without(csi_pb2.DeleteSnapshotRequest(snapshot_id=UNKNOWN), "snapshot_id")
 
 
 def test_c304_a_snapshot_may_have_any_name(co: Co) -> None:
@@ -57,8 +51,8 @@ def test_c304_a_snapshot_may_have_any_name(co: Co) -> None:
 
 
 def test_c308_create_from_unknown_snapshot_is_not_found(co: Co) -> None:
-    request = co.create_request(source=copies.of_snapshot(_UNKNOWN))
-    co.refused(request, Code.NOT_FOUND)
+    request = co.create_request(source=copies.of_snapshot(UNKNOWN))
+    co.answered(request, Code.NOT_FOUND)
 
 
 def test_c310_create_again_with_other_source_is_already_exists(co: Co) -> None:
@@ -68,17 +62,17 @@ def test_c310_create_again_with_other_source_is_already_exists(co: Co) -> None:
     co.create(request)
     for source in (copies.of_snapshot(other.snapshot_id), None):
         again = co.create_request(name=request.name, source=source)
-        co.refused(again, Code.ALREADY_EXISTS)
+        co.answered(again, Code.ALREADY_EXISTS)
 
 
 def test_c312_a_clone_needs_its_source_and_its_size(co: Co) -> None:
     volume = co.volume(size_bytes=2 * co.options.parameters.size_bytes)
-    co.refused(co.create_request(source=copies.of_volume(_UNKNOWN)), Code.NOT_FOUND)
+    co.answered(co.create_request(source=copies.of_volume(UNKNOWN)), Code.NOT_FOUND)
     if not volume.capacity_bytes:  # unknown, so that nothing is smaller
         return
     smaller = co.create_request(source=copies.of_volume(volume.volume_id))
     smaller.capacity_range.limit_bytes = smaller.capacity_range.required_bytes
-    co.refused(smaller, Code.OUT_OF_RANGE)
+    co.answered(smaller, Code.OUT_OF_RANGE)
 
 
 def test_c321_snapshots_are_listed_by_source_and_by_id(co: Co) -> None:
@@ -89,8 +83,8 @@ def test_c321_snapshots_are_listed_by_source_and_by_id(co: Co) -> None:
     assert set(ids) <= set(_listed(co, request()))
     assert set(_listed(co, request(source_volume_id=one.volume_id))) == set(ids[:2])
     assert _listed(co, request(snapshot_id=ids[2])) == [ids[2]]
-    assert not _listed(co, request(snapshot_id=_UNKNOWN))
-    assert not _listed(co, request(source_volume_id=_UNKNOWN))
+    assert not _listed(co, request(snapshot_id=UNKNOWN))
+    assert not _listed(co, request(source_volume_id=UNKNOWN))
     copies.delete(co, ids[0])
     assert not _listed(co, request(snapshot_id=ids[0]))
 
@@ -116,20 +110,20 @@ def test_c322_snapshot_pages_list_each_once_while_others_change(co: Co) -> None:
         assert len(seen) == len(set(seen)), "a snapshot is listed twice"
         assert set(made) - {gone} <= set(seen), "a snapshot that stayed was not listed"
         negative = csi_pb2.ListSnapshotsRequest(max_entries=-1)
-        co.refused(negative, Code.INVALID_ARGUMENT)
+        co.answered(negative, Code.INVALID_ARGUMENT)
     odd = csi_pb2.ListSnapshotsRequest(starting_token="conformance: no such token")
-    co.refused(odd, Code.ABORTED)
+    co.answered(odd, Code.ABORTED)
 
 
 def test_c323_get_snapshot_returns_snapshot_as_created(co: Co) -> None:
     volume = co.volume()
     made = copies.snapshot(co, volume.volume_id)
-    request = csi_pb2.GetSnapshotRequest
-    found = co.ask(request(snapshot_id=made.snapshot_id)).snapshot
+    request = csi_pb2.GetSnapshotRequest(snapshot_id=made.snapshot_id)
+    found = co.ask(request).snapshot
     assert found.snapshot_id == made.snapshot_id
     assert found.source_volume_id == made.source_volume_id
-    co.refused(request(snapshot_id=_UNKNOWN), Code.NOT_FOUND)
-    co.refused(request(), Code.INVALID_ARGUMENT)
+    co.refused_with_unknown(request, "snapshot_id")
+    co.refused_without(request, "snapshot_id")
 
 
 def _listed(co: Co, request: csi_pb2.ListSnapshotsRequest) -> list[str]:

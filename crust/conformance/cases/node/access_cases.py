@@ -1,4 +1,7 @@
-"""The second NodePublishVolume of a volume: the specification's table, mode by mode (C-228 to C-236)."""
+"""A volume that is read-only, or published a second time: the specification's table, mode by mode.
+
+C-168, C-206, C-223, C-228 to C-239.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,7 @@ from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
-_DATA = b"what both of them see"
+_DATA = b"what a database has written"
 _EXCEEDED = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
 _CONFLICT = (Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION)
 _MULTI_NODE = (
@@ -17,20 +20,73 @@ _MULTI_NODE = (
 )
 
 
+def test_c223_read_only_is_enforced(co: Co) -> None:
+    for capability in co.kinds:
+        volume, target = co.used(capability)
+        co.host.write(_file_or_device(target), _DATA)
+        co.unpublish(volume.volume_id, target)
+        target = co.publish(volume, capability, readonly=True)
+        _check_reader(co, target)
+        co.unpublish(volume.volume_id, target)
+        assert co.can_write(_file_or_device(co.publish(volume, capability)))
+
+
+def test_c237_a_reader_mode_is_enforced(co: Co) -> None:
+    for capability in co.kinds:
+        reader = csi_pb2.VolumeCapability()
+        reader.CopyFrom(capability)
+        reader.access_mode.mode = Mode.SINGLE_NODE_READER_ONLY
+        volume = _written(co, capability, reader)
+        _check_reader(co, co.use(volume, reader))
+
+
+def test_c238_a_read_only_flag_is_enforced(co: Co) -> None:
+    reader = csi_pb2.VolumeCapability()
+    reader.CopyFrom(co.mount)
+    reader.mount.mount_flags.append("ro")
+    volume = _written(co, co.mount, reader)
+    _check_reader(co, co.use(volume, reader))
+
+
+def test_c168_attached_read_only_is_read_only(co: Co) -> None:
+    for capability in co.kinds:
+        volume = _written(co, capability)
+        co.attach(volume, capability, readonly=True)
+        co.stage_attached(volume, capability)
+        _check_reader(co, co.publish(volume, capability))
+
+
+def _written(co: Co, *capabilities: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
+    """A volume for all of `capabilities`, written under the first, and not in use."""
+    volume = co.volume_for(*capabilities)
+    target = co.use(volume, capabilities[0])
+    co.host.write(_file_or_device(target), _DATA)
+    co.release(volume, target)
+    return volume
+
+
+def _check_reader(co: Co, target: Path) -> None:
+    assert not co.can_write(_file_or_device(target)), "a read-only volume was written"
+    assert co.host.read(_file_or_device(target), len(_DATA)) == _DATA
+
+
+def _file_or_device(target: Path) -> Path:
+    """Where to write: the device, or a file of the filesystem."""
+    return target / "file" if target.is_dir() else target
+
+
 def test_c206_stage_with_unknown_filesystem_is_refused(co: Co) -> None:
     volume = co.volume()
     co.attach(volume)
     request = co.stage_request(volume, mount(NO_FILESYSTEM))
-    co.refused(request, *_EXCEEDED)
+    co.answered(request, *_EXCEEDED)
     co.stage(volume)
 
 
 def test_c228_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
-    volume = co.volume()
-    co.stage(volume)
-    target = co.target()
+    volume, target = co.staged()
     request = co.publish_request(volume, target, mount(NO_FILESYSTEM))
-    co.refused(request, *_EXCEEDED)
+    co.answered(request, *_EXCEEDED)
     assert not co.host.mounts_at(target)
 
 
@@ -43,7 +99,7 @@ def test_c229_another_capability_at_the_same_target_is_a_conflict(co: Co) -> Non
     target = co.use(volume, shared)
     for other in (alone, flagged):
         request = co.publish_request(volume, target, other)
-        co.refused(request, *_CONFLICT)
+        co.answered(request, *_CONFLICT)
     assert co.host.mounts_at(target) == 1
     co.host.write(target / "file", _DATA)
 
@@ -52,7 +108,7 @@ def test_c230_another_access_type_at_the_same_target_is_a_conflict(co: Co) -> No
     volume = co.volume_for(co.mount, block())
     target = co.use(volume, co.mount)
     request = co.publish_request(volume, target, block())
-    co.refused(request, *_CONFLICT)
+    co.answered(request, *_CONFLICT)
     assert co.host.mounts_at(target) == 1
 
 
@@ -63,7 +119,7 @@ def test_c231_another_capability_at_another_target_is_refused(co: Co) -> None:
     co.use(volume, shared)
     second = co.target()
     request = co.publish_request(volume, second, alone)
-    co.refused(request, Code.FAILED_PRECONDITION)
+    co.answered(request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(second)
 
 
@@ -78,7 +134,7 @@ def test_c232_readonly_target_beside_writer_is_ok(co: Co) -> None:
             continue
         reader, writer = (first, second) if reader_first else (second, first)
         co.host.write(writer / "file", _DATA)
-        assert co.host.read(reader / "file", 99) == _DATA
+        assert co.file(reader) == _DATA
         assert not co.can_write(reader / "file")
 
 
@@ -97,39 +153,26 @@ def test_c233_raw_multi_writer_targets_share_one_device(co: Co) -> None:
 
 def test_c234_single_node_reader_at_second_target_is_refused(co: Co) -> None:
     reader = _of_mode(co, Mode.SINGLE_NODE_READER_ONLY)
-    volume = _written(co, reader)
+    volume = _written(co, co.mount, reader)
     target = co.use(volume, reader)
     co.ask(co.publish_request(volume, target, reader))
     second = co.target()
     request = co.publish_request(volume, second, reader)
-    co.refused(request, Code.FAILED_PRECONDITION)
+    co.answered(request, Code.FAILED_PRECONDITION)
     assert not co.host.mounts_at(second)
 
 
 def test_c235_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
     for mode in _MULTI_NODE:
         capability = _of_mode(co, mode)
-        volume = _written(co, capability)
+        volume = _written(co, co.mount, capability)
         first = co.use(volume, capability)
         second = co.publish(volume, capability)
-        assert co.host.read(first / "file", 99) == _DATA
-        assert co.host.read(second / "file", 99) == _DATA
+        assert co.file(first) == _DATA
+        assert co.file(second) == _DATA
         request = co.publish_request(volume, second, capability, readonly=True)
-        co.refused(request, Code.ALREADY_EXISTS)
+        co.answered(request, Code.ALREADY_EXISTS)
 
 
 def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> csi_pb2.VolumeCapability:
     return mount(co.mount.mount.fs_type, mode)
-
-
-def _written(co: Co, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
-    """A volume that a writer left a file in, and not in use."""
-    volume = co.volume_for(co.mount, capability)
-    target = co.use(volume, co.mount)
-    _write(co, target)
-    co.release(volume, target)
-    return volume
-
-
-def _write(co: Co, target: Path) -> None:
-    co.host.write(target / "file", _DATA)

@@ -1,8 +1,9 @@
-"""CreateVolume (C-101 to C-111, C-115 to C-117, C-125)."""
+"""CreateVolume, DeleteVolume, ValidateVolumeCapabilities (C-101 to C-117, C-121 to C-125)."""
 
-from crust.conformance.orchestrator.calls import Code, Refusal
-from crust.conformance.orchestrator.co import Co
-from crust.conformance.orchestrator.volume_capabilities import Mode, block, mount
+from crust.conformance.options import MIB
+from crust.conformance.orchestrator.calls import UNKNOWN, Code, Refusal
+from crust.conformance.orchestrator.co import SIDECAR_KEYS, Co
+from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _ODD_NAMES = (
@@ -23,14 +24,11 @@ _ODD_NAMES = (
 
 
 def test_c101_create_needs_a_name_and_capabilities(co: Co) -> None:
-    nameless = co.create_request()
-    nameless.name = ""
-    incapable = co.create_request()
-    del incapable.volume_capabilities[:]
+    co.refused_without(co.create_request(), "name", "volume_capabilities")
     typeless = co.create_request(csi_pb2.VolumeCapability(access_mode=co.mount.access_mode))
     modeless = co.create_request(csi_pb2.VolumeCapability(mount=co.mount.mount))
     modeless.volume_capabilities[0].access_mode.mode = Mode.UNKNOWN
-    for request in (nameless, incapable, typeless, modeless):
+    for request in (typeless, modeless):
         _refused(co, request)
 
 
@@ -57,7 +55,7 @@ def test_c104_create_again_differently_is_refused(co: Co) -> None:
     size = volume.capacity_bytes or request.capacity_range.required_bytes
     request.capacity_range.required_bytes = 2 * size
     unsized = () if volume.capacity_bytes else (Code.OK,)
-    co.refused(request, Code.ALREADY_EXISTS, *unsized)
+    co.answered(request, Code.ALREADY_EXISTS, *unsized)
 
 
 def test_c105_an_unknown_parameter_is_refused(co: Co) -> None:
@@ -68,9 +66,7 @@ def test_c105_an_unknown_parameter_is_refused(co: Co) -> None:
 
 def test_c106_the_keys_of_sidecars_are_tolerated(co: Co) -> None:
     request = co.create_request()
-    request.parameters["csi.storage.k8s.io/pvc/name"] = "data"
-    request.parameters["csi.storage.k8s.io/pvc/namespace"] = "default"
-    request.parameters["csi.storage.k8s.io/pv/name"] = "pvc-1"
+    request.parameters.update(SIDECAR_KEYS)
     request.secrets["another-driver's"] = "secret"
     co.create(request)
 
@@ -113,8 +109,7 @@ def test_c111_create_with_impossible_size_is_refused(co: Co) -> None:
     for request in (contrary, negative):
         _refused(co, request, Code.OUT_OF_RANGE, Code.INVALID_ARGUMENT)
     exabyte = co.create_request(size_bytes=1 << 60)
-    code, message = co.outcome(exabyte)
-    assert code in (Code.OK, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED), f"{code.name}: {message}"
+    code = co.answered(exabyte, Code.OK, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
     if code is Code.OK:
         return
     exabyte.capacity_range.required_bytes = co.options.parameters.size_bytes
@@ -126,9 +121,7 @@ def test_c115_create_again_with_other_capability_is_refused_or_confirmed(co: Co)
     volume = co.create(request)
     del request.volume_capabilities[:]
     request.volume_capabilities.append(block())
-    code, _ = co.outcome(request)
-    assert code in (Code.OK, Code.ALREADY_EXISTS), code
-    if code is Code.OK:
+    if co.answered(request, Code.OK, Code.ALREADY_EXISTS) is Code.OK:
         assert _is_confirmed(co, volume, block())
 
 
@@ -170,9 +163,71 @@ def test_c125_access_mode_is_refused_or_confirmed(co: Co) -> None:
 
 
 def _refused(co: Co, request: csi_pb2.CreateVolumeRequest, *codes: Code) -> None:
-    co.refused(request, *(codes or (Code.INVALID_ARGUMENT,)))
+    co.answered(request, *(codes or (Code.INVALID_ARGUMENT,)))
 
 
 def _is_confirmed(co: Co, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability) -> bool:
     request = co.validate_request(volume, capability)
     return co.ask(request).HasField("confirmed")
+
+
+def test_c112_delete_is_idempotent(co: Co) -> None:
+    volume = co.volume()
+    for volume_id in (volume.volume_id, volume.volume_id, UNKNOWN):
+        co.delete(volume_id)
+    co.refused_without(co.delete_request(UNKNOWN), "volume_id")
+
+
+def test_c113_a_deleted_volume_is_gone_and_its_name_is_free(co: Co) -> None:
+    request = co.create_request()
+    volume = co.create(request)
+    co.delete(volume.volume_id)
+    validate = co.validate_request(volume, co.mount)
+    co.answered(validate, Code.NOT_FOUND)
+    request.capacity_range.required_bytes += 16 * MIB
+    co.create(request)
+
+
+def test_c114_a_volume_in_use_is_not_deleted(co: Co) -> None:
+    volume, target = co.used(file=b"kept")
+    request = co.delete_request(volume.volume_id)
+    code, message = co.outcome(request)
+    with co.beyond():
+        assert code is not Code.OK, "a volume that is published was deleted"
+    if code is Code.OK:
+        return
+    assert code is Code.FAILED_PRECONDITION, f"{code.name}: {message}"
+    assert co.file(target) == b"kept"
+
+
+def test_c121_validate_needs_a_volume_and_capabilities(co: Co) -> None:
+    request = co.validate_request(co.volume(), co.mount)
+    co.refused_without(request, "volume_id", "volume_capabilities")
+    co.refused_with_unknown(request, "volume_id")
+
+
+def test_c122_validate_confirms_what_was_created(co: Co) -> None:
+    volume = co.volume()
+    request = co.validate_request(volume, co.mount)
+    request.volume_context.update(volume.volume_context)
+    request.parameters.update(co.options.parameters.parameters)
+    answer = co.ask(request)
+    assert answer.HasField("confirmed"), answer.message
+    assert co.mount in answer.confirmed.volume_capabilities
+    assert dict(answer.confirmed.volume_context) in ({}, dict(volume.volume_context))
+    assert dict(answer.confirmed.parameters) in ({}, co.options.parameters.parameters)
+
+
+def test_c123_validate_confirms_all_or_nothing(co: Co) -> None:
+    request = co.validate_request(co.volume(), co.mount)
+    request.volume_context["crust-conformance"] = "not the volume's"
+    answer = co.ask(request)
+    assert not answer.HasField("confirmed")
+    assert answer.message
+
+
+def test_c124_validate_confirms_every_capability_or_none(co: Co) -> None:
+    answer = co.ask(co.validate_request(co.volume(), co.mount, mount(NO_FILESYSTEM)))
+    assert not answer.HasField("confirmed")
+    with co.beyond():
+        assert answer.message, "there is no message"
