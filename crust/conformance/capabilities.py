@@ -166,7 +166,7 @@ class _Trial(Calls):
     """Creates volumes, and deletes them again."""
 
     def __init__(self, channels: Channels, options: Options) -> None:
-        super().__init__(channels, options.timeout_s)
+        super().__init__(channels, options.timeout_s, options.parameters.secrets)
         self._given = options.parameters
         self.refusal = ""
         self.remarks: list[str] = []
@@ -179,7 +179,6 @@ class _Trial(Calls):
             volume_capabilities=[capability],
             capacity_range=size,
             parameters=self._given.parameters,
-            secrets=self._given.secrets,
         )
         try:
             made = self.until_final(request).volume
@@ -190,7 +189,7 @@ class _Trial(Calls):
         return True
 
     def _delete(self, volume_id: str) -> None:
-        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id, secrets=self._given.secrets)
+        request = csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
         try:
             self.until_final(request)
         except Refusal as refusal:

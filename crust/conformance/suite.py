@@ -24,7 +24,7 @@ def run(options: Options, host: HostView | None = None, *, quiet: bool = False) 
         return plugin.run(driver, CASES, "C", options, report.Report(quiet=quiet))
 
 
-class Driver:
+class Driver(plugin.Subject):
     """The driver that is tested. What no capability says is tried once, and only for a case that creates volumes."""
 
     def __init__(self, channels: Channels, options: Options, host: HostView) -> None:
@@ -32,7 +32,7 @@ class Driver:
         self._options = options
         self._host = host
         self._has: frozenset[str] = frozenset()
-        self._inferred: capabilities.Inferred | None = None
+        self._is_tried = False
         self._co: Co | None = None
 
     def open(self) -> None:
@@ -46,31 +46,27 @@ class Driver:
     def begin(
         self, case: Case, chosen: Collection[Case], remarked: Callable[[str], None]
     ) -> Collection[str]:
-        """See `plugin.Subject`."""
+        """A case that creates volumes makes the suite try what no capability says."""
         self._co = None
-        if CREATE in case.needs and self._inferred is None:
-            needs = frozenset(need for each in chosen for need in each.needs)
-            self._inferred = capabilities.inferred(self._channels, self._has, self._options, needs)
-            for text in self._inferred.remarks:
+        if CREATE in case.needs and not self._is_tried:
+            self._is_tried = True
+            needs = frozenset(need for other in chosen for need in other.needs)
+            found = capabilities.inferred(self._channels, self._has, self._options, needs)
+            self._has, self._options = found.has, found.options
+            for text in found.remarks:
                 remarked(text)
-        return set(case.needs) - (self._inferred.has if self._inferred else self._has)
+        return set(case.needs) - self._has
 
     @contextmanager
     def using(self, case: Case, findings: list[Finding]) -> Iterator[Co]:
         """A CO that removes what the case has created."""
-        options = self._inferred.options if self._inferred else self._options
-        has = self._inferred.has if self._inferred else self._has
-        self._co = co = Co(self._channels, options, has, self._host, case)
+        self._co = co = Co(self._channels, self._options, self._has, self._host, case)
         yield co
         findings += co.findings
         findings += co.clean()
 
-    def call(self, case: Callable[[], object]) -> None:
-        """A case for drivers is a plain call."""
-        case()
-
     def last(self) -> Exchange:
-        """See `plugin.Subject`."""
+        """The last call of its CO."""
         return self._co.last if self._co else Exchange()
 
     def end(self) -> None:

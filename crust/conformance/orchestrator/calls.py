@@ -10,7 +10,7 @@ while, longer each time, as kubelets and sidecars do.
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -79,11 +79,15 @@ class Refusal(AssertionError):
 class Calls:
     """Sends requests. `timeout_s` is each call's deadline, and how long a retried call is retried.
 
-    An answer is the RPC's response; of an RPC that streams, the list of them.
+    An answer is the RPC's response; of an RPC that streams, the list of them. Every request whose RPC has secrets
+    gets those that the driver needs to authenticate.
     """
 
-    def __init__(self, channels: Channels, timeout_s: float) -> None:
+    def __init__(
+        self, channels: Channels, timeout_s: float, secrets: Mapping[str, str] | None = None
+    ) -> None:
         self.timeout_s = timeout_s
+        self.secrets = dict(secrets or {})
         self._last: Callable[[], Exchange] = Exchange
         stubs = (
             csi_pb2_grpc.IdentityStub,
@@ -161,6 +165,7 @@ class Calls:
 
     def begun(self, request: Message, timeout_s: float = 0) -> Any:
         """The future of a call that runs; its deadline is the usual one if none is given."""
+        request = self._with_secrets(request)
         return self.method(request).future(request, timeout=timeout_s or self.timeout_s)
 
     def abandoned(self, request: Message, after_s: float) -> None:
@@ -191,7 +196,7 @@ class Calls:
 
     def sent(self, request: Message, **how: Any) -> Any:
         """The answer, checked, or the refusal; `how` is gRPC's."""
-        method = self.method(request)
+        method, request = self.method(request), self._with_secrets(request)
         try:
             answer = method(request, timeout=self.timeout_s, **how)
             answers = list(answer) if isinstance(method, _STREAMS) else [answer]
@@ -203,6 +208,15 @@ class Calls:
             self._last = partial(exchange, request, Code.OK.name, found)
             check_limits(found)
         return answers if isinstance(method, _STREAMS) else answer
+
+    def _with_secrets(self, request: Any) -> Any:
+        """A copy with the secrets; the ones that a case has set in the request win."""
+        if not self.secrets or "secrets" not in request.DESCRIPTOR.fields_by_name:
+            return request
+        request = copy.deepcopy(request)
+        for key, secret in self.secrets.items():
+            request.secrets.setdefault(key, secret)
+        return request
 
 
 def _settled(future: Any) -> Any:

@@ -49,9 +49,9 @@ class Co(Calls):
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
         self.findings: list[Finding] = []
         self._case = case
-        self._undo = Undo(host, self.root, self.options.parameters.secrets)
+        self._undo = Undo(host, self.root)
         seen = (grpc.intercept_channel(each, self._undo) for each in channels)
-        super().__init__(Channels(*seen), options.timeout_s)
+        super().__init__(Channels(*seen), options.timeout_s, options.parameters.secrets)
         self._attached: dict[str, dict[str, str]] = {}
 
     def clean(self) -> list[Finding]:
@@ -103,7 +103,6 @@ class Co(Calls):
             volume_capabilities=[capability or self.mount],
             capacity_range=csi_pb2.CapacityRange(required_bytes=size_bytes or usual_bytes),
             parameters=given.parameters,
-            secrets=given.secrets,
             volume_content_source=source,
         )
 
@@ -171,9 +170,7 @@ class Co(Calls):
 
     def delete_request(self, volume_id: str) -> csi_pb2.DeleteVolumeRequest:
         """A DeleteVolume."""
-        return csi_pb2.DeleteVolumeRequest(
-            volume_id=volume_id, secrets=self.options.parameters.secrets
-        )
+        return csi_pb2.DeleteVolumeRequest(volume_id=volume_id)
 
     def delete(self, volume_id: str) -> None:
         """DeleteVolume that must be OK."""
@@ -192,7 +189,6 @@ class Co(Calls):
             node_id=self.node_id(),
             volume_capability=capability or self.mount,
             readonly=readonly,
-            secrets=self.options.parameters.secrets,
             volume_context=volume.volume_context,
         )
 
@@ -214,7 +210,6 @@ class Co(Calls):
         return csi_pb2.ControllerUnpublishVolumeRequest(
             volume_id=volume_id,
             node_id=self.node_id(),
-            secrets=self.options.parameters.secrets,
         )
 
     def detach(self, volume_id: str) -> None:
@@ -239,58 +234,35 @@ class Co(Calls):
         return parent / "mount"
 
     def stage_request(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        *,
-        path: Path | None = None,
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
     ) -> csi_pb2.NodeStageVolumeRequest:
         """A NodeStageVolume that a driver must accept."""
         return csi_pb2.NodeStageVolumeRequest(
             volume_id=volume.volume_id,
-            staging_target_path=str(path or self.staging(volume)),
+            staging_target_path=str(self.staging(volume)),
             volume_capability=capability or self.mount,
             publish_context=self._attached.get(volume.volume_id, {}),
             volume_context=volume.volume_context,
-            secrets=self.options.parameters.secrets,
         )
 
     def stage(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        *,
-        path: Path | None = None,
+        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
     ) -> None:
         """Attach and stage, where the driver does that."""
         self.attach(volume, capability)
-        self.stage_attached(volume, capability, path=path)
+        if STAGE in self.has:
+            self.until_final(self.stage_request(volume, capability))
 
-    def stage_attached(
-        self,
-        volume: csi_pb2.Volume,
-        capability: csi_pb2.VolumeCapability | None = None,
-        *,
-        path: Path | None = None,
-    ) -> None:
-        """Stage what is attached, where the driver stages."""
-        if STAGE not in self.has:
-            return
-        self.until_final(self.stage_request(volume, capability, path=path))
-
-    def unstage_request(
-        self, volume: csi_pb2.Volume, path: Path | None = None
-    ) -> csi_pb2.NodeUnstageVolumeRequest:
+    def unstage_request(self, volume: csi_pb2.Volume) -> csi_pb2.NodeUnstageVolumeRequest:
         """A NodeUnstageVolume."""
-        staged = path or self.staging(volume)
         return csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume.volume_id, staging_target_path=str(staged)
+            volume_id=volume.volume_id, staging_target_path=str(self.staging(volume))
         )
 
-    def unstage(self, volume: csi_pb2.Volume, *, path: Path | None = None) -> None:
+    def unstage(self, volume: csi_pb2.Volume) -> None:
         """NodeUnstageVolume where the driver stages."""
         if STAGE in self.has:
-            self.until_final(self.unstage_request(volume, path))
+            self.until_final(self.unstage_request(volume))
 
     def publish_request(
         self,
@@ -299,18 +271,15 @@ class Co(Calls):
         capability: csi_pb2.VolumeCapability | None = None,
         *,
         readonly: bool = False,
-        path: Path | None = None,
     ) -> csi_pb2.NodePublishVolumeRequest:
         """A NodePublishVolume that a driver must accept once the volume is staged."""
-        stages = STAGE in self.has
         return csi_pb2.NodePublishVolumeRequest(
             volume_id=volume.volume_id,
             publish_context=self._attached.get(volume.volume_id, {}),
-            staging_target_path=str(path or self.staging(volume)) if stages else "",
+            staging_target_path=str(self.staging(volume)) if STAGE in self.has else "",
             target_path=str(target),
             volume_capability=capability or self.mount,
             readonly=readonly,
-            secrets=self.options.parameters.secrets,
             volume_context=volume.volume_context,
         )
 
@@ -363,7 +332,7 @@ class Co(Calls):
         """A NodePublishVolume of a CO that knows deferral, and must be OK. Raises grpc.RpcError."""
         request.defer_fs_ops = True
         return self.method(request)(
-            request, timeout=self.options.timeout_s, metadata=extensions.METADATA
+            self._with_secrets(request), timeout=self.timeout_s, metadata=extensions.METADATA
         )
 
     def use(

@@ -4,8 +4,10 @@ import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from crust.conformance.orchestrator import undo
+from google.protobuf.message import Message
+
 from crust.conformance.orchestrator.calls import Code, Refusal
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import block
@@ -21,7 +23,6 @@ def snapshot_request(co: Co, volume_id: str, *, name: str = "") -> csi_pb2.Creat
         source_volume_id=volume_id,
         name=name or co.name("snapshot"),
         parameters=co.options.parameters.snapshot_parameters,
-        secrets=co.options.parameters.secrets,
     )
 
 
@@ -32,57 +33,51 @@ def snapshot(co: Co, volume_id: str) -> csi_pb2.Snapshot:
 
 def take(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
     """CreateSnapshot, asked again until it is ready to use, as the snapshotter does."""
-    return _ready(co, request, begin(co, request))
+    return _ready(co, request, co.until_final(request)).snapshot
 
 
-def _ready(
-    co: Co, request: csi_pb2.CreateSnapshotRequest, made: csi_pb2.Snapshot
-) -> csi_pb2.Snapshot:
+def _ready(co: Co, request: Message, answer: Any) -> Any:
+    """The answer of CreateSnapshot or CreateVolumeGroupSnapshot in which what was made is ready to use."""
     for _ in range(1000):
-        if made.ready_to_use:
-            return made
-        made = co.until_final(request).snapshot
-    raise AssertionError("the snapshot never becomes ready to use")
-
-
-def begin(co: Co, request: csi_pb2.CreateSnapshotRequest) -> csi_pb2.Snapshot:
-    """CreateSnapshot once."""
-    return co.until_final(request).snapshot
+        if all(made.ready_to_use for _, made in answer.ListFields()):
+            return answer
+        answer = co.until_final(request)
+    raise AssertionError(f"{type(request).__name__}: what it creates never becomes ready to use")
 
 
 def of_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Snapshot, Path]:
-    """A snapshot of a published raw device, and where the device is published after it.
-
-    Nobody can quiesce the writers of a raw device, so a driver may refuse to copy one while it is used.
-    """
+    """A snapshot of a published raw device, and where the device is published after it."""
     request = snapshot_request(co, volume.volume_id)
-    reply = co.reply(request)
-    if not isinstance(reply, Refusal):
-        return _ready(co, request, reply.snapshot), target
-    if reply.code is not Code.FAILED_PRECONDITION:
-        raise reply
-    co.release(volume, target)
-    return take(co, request), co.use(volume, block())
+    answer, target = _of_published(co, request, volume, target)
+    return answer.snapshot, target
 
 
 def clone_device(co: Co, volume: csi_pb2.Volume, target: Path) -> tuple[csi_pb2.Volume, Path]:
     """A clone of a published raw device, as `of_device`."""
     request = co.create_request(block(), source=of_volume(volume.volume_id))
+    answer, target = _of_published(co, request, volume, target)
+    return answer.volume, target
+
+
+def _of_published(
+    co: Co, request: Message, volume: csi_pb2.Volume, target: Path
+) -> tuple[Any, Path]:
+    """The final answer. Nobody can quiesce the writers of a raw device, so a driver may refuse to copy a used one."""
     reply = co.reply(request)
-    if not isinstance(reply, Refusal):
-        return reply.volume, target
-    if reply.code is not Code.FAILED_PRECONDITION:
+    is_refused = isinstance(reply, Refusal)
+    if is_refused and reply.code is not Code.FAILED_PRECONDITION:
         raise reply
-    co.release(volume, target)
-    return co.create(request), co.use(volume, block())
+    if is_refused:
+        co.release(volume, target)
+        reply = co.until_final(request)
+    if isinstance(reply, csi_pb2.CreateSnapshotResponse):
+        reply = _ready(co, request, reply)
+    return reply, co.use(volume, block()) if is_refused else target
 
 
 def delete(co: Co, snapshot_id: str) -> None:
     """DeleteSnapshot that must be OK."""
-    request = csi_pb2.DeleteSnapshotRequest(
-        snapshot_id=snapshot_id, secrets=co.options.parameters.secrets
-    )
-    co.until_final(request)
+    co.until_final(csi_pb2.DeleteSnapshotRequest(snapshot_id=snapshot_id))
 
 
 def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGroupSnapshotRequest:
@@ -91,7 +86,6 @@ def group_request(co: Co, volume_ids: Sequence[str]) -> csi_pb2.CreateVolumeGrou
         name=co.name("group"),
         source_volume_ids=volume_ids,
         parameters=co.options.parameters.group_parameters,
-        secrets=co.options.parameters.secrets,
     )
 
 
@@ -99,19 +93,7 @@ def take_group(
     co: Co, request: csi_pb2.CreateVolumeGroupSnapshotRequest
 ) -> csi_pb2.VolumeGroupSnapshot:
     """CreateVolumeGroupSnapshot, asked again until it is ready to use."""
-    made = co.until_final(request).group_snapshot
-    for _ in range(1000):
-        if made.ready_to_use:
-            return made
-        made = co.until_final(request).group_snapshot
-    raise AssertionError("the group never becomes ready to use")
-
-
-def group_deletion(
-    co: Co, made: csi_pb2.VolumeGroupSnapshot
-) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
-    """A DeleteVolumeGroupSnapshot of all members."""
-    return undo.group_deletion(made, co.options.parameters.secrets)
+    return _ready(co, request, co.until_final(request)).group_snapshot
 
 
 def members(made: csi_pb2.VolumeGroupSnapshot) -> tuple[str, list[tuple[str, str]]]:

@@ -32,7 +32,6 @@ def controller_request(
         volume_id=volume.volume_id,
         capacity_range=size,
         volume_capability=capability or co.mount,
-        secrets=co.options.parameters.secrets,
     )
 
 
@@ -51,5 +50,4 @@ def node_request(
         staging_target_path=str(co.staging(volume)),
         capacity_range=size,
         volume_capability=capability or co.mount,
-        secrets=co.options.parameters.secrets,
     )

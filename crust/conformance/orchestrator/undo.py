@@ -11,6 +11,7 @@ is a finding that names it, and never stops the rest.
 """
 
 import contextlib
+import copy
 import os
 import threading
 from pathlib import Path
@@ -45,13 +46,12 @@ _ANSWERED_S = 10.0
 class Undo(grpc.UnaryUnaryClientInterceptor):
     """The steps of one case, and the directory `root` that all its paths are below.
 
-    Intercept the case's channel by it. `secrets` are what the driver needs to authenticate.
+    Intercept the case's channel by it.
     """
 
-    def __init__(self, host: HostView, root: Path, secrets: dict[str, str]) -> None:
+    def __init__(self, host: HostView, root: Path) -> None:
         self._host = host
         self._root = root
-        self._secrets = secrets
         self._steps: dict[bytes, tuple[Message, bool]] = {}
         """With each request: whether it must be answered OK."""
 
@@ -137,31 +137,24 @@ class Undo(grpc.UnaryUnaryClientInterceptor):
                 )
             case "ControllerPublishVolumeRequest":
                 return csi_pb2.ControllerUnpublishVolumeRequest(
-                    volume_id=request.volume_id, node_id=request.node_id, secrets=self._secrets
+                    volume_id=request.volume_id, node_id=request.node_id
                 )
             case "CreateVolumeRequest" if answer and answer.volume.volume_id:
-                return csi_pb2.DeleteVolumeRequest(
-                    volume_id=answer.volume.volume_id, secrets=self._secrets
-                )
+                return csi_pb2.DeleteVolumeRequest(volume_id=answer.volume.volume_id)
             case "CreateSnapshotRequest" if answer and answer.snapshot.snapshot_id:
-                return csi_pb2.DeleteSnapshotRequest(
-                    snapshot_id=answer.snapshot.snapshot_id, secrets=self._secrets
-                )
+                return csi_pb2.DeleteSnapshotRequest(snapshot_id=answer.snapshot.snapshot_id)
             case "CreateVolumeGroupSnapshotRequest" if (
                 answer and answer.group_snapshot.group_snapshot_id
             ):
-                return group_deletion(answer.group_snapshot, self._secrets)
+                return group_deletion(answer.group_snapshot)
         return None
 
 
-def group_deletion(
-    made: csi_pb2.VolumeGroupSnapshot, secrets: dict[str, str]
-) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
+def group_deletion(made: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.DeleteVolumeGroupSnapshotRequest:
     """A DeleteVolumeGroupSnapshot of all members."""
     return csi_pb2.DeleteVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[member.snapshot_id for member in made.snapshots],
-        secrets=secrets,
     )
 
 
@@ -171,8 +164,7 @@ def _is_creation(request: Message) -> bool:
 
 def _key(request: Message) -> bytes:
     """Equal for requests of one thing, whatever secrets they have."""
-    same = type(request)()
-    same.CopyFrom(request)
+    same = copy.deepcopy(request)
     if "secrets" in same.DESCRIPTOR.fields_by_name:
         same.ClearField("secrets")
     return same.DESCRIPTOR.name.encode() + same.SerializeToString(deterministic=True)

@@ -43,7 +43,7 @@ def run(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
             loop.run(stack.aclose())
 
 
-class Runtime:
+class Runtime(plugin.Subject):
     """The runtime that is tested."""
 
     def __init__(self, subject: Subject, loop: asyncio.Runner) -> None:
@@ -79,9 +79,6 @@ class Runtime:
     def last(self) -> Exchange:
         """All that was said in the running case."""
         return Exchange("\n".join(self._subject.transcript))
-
-    def end(self) -> None:
-        """The next case starts the command again."""
 
     def _usable(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from crust.cli.main import main
 from crust.conformance import catalogue, options, suite
 from crust.conformance.capabilities import CREATE
-from crust.conformance.cases.crash_cases import run_restart_command
+from crust.conformance.cases.disturbed_cases import run_restart_command
 from crust.conformance.options import Options, Parameters, RunOptions
 from crust.conformance.results import Results
 from crust.conformance.runtimes import suite as suite_of_runtimes

@@ -130,7 +130,6 @@ def _modify(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerModifyVolumeReq
     return csi_pb2.ControllerModifyVolumeRequest(
         volume_id=volume.volume_id,
         mutable_parameters=co.options.parameters.mutable_parameters,
-        secrets=co.options.parameters.secrets,
     )
 
 

@@ -1,5 +1,6 @@
 """Size limits of what a CO sends, in every RPC that has the field (C-021 to C-025)."""
 
+import copy
 from typing import Any
 
 from crust.conformance.capabilities import CAPACITY, CREATE, GROUP, NODE, PUBLISH, SNAPSHOT, STAGE
@@ -90,8 +91,7 @@ def test_c025_mount_flags_have_at_most_4_kib(co: Co) -> None:
 
 def _with(co: Co, request: Any, field: str, value: str) -> Any:
     """With an odd id, and the CO's own paths."""
-    changed = type(request)()
-    changed.CopyFrom(request)
+    changed = copy.deepcopy(request)
     for each in set(_PATH_FIELDS) & set(request.DESCRIPTOR.fields_by_name):
         setattr(changed, each, str(co.root / "none"))
     setattr(changed, field, value)

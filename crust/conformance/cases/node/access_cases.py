@@ -3,8 +3,10 @@
 C-168, C-206, C-223, C-228 to C-239.
 """
 
+import copy
 from pathlib import Path
 
+from crust.conformance.capabilities import STAGE
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
 from crust.conformance.orchestrator.volume_capabilities import NO_FILESYSTEM, Mode, block, mount
@@ -33,16 +35,14 @@ def test_c223_read_only_is_enforced(co: Co) -> None:
 
 def test_c237_a_reader_mode_is_enforced(co: Co) -> None:
     for capability in co.kinds:
-        reader = csi_pb2.VolumeCapability()
-        reader.CopyFrom(capability)
+        reader = copy.deepcopy(capability)
         reader.access_mode.mode = Mode.SINGLE_NODE_READER_ONLY
         volume = _written(co, capability, reader)
         _check_reader(co, co.use(volume, reader))
 
 
 def test_c238_a_read_only_flag_is_enforced(co: Co) -> None:
-    reader = csi_pb2.VolumeCapability()
-    reader.CopyFrom(co.mount)
+    reader = co.mount
     reader.mount.mount_flags.append("ro")
     volume = _written(co, co.mount, reader)
     _check_reader(co, co.use(volume, reader))
@@ -52,7 +52,8 @@ def test_c168_attached_read_only_is_read_only(co: Co) -> None:
     for capability in co.kinds:
         volume = _written(co, capability)
         co.attach(volume, capability, readonly=True)
-        co.stage_attached(volume, capability)
+        if STAGE in co.has:
+            co.until_final(co.stage_request(volume, capability))
         _check_reader(co, co.publish(volume, capability))
 
 

@@ -51,10 +51,13 @@ def test_c204_stage_with_other_capability_is_already_exists(co: Co) -> None:
 def test_c205_stage_at_second_path_keeps_data(co: Co) -> None:
     volume, target = co.used(file=_DATA)
     other = co.staging(volume, "other")
-    co.outcome(co.stage_request(volume, path=other))
+    stage, unstage = co.stage_request(volume), co.unstage_request(volume)
+    stage.staging_target_path = unstage.staging_target_path = str(other)
+    co.outcome(stage)
     assert co.file(target) == _DATA
     co.unpublish(volume.volume_id, target)
-    co.unstage(volume, path=other)
+    if STAGE in co.has:
+        co.until_final(unstage)
     co.unstage(volume)
     assert co.file(co.use(volume)) == _DATA
 
@@ -178,7 +181,10 @@ def test_c224_paths_may_be_long(co: Co) -> None:
     if len(str(target)) <= _PATH_BYTES:  # the operator's --target-root may be long
         _publish_at(co, volume, staging, target)
         co.unpublish(volume.volume_id, target)
-        co.unstage(volume, path=staging)
+        unstage = co.unstage_request(volume)
+        unstage.staging_target_path = str(staging)
+        if STAGE in co.has:
+            co.until_final(unstage)
     with co.should():
         _publish_at(co, volume, co.staging(volume, "long-" * 30), co.target("pod-" * 32))
 
@@ -208,9 +214,12 @@ def _filling(parent: Path) -> str:
 
 def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> None:
     """Undone in the end only where it was done: a driver that refuses a path cannot undo anything there."""
+    stage, publish = co.stage_request(volume), co.publish_request(volume, target)
+    stage.staging_target_path = str(staging)
     if STAGE in co.has:
-        co.ask(co.stage_request(volume, path=staging))
-    co.ask(co.publish_request(volume, target, path=staging))
+        publish.staging_target_path = str(staging)
+        co.ask(stage)
+    co.ask(publish)
     assert co.host.mounts_at(target), "nothing is mounted at the target"
 
 

@@ -3,7 +3,7 @@
 import struct
 import threading
 
-from crust.conformance.orchestrator import copies
+from crust.conformance.orchestrator import copies, undo
 from crust.conformance.orchestrator.calls import UNKNOWN, Code
 from crust.conformance.orchestrator.co import Co
 from crust.wire.csi.v1 import csi_pb2
@@ -56,14 +56,14 @@ def test_c344_delete_of_group_member_is_invalid(co: Co) -> None:
 
 def test_c345_group_deletion_is_complete_and_idempotent(co: Co) -> None:
     made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
-    request = copies.group_deletion(co, made)
+    request = undo.group_deletion(made)
     request.snapshot_ids.append(UNKNOWN)
     with co.should():
         co.answered(request, Code.INVALID_ARGUMENT)
     for _ in range(2):
-        co.ask(copies.group_deletion(co, made))
+        co.ask(undo.group_deletion(made))
     co.answered(_look(made), Code.NOT_FOUND)
-    co.refused_without(copies.group_deletion(co, made), "group_snapshot_id")
+    co.refused_without(undo.group_deletion(made), "group_snapshot_id")
 
 
 def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:

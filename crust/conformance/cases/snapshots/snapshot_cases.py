@@ -45,7 +45,7 @@ def test_c304_a_snapshot_may_have_any_name(co: Co) -> None:
         request = copies.snapshot_request(co, volume.volume_id, name=bad)
         code, message = co.outcome(request)
         if code is Code.OK:
-            copies.begin(co, request)
+            co.until_final(request)
         with co.beyond():
             assert code is Code.INVALID_ARGUMENT, f"{code.name}: {message}"
 
