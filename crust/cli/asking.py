@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-import click
 import grpc
 
 from crust.core import errors
@@ -30,9 +29,6 @@ Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stub
 
 WITH_ERROR_INFO = ((extensions.KEY, extensions.ERROR_INFO),)
 """Metadata: the peer names its error."""
-
-NO_ANSWER = 3
-"""The exit code when the daemon that was asked does not answer."""
 
 _CONNECT_S = 2.0
 
@@ -110,14 +106,6 @@ def answer_of(who: str, path: str, err: PeerStatus) -> errors.CrustError:
     if err.code is grpc.StatusCode.UNAVAILABLE:
         return DaemonNotResponding(who, path, "the connection was lost", "ask again")
     return codes.to_error(err)
-
-
-def failed(error: errors.CrustError) -> int:
-    """Print the error; returns the exit code."""
-    click.echo(error.shown(), err=True)
-    if isinstance(error, DaemonNotResponding):
-        return NO_ANSWER
-    return 2 if isinstance(error, errors.InvalidRequest) else 1
 
 
 def _reason(err: OSError, start: str) -> tuple[str, str]:

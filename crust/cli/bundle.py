@@ -56,15 +56,10 @@ class NodeFiles:
     journal: str = "journalctl"
 
 
-def run(path: Path, places: NodeFiles) -> int:
-    """Write the archive; returns the exit code."""
-    try:
-        count = asyncio.run(write(path, parts(places)))
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        return 2 if isinstance(error, errors.InvalidRequest) else 1
+def run(path: Path, places: NodeFiles) -> None:
+    """Write the archive. Raises as `write`."""
+    count = asyncio.run(write(path, parts(places)))
     click.echo(f"{path}: {count} files; look at it before you send it: names and paths are in it")
-    return 0
 
 
 async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:

@@ -13,10 +13,26 @@ from crust.cli.ceph.command import ceph
 from crust.cli.checking import check_commands as checking
 from crust.cli.inspecting import operator_commands as inspecting
 from crust.cli.programs import daemon_commands as programs
+from crust.core import errors
+
+_NO_ANSWER = 3
+"""The exit code when the daemon that was asked does not answer."""
 
 
 class _Commands(click.Group):
-    """click suggests the nearest command; what other tools have as a command is an option here."""
+    """Prints what a command was refused with. click suggests the nearest command; what other tools have as a command
+    is an option here.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. An error of crust is its sentence, and the exit code of its branch."""
+        try:
+            return super().invoke(ctx)
+        except errors.CrustError as error:
+            click.echo(error.shown(), err=True)
+            if error.error_name == "DaemonNotResponding":
+                sys.exit(_NO_ANSWER)
+            sys.exit(2 if isinstance(error, errors.InvalidRequest) else 1)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -85,7 +101,7 @@ def policy_explain(run_dir: str, **question: Any) -> None:
 
     from crust.cli.inspecting import decisions
 
-    sys.exit(asyncio.run(decisions.policy(run_dir, **question)))
+    asyncio.run(decisions.policy(run_dir, **question))
 
 
 @main.command()

@@ -37,66 +37,50 @@ class PoolAccess:
             connection.close()
 
 
-def listed(where: PoolAccess) -> int:
-    """Print the claims, one line each; the exit code."""
-    try:
-        with where.opened("cannot list the claims") as (_, ioctx):
-            for image in sorted(claim_object.images(ioctx)):
-                _print(image, claim_object.read(ioctx, image).claims)
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        return 1
-    return 0
+def listed(where: PoolAccess) -> None:
+    """Print the claims, one line each."""
+    with where.opened("cannot list the claims") as (_, ioctx):
+        for image in sorted(claim_object.images(ioctx)):
+            _print(image, claim_object.read(ioctx, image).claims)
 
 
 def fenced(where: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
     """Cut the node off from the image, or from all that it has; the exit code."""
     failed = False
     known: set[str] = set()
-    try:
-        with where.opened("cannot fence") as (connection, ioctx):
-            for name in [image] if image else sorted(claim_object.images(ioctx)):
-                try:
-                    nodes = claim_object.read(ioctx, name).claims.nodes
-                    known |= nodes
-                    if node not in nodes:
-                        continue
-                    claimed = ClusterImage(connection, ioctx, name)
-                    cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
-                except errors.CrustError as error:
-                    click.echo(error.shown(), err=True)
-                    failed = True
+    with where.opened("cannot fence") as (connection, ioctx):
+        for name in [image] if image else sorted(claim_object.images(ioctx)):
+            try:
+                nodes = claim_object.read(ioctx, name).claims.nodes
+                known |= nodes
+                if node not in nodes:
                     continue
-                click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")
-        if node not in known:
-            raise _no_claim(node, image, known)
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        return 1
+                claimed = ClusterImage(connection, ioctx, name)
+                cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
+            except errors.CrustError as error:
+                click.echo(error.shown(), err=True)
+                failed = True
+                continue
+            click.echo(f"{name}: free; blocklisted {', '.join(cut) or 'no client'}")
+    if node not in known:
+        raise errors.NotFound.named(
+            "NodeWithoutClaim",
+            f"node {node} has no claim on {f'the image {image}' if image else 'any image'}",
+            why=f"claims are of {', '.join(sorted(known)) or 'no node'}",
+            hint="compare the name with `crust ceph claims`; a node that was fenced before has none any more",
+        )
     return int(failed)
 
 
-def _no_claim(node: str, image: str, known: set[str]) -> errors.CrustError:
-    where = f"the image {image}" if image else "any image"
-    return errors.NotFound.named(
-        "NodeWithoutClaim",
-        f"node {node} has no claim on {where}",
-        why=f"claims are of {', '.join(sorted(known)) or 'no node'}",
-        hint="compare the name with `crust ceph claims`; a node that was fenced before has none any more",
-    )
-
-
-def capabilities(where: PoolAccess, image: str) -> int:
-    """Print the capabilities of a user for one image; the exit code."""
+def capabilities(where: PoolAccess, image: str) -> None:
+    """Print the capabilities of a user for one image. Raises `CephImageMissing`."""
     try:
         with where.opened(f"cannot look at {image}") as (_, ioctx):
             click.echo(caps.of_volume(ioctx, where.pool, where.namespace, image))
-    except errors.CrustError as error:
-        if isinstance(error, failures.CephFailed) and error.number == errno.ENOENT:
-            error = CephImageMissing(where.pool, where.namespace, image)
-        click.echo(error.shown(), err=True)
-        return 1
-    return 0
+    except failures.CephFailed as error:
+        if error.number == errno.ENOENT:
+            raise CephImageMissing(where.pool, where.namespace, image) from error
+        raise
 
 
 def _print(image: str, claims: claim_object.Claims) -> None:

@@ -43,7 +43,7 @@ def claims(**where: str) -> None:
     """
     from crust.cli.ceph import claimed_images
 
-    sys.exit(claimed_images.listed(claimed_images.PoolAccess(**where, key=_key())))
+    claimed_images.listed(claimed_images.PoolAccess(**where, key=_key()))
 
 
 @ceph.command()
@@ -82,7 +82,7 @@ def caps(volume: str, **where: str) -> None:
     """
     from crust.cli.ceph import claimed_images
 
-    sys.exit(claimed_images.capabilities(claimed_images.PoolAccess(**where, key=_key()), volume))
+    claimed_images.capabilities(claimed_images.PoolAccess(**where, key=_key()), volume)
 
 
 def _key() -> str:

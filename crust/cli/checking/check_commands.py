@@ -8,7 +8,6 @@ import click
 from click.core import ParameterSource
 
 from crust.cli.inspecting.operator_commands import RUN_DIR
-from crust.core import errors
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.output import Format
@@ -42,7 +41,6 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
         raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
     import asyncio
 
-    from crust.cli import asking
     from crust.cli.checking import trial
 
     wanted = trial.TrialRequest(
@@ -50,8 +48,6 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
     )
     try:
         sys.exit(asyncio.run(trial.run(run_dir, wanted)))
-    except errors.CrustError as error:
-        sys.exit(asking.failed(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 

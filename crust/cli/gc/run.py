@@ -42,10 +42,7 @@ class Options:
 
 def run(options: Options, form: output.Format) -> int:
     """Run the command; returns the exit code."""
-    try:
-        results = asyncio.run(collect(options, Host()))
-    except errors.CrustError as error:
-        return asking.failed(error)
+    results = asyncio.run(collect(options, Host()))
     return watching.print_once(shown(results, options.kubelet_root), form)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from crust.cli import asking
-from crust.core import errors
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
@@ -18,11 +17,8 @@ TIMEOUT_S = 15.0
 async def volume(run_dir: str, *, volume: str, target: str) -> int:
     """Every deferred publish of a volume id, or the one at a target; exit code 1 if there is none."""
     request = inspect_pb2.ListDeferredVolumesRequest()
-    try:
-        async with asking.inspecting(run_dir) as stub:
-            answer = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
-    except errors.CrustError as error:
-        return asking.failed(error)
+    async with asking.inspecting(run_dir) as stub:
+        answer = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
     found = [
         each
         for each in answer.volumes  # of an entry that cannot be read, both may be empty
@@ -62,23 +58,19 @@ def _how_to_ask(target: str) -> str:
 
 async def policy(
     run_dir: str, *, driver: str, pairs: Sequence[str], pod: str | None, flag: bool, block: bool
-) -> int:
-    """What would be decided for a publish; exit code 1 if it would be refused."""
+) -> None:
+    """What would be decided for a publish. Raises why it would be refused."""
     request = inspect_pb2.ExplainPolicyRequest(
         driver=driver, defer_fs_ops=flag, block=block, volume_context=_context(pairs, pod)
     )
-    try:
-        async with asking.inspecting(run_dir) as stub:
-            answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
-    except errors.CrustError as error:
-        return asking.failed(error)
+    async with asking.inspecting(run_dir) as stub:
+        answer = await stub.ExplainPolicy(request, timeout=TIMEOUT_S)
     handler = answer.handler or "the only one that is registered"
     _print(
         ("decision", "deferred" if answer.deferred else "ordinary mount on the host"),
         ("handler", handler if answer.deferred else ""),
         ("decided by", answer.decided_by),
     )
-    return 0
 
 
 def _context(pairs: Sequence[str], pod: str | None) -> dict[str, str]:

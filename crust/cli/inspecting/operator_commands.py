@@ -1,5 +1,6 @@
 """The commands for operators that show what the proxy knows, and their options."""
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 from crust.cli.completion import SHELLS, Shell, script
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
+    from crust.cli.inspecting.show import Question
     from crust.cli.output import Format
 
 Command = Callable[..., None]
@@ -31,19 +33,27 @@ _CODES = """\b
     3 the proxy does not answer, 130 interrupted."""
 
 
-def _shows(command: Command) -> Command:
-    """The options that all of these commands have."""
-    command.__doc__ = f"{command.__doc__}\n\n    {_CODES}"
+def _shows(ask: Callable[..., "Question | None"]) -> Command:
+    """A command that prints the answer to its question, once or with each change; for None it prints nothing."""
+
+    @functools.wraps(ask)
+    def command(run_dir: str, form: "Format", *, watch: bool, **options: Any) -> None:
+        if (question := ask(**options)) is not None:
+            from crust.cli.inspecting import watching
+
+            sys.exit(watching.run(run_dir, question, form, watch=watch))
+
+    command.__doc__ = f"{ask.__doc__}\n\n    {_CODES}"
     return RUN_DIR(FORMAT(_WATCH(command)))
 
 
 @click.command()
 @_shows
-def status(run_dir: str, form: "Format", *, watch: bool) -> None:
+def status() -> "Question":
     """Whether this node is ready: the proxy, its drivers (each is asked by Probe), handlers, volumes."""
-    from crust.cli.inspecting import show, watching
+    from crust.cli.inspecting import show
 
-    sys.exit(watching.run(run_dir, show.status, form, watch=watch))
+    return show.status
 
 
 @click.command()
@@ -53,52 +63,52 @@ def status(run_dir: str, form: "Format", *, watch: bool) -> None:
 @click.option("--state", default="", help="published, claimed, mounted, error or unreadable.")
 @click.option("--target", default="", help="At or below this path.")
 @click.option("--pod", default="", help="Of this pod: NAMESPACE/NAME, NAME, or how its UID begins.")
-def volumes(run_dir: str, form: "Format", *, watch: bool, **filters: Any) -> None:
+def volumes(**filters: str) -> "Question":
     """Deferred volumes of this node."""
-    from crust.cli.inspecting import show, watching
+    from crust.cli.inspecting import show
 
-    sys.exit(watching.run(run_dir, show.volumes(show.Filters(**filters)), form, watch=watch))
+    return show.volumes(**filters)
 
 
 @click.command()
 @_shows
 @click.option("--handler", default="", help="This one only.")
-def handlers(run_dir: str, form: "Format", *, watch: bool, handler: str) -> None:
+def handlers(handler: str) -> "Question":
     """Registered runtime handlers of this node."""
-    from crust.cli.inspecting import show, watching
+    from crust.cli.inspecting import show
 
-    sys.exit(watching.run(run_dir, show.handlers(handler), form, watch=watch))
+    return show.handlers(handler)
 
 
 @click.command()
 @_shows
 @click.option("--driver", default="", help="This one only.")
 @click.option("--state", type=click.Choice(["", "ready", "not-ready"]), default="")
-def drivers(run_dir: str, form: "Format", *, watch: bool, driver: str, state: str) -> None:
+def drivers(driver: str, state: str) -> "Question":
     """CSI drivers of this node; each is asked by Probe, within five seconds."""
-    from crust.cli.inspecting import show, watching
+    from crust.cli.inspecting import show
 
-    sys.exit(watching.run(run_dir, show.drivers(driver, state), form, watch=watch))
+    return show.drivers(driver, state)
 
 
 @click.group(invoke_without_command=True)
 @_shows
 @click.option("--driver", default="", help="This one's only.")
 @click.pass_context
-def pool(context: click.Context, run_dir: str, form: "Format", *, watch: bool, driver: str) -> None:
+def pool(context: click.Context, driver: str) -> "Question | None":
     """The pools of this node's drivers: their space, and each volume, used or not."""
-    from crust.cli.inspecting import pool, watching
+    if context.invoked_subcommand is not None:
+        return None
+    from crust.cli.inspecting import pool
 
-    context.obj = run_dir
-    if context.invoked_subcommand is None:
-        sys.exit(watching.run(run_dir, pool.pools(driver), form, watch=watch))
+    return pool.pools(driver)
 
 
 @pool.command()
 @click.argument("volume")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.pass_obj
-def delete(run_dir: str, volume: str, *, yes: bool) -> None:
+@click.pass_context
+def delete(context: click.Context, volume: str, *, yes: bool) -> None:
     """Delete VOLUME, by its id or its PersistentVolume, with its data: a volume that no pod has and a CO forgot.
 
     Exit codes: 0 deleted, 1 refused or not confirmed, 2 the command cannot be understood, 3 the proxy does not
@@ -106,24 +116,20 @@ def delete(run_dir: str, volume: str, *, yes: bool) -> None:
     """
     import asyncio
 
-    from crust.cli import asking
     from crust.cli.inspecting import pool
-    from crust.core import errors
 
-    try:
-        asyncio.run(pool.delete(run_dir, volume, is_confirmed=yes))
-    except errors.CrustError as error:
-        sys.exit(asking.failed(error))
+    assert context.parent is not None
+    asyncio.run(pool.delete(context.parent.params["run_dir"], volume, is_confirmed=yes))
 
 
 @click.command()
 @_shows
 @click.argument("volume")
-def describe(run_dir: str, form: "Format", volume: str, *, watch: bool) -> None:
+def describe(volume: str) -> "Question":
     """One deferred volume: by its PersistentVolume, its pod, its id, its target path or the name of its entry."""
-    from crust.cli.inspecting import show, watching
+    from crust.cli.inspecting import show
 
-    sys.exit(watching.run(run_dir, show.describe(volume, run_dir), form, watch=watch))
+    return show.describe(volume)
 
 
 @click.command("end-orphan")
@@ -141,14 +147,9 @@ def end_orphan(run_dir: str, volume: str, *, yes: bool) -> None:
     """
     import asyncio
 
-    from crust.cli import asking
     from crust.cli.inspecting import end_orphan
-    from crust.core import errors
 
-    try:
-        asyncio.run(end_orphan.end(run_dir, volume, is_confirmed=yes))
-    except errors.CrustError as error:
-        sys.exit(asking.failed(error))
+    asyncio.run(end_orphan.end(run_dir, volume, is_confirmed=yes))
 
 
 @click.command()
@@ -213,7 +214,7 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
     """
     from crust.cli import bundle
 
-    sys.exit(bundle.run(file, bundle.NodeFiles(run_dir, state_dir)))
+    bundle.run(file, bundle.NodeFiles(run_dir, state_dir))
 
 
 @click.command()

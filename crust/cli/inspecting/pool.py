@@ -56,7 +56,7 @@ VOLUMES = (
 def pools(driver: str = "") -> show.Question:
     """Every pool, or that of `driver`; healthy if none is low and no volume has a problem. Raises `NoPool`."""
 
-    async def ask(proxy: Stub) -> show.Shown:
+    async def ask(proxy: Stub, _: str) -> show.Shown:
         known = [
             each for each in await show.drivers_of(proxy) if each.pool and driver in ("", each.name)
         ]

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.text import Text
 
@@ -17,6 +18,7 @@ from crust.host.process import open_files
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0
+Named = TypeVar("Named", views.Driver, views.Handler, views.Volume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +41,11 @@ class Shown:
         return self.table(form == "wide")
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Which rows are shown; an empty field admits all."""
-
-    driver: str = ""
-    handler: str = ""
-    state: str = ""
-    target: str = ""
-    pod: str = ""
-
-    def admits(self, row: views.Volume) -> bool:
-        """Whether the volume is shown. A target admits what is below it; a pod is a name, or how its UID begins."""
-        return (
-            self.driver in ("", row.driver)
-            and self.handler in ("", row.handler)
-            and self.state in ("", row.state)
-            and row.target_path.startswith(self.target)
-            and (
-                row.pod_uid.startswith(self.pod) or self.pod in (row.pod, row.pod.partition("/")[2])
-            )
-        )
+Question = Callable[[Stub, str], Awaitable[Shown]]
+"""Asks the proxy, whose run directory comes second."""
 
 
-Question = Callable[[Stub], Awaitable[Shown]]
-
-
-async def status(stub: Stub) -> Shown:
+async def status(stub: Stub, _: str = "") -> Shown:
     """Everything; healthy if a pod with a deferred volume could start now. A pool that is low is a warning."""
     (proxy, problems), served, registered, entries = await asyncio.gather(
         _health(stub), drivers_of(stub), _handlers(stub), volumes_of(stub)
@@ -106,62 +86,75 @@ def of_node(
 def drivers(name: str = "", state: str = "") -> Question:
     """The drivers, each asked by Probe; healthy if those that are shown are ready."""
 
-    async def ask(stub: Stub) -> Shown:
-        rows = tuple(
-            each
-            for each in await drivers_of(stub)
-            if name in ("", each.name) and state in ("", each.state)
-        )
-        return Shown(
-            {"drivers": rows},
-            tuple(each.name for each in rows),
-            lambda wide: output.table(views.DRIVERS, rows, wide=wide),
-            healthy=all(each.state == "ready" for each in rows),
-        )
+    def admits(driver: views.Driver) -> bool:
+        return name in ("", driver.name) and state in ("", driver.state)
 
-    return ask
+    return _listing("drivers", drivers_of, views.DRIVERS, admits, lambda it: it.state == "ready")
 
 
 def handlers(name: str = "") -> Question:
-    """The registered handlers."""
+    """The registered handlers; healthy if the proxy can call them."""
 
-    async def ask(stub: Stub) -> Shown:
-        rows = tuple(each for each in await _handlers(stub) if name in ("", each.name))
+    def admits(handler: views.Handler) -> bool:
+        return name in ("", handler.name)
+
+    return _listing("handlers", _handlers, views.HANDLERS, admits, lambda it: not it.message)
+
+
+def volumes(
+    *, driver: str = "", handler: str = "", state: str = "", target: str = "", pod: str = ""
+) -> Question:
+    """The deferred volumes; healthy if each entry can be read. An empty argument admits all.
+
+    A target admits what is below it; a pod is a name, or how its UID begins.
+    """
+
+    def admits(volume: views.Volume) -> bool:
+        return (
+            driver in ("", volume.driver)
+            and handler in ("", volume.handler)
+            and state in ("", volume.state)
+            and volume.target_path.startswith(target)
+            and (
+                volume.pod_uid.startswith(pod) or pod in (volume.pod, volume.pod.partition("/")[2])
+            )
+        )
+
+    return _listing("volumes", volumes_of, views.VOLUMES, admits, _is_readable)
+
+
+def _listing(
+    key: str,
+    list_rows: Callable[[Stub], Awaitable[tuple[Named, ...]]],
+    columns: tuple[output.Column, ...],
+    admits: Callable[[Named], bool],
+    is_healthy: Callable[[Named], bool],
+) -> Question:
+    async def ask(stub: Stub, _: str) -> Shown:
+        rows = tuple(filter(admits, await list_rows(stub)))
+        names = tuple(dict.fromkeys(row.name for row in rows))
+        healthy = all(map(is_healthy, rows))
         return Shown(
-            {"handlers": rows},
-            tuple(each.name for each in rows),
-            lambda wide: output.table(views.HANDLERS, rows, wide=wide),
-            healthy=not any(each.message for each in rows),
+            {key: rows}, names, lambda wide: output.table(columns, rows, wide=wide), healthy
         )
 
     return ask
 
 
-def volumes(filters: Filters) -> Question:
-    """The deferred volumes; healthy if each entry can be read."""
-
-    async def ask(stub: Stub) -> Shown:
-        rows = tuple(each for each in await volumes_of(stub) if filters.admits(each))
-        return Shown(
-            {"volumes": rows},
-            tuple(dict.fromkeys(each.name for each in rows)),
-            lambda wide: output.table(views.VOLUMES, rows, wide=wide),
-            healthy=all(each.state != "unreadable" for each in rows),
-        )
-
-    return ask
+def _is_readable(volume: views.Volume) -> bool:
+    return volume.state != "unreadable"
 
 
-def describe(name: str, run_dir: str) -> Question:
+def describe(name: str) -> Question:
     """All that is known of one volume, at each of its targets. Raises `VolumeNotDeferred`."""
 
-    async def ask(stub: Stub) -> Shown:
+    async def ask(stub: Stub, run_dir: str) -> Shown:
         rows = await find(stub, name)
         return Shown(
             {"volumes": rows},
-            tuple(each.entry for each in rows),
-            lambda _: Text("\n\n").join(described(each, run_dir) for each in rows),
-            healthy=all(each.state != "unreadable" for each in rows),
+            tuple(row.entry for row in rows),
+            lambda _: Text("\n\n").join(described(row, run_dir) for row in rows),
+            healthy=all(map(_is_readable, rows)),
         )
 
     return ask
@@ -169,11 +162,7 @@ def describe(name: str, run_dir: str) -> Question:
 
 async def find(stub: Stub, name: str) -> tuple[views.Volume, ...]:
     """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`."""
-    rows = tuple(
-        each
-        for each in await volumes_of(stub)
-        if name in (each.volume_id, each.target_path, each.entry, each.pv, each.pod, each.pod_uid)
-    )
+    rows = tuple(row for row in await volumes_of(stub) if name in row.names)
     if not rows:
         raise errors.NotFound.named(
             "VolumeNotDeferred",
@@ -206,7 +195,7 @@ async def parts(stub: Stub) -> Parts:
 async def answer(run_dir: str, question: Question) -> Shown:
     """Ask the proxy once. Raises what `asking.inspecting` does."""
     async with asking.inspecting(run_dir) as stub:
-        return await question(stub)
+        return await question(stub, run_dir)
 
 
 def _found(

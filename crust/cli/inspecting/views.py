@@ -132,13 +132,18 @@ class Volume:
 
     @property
     def name(self) -> str:
-        """What `crust describe` finds it by."""
+        """What `crust volumes -o name` prints."""
         return self.volume_id or self.entry
 
     @property
     def is_orphaned(self) -> bool:
         """Whether its runtime says that nobody can stop the sandbox that has it any more."""
         return self.state == claims.State.ERROR.value and self.message.startswith(claims.ORPHANED)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `crust describe` finds it by."""
+        return (self.volume_id, self.target_path, self.entry, self.pv, self.pod, self.pod_uid)
 
 
 @dataclass(frozen=True, slots=True)

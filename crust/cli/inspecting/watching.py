@@ -50,11 +50,7 @@ def print_once(found: show.Shown, form: output.Format) -> int:
 
 
 async def _once(run_dir: str, question: show.Question, form: output.Format) -> int:
-    try:
-        found = await show.answer(run_dir, question)
-    except errors.CrustError as error:
-        return asking.failed(error)
-    return print_once(found, form)
+    return print_once(await show.answer(run_dir, question), form)
 
 
 async def _watch(run_dir: str, question: show.Question, form: output.Format) -> None:
@@ -77,7 +73,7 @@ async def _follow(
         event = asyncio.ensure_future(anext(each, None))
         try:
             while True:
-                put((await question(stub)).rendered(form))
+                put((await question(stub, run_dir)).rendered(form))
                 await asyncio.wait((event,), timeout=_REFRESH_S)
                 if event.done():
                     if event.result() is None:

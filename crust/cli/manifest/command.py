@@ -10,25 +10,14 @@ import click
 from crust.cli.install import shipped
 from crust.cli.manifest import objects
 from crust.cli.programs import daemons
-from crust.core import errors
 from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
 from crust.host.process import oserrors
 from crust.node.settings import NodeSettings
 
 
-def run(config: Path | None, directory: Path, **choices: Any) -> int:
-    """Write the directory; returns the exit code."""
-    try:
-        _write(config, directory, choices)
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        return 2
-    click.echo(f"kubectl apply -k {directory}")
-    return 0
-
-
-def _write(config: Path | None, directory: Path, choices: dict[str, Any]) -> None:
+def run(config: Path | None, directory: Path, **choices: Any) -> None:
+    """Write the directory. Raises `InvalidSettings`, and one of crust's errors for what the kernel refuses."""
     source = shipped() / "kubernetes"
     text = _settings_text(config, source)
     settings = _settings(text)
@@ -37,6 +26,7 @@ def _write(config: Path | None, directory: Path, choices: dict[str, Any]) -> Non
     name = "node.toml" if isinstance(settings, NodeSettings) else "controller.toml"
     with oserrors.translating(f"cannot write {directory}"):
         made.write(directory, wanted.namespace or objects.NAMESPACE, (name, text))
+    click.echo(f"kubectl apply -k {directory}")
 
 
 def _settings(text: str) -> NodeSettings | DriverSettings:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import os
 import pkgutil
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,7 +204,7 @@ def init_pool(**flags: Any) -> None:
     """
     from crust.cli.programs import init_pool
 
-    sys.exit(init_pool.run(flags))
+    init_pool.run(flags)
 
 
 @driver.command()
@@ -225,7 +224,7 @@ def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     """
     from crust.cli.manifest import command
 
-    sys.exit(command.run(config, directory, **choices))
+    command.run(config, directory, **choices)
 
 
 def _here() -> dict[str, Any]:

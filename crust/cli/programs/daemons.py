@@ -71,8 +71,8 @@ def serve(
     defaults: Mapping[str, Any] | None = None,
     stop_s: float = STOP_S,
 ) -> None:
-    """Load the settings, then run until a signal, and `stop_s` longer at most; exits 2 for bad settings and 1 for a
-    failed start.
+    """Load the settings, then run until a signal, and `stop_s` longer at most. Raises `InvalidSettings`; exits 1 for
+    a failed start, and 2 if the daemon refuses its settings.
     """
     loaded = settings_of(model, program, flags, defaults=defaults)
     # here, because `crust status` should not pay for prometheus_client
@@ -108,19 +108,15 @@ def settings_of(
     *,
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Load the settings; exits 2 for bad ones."""
+    """Load the settings. Raises `InvalidSettings`."""
     from crust.core.settings import loading
 
     config = flags.pop("config", None) or installed(program)
     flags = {name: value for name, value in flags.items() if value not in (None, ())}
-    try:
-        toml = text(program, config) if config else ""
-        return loading.load(
-            model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
-        )
-    except errors.InvalidRequest as error:
-        click.echo(error.shown(), err=True)
-        sys.exit(2)
+    toml = text(program, config) if config else ""
+    return loading.load(
+        model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
+    )
 
 
 def installed(program: str) -> Path | None:

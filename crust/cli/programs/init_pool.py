@@ -13,7 +13,6 @@ import click
 from crust.blockdriver.engines.files import memory_beside
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli.programs import daemons
-from crust.core import errors
 from crust.core.settings import loading
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.node.settings import NodeSettings
@@ -21,22 +20,13 @@ from crust.node.settings import NodeSettings
 _TABLES = frozenset(NodeSettings.model_fields) - frozenset(DriverSettings.model_fields)
 
 
-def run(flags: dict[str, Any]) -> int:
-    """Make the pool and print its id; returns the exit code."""
-    try:
-        found = _settings(flags)
-    except loading.InvalidSettings as error:
-        click.echo(error.shown(), err=True)
-        return 2
+def run(flags: dict[str, Any]) -> None:
+    """Make the pool and print its id. Raises `InvalidSettings`, and why the pool cannot be made."""
+    found = _settings(flags)
     memory = found.pool_id_file or memory_beside(found.state_dir)
     pool = DirectoryPool(found.state_dir, memory, create=True)
-    try:
-        pool.open()
-    except errors.CrustError as error:
-        click.echo(error.shown(), err=True)
-        return 1
+    pool.open()
     click.echo(pool.ids.pool_id)
-    return 0
 
 
 def _settings(flags: dict[str, Any]) -> DriverSettings:
