@@ -14,8 +14,11 @@ from pathlib import Path
 
 import click
 
+_OTHERS = "## What others say"
+"""The last section: texts that are no errors of crust."""
 _BRANCH = re.compile(r"## (\w+): `(\w+)`")
 _ROW = re.compile(r"\| `(\w+)`(?: \*example\*)? \| (.*) \| (.*) \|")
+_OTHER = re.compile(r"\| (`.*) \| (.*) \| (.*) \|")
 _WHO = re.compile(r"Who retries: (.*)\. What to do: (.*)\.")
 
 
@@ -54,7 +57,7 @@ def run(name: str) -> None:
         table = _table().read_text(encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"the table of the errors is missing: {error}") from None
-    known = {page.name.lower(): page for page in pages(table)}
+    known = {page.name.lower(): page for page in (*pages(table), *others(table))}
     wanted = name.strip("[]").lower()
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, n=1)
@@ -71,7 +74,7 @@ def _table() -> Path:
 
 def pages(table: str) -> Iterator[Page]:
     """Of all errors in the text of docs/errors.md, the branches' own included."""
-    for section in re.split(r"^(?=## )", table, flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^(?=## )", table.partition(_OTHERS)[0], flags=re.MULTILINE)[1:]:
         heading, _, meaning, who, *rows = section.splitlines()
         branch, by = _BRANCH.fullmatch(heading), _WHO.fullmatch(who)
         assert branch is not None, heading
@@ -83,7 +86,16 @@ def pages(table: str) -> Iterator[Page]:
             yield Page(row[1], happened, branch[2], kind, by[1], advice or by[2])
 
 
+def others(table: str) -> Iterator[Page]:
+    """What other programs say because of crust: a page for each name of a row."""
+    for row in filter(None, map(_OTHER.fullmatch, table.partition(_OTHERS)[2].splitlines())):
+        for name in re.findall(r"[`\"]([^`\"]+)[`\"]", row[1]):
+            yield Page(name, row[2], "", "", "", row[3])
+
+
 def _paragraph(title: str, text: str) -> Iterator[str]:
+    if not text:
+        return
     indent = " " * 16
     lines = textwrap.wrap(text, width=100 - len(indent))
     yield f"  {title:<14}{lines[0]}"

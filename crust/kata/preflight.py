@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.core import errors, volumes
+from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
 
 _DROP_INS = "config.d"
@@ -44,6 +45,12 @@ class Installation:
     configuration: Path
     shim: Path | None = None
     unproven: bool = False
+
+
+def installation(runtime: KataRuntime) -> Installation:
+    """The installation of a runtime of kata.toml."""
+    shim = Path(runtime.shim) if runtime.shim else None
+    return Installation(Path(runtime.configuration), shim, runtime.unproven)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import crust
 from crust.core import errors, volumes
-from crust.core.settings.kata import KataRuntime, KataSettings
+from crust.core.settings.kata import KataSettings
 from crust.core.supervised import supervised
 from crust.handoff.store import Store
 from crust.host.files import durable
@@ -28,7 +28,7 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations, Found, Installation
+from crust.kata.preflight import Configurations, Found, installation
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
@@ -59,7 +59,7 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
         enter = stack.enter_async_context
         configurations = Configurations(
-            {volumes.HandlerName(each.name): _installation(each) for each in settings.runtimes}
+            {volumes.HandlerName(each.name): installation(each) for each in settings.runtimes}
         )
         features = await _fit(settings, configurations, daemon)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
@@ -126,11 +126,6 @@ async def _fit(
     if not fit and problem is not None:
         raise problem
     return fit
-
-
-def _installation(runtime: KataRuntime) -> Installation:
-    shim = Path(runtime.shim) if runtime.shim else None
-    return Installation(Path(runtime.configuration), shim, runtime.unproven)
 
 
 def _features(found: Found) -> frozenset[Feature]:

@@ -81,7 +81,7 @@ def mkfs(node: Node) -> Iterator[Finding]:
         yield ok("crust's driver does not run here, which alone makes filesystems")
         return
     for name in ("mkfs.xfs", "mkfs.btrfs"):
-        made_for, here = _number(node.version_of(name)), _number(node.release)
+        made_for, here = _number(node.version_of(f"{name} -V")), _number(node.release)
         if made_for > here:
             yield warning(
                 f"{name} is of Linux {made_for[0]}.{made_for[1]}, and the kernel is {node.release}",

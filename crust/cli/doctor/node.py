@@ -27,6 +27,7 @@ PROGRAMS: dict[str, type[ProgramSettings]] = {
 }
 CONFIG_DIR = "/etc/crust"
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
+_KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -45,10 +46,10 @@ Mismatches = Mapping[str, Sequence[Mismatch]]
 """By the driver's name."""
 
 
-def _version_of(program: str) -> str:
+def _version_of(command: str) -> str:
     """What a program says of its version; "" if it is not installed."""
     try:
-        found = subprocess.run([program, "-V"], capture_output=True, text=True, timeout=10)
+        found = subprocess.run(command.split(), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout
@@ -62,7 +63,7 @@ class Node:
     run_dir: str = "/run/crust"
     release: str = field(default_factory=lambda: os.uname().release)
     version_of: Callable[[str], str] = _version_of
-    """What a program says of its version."""
+    """What a command says of the version of its program."""
     proxy: ProxyAnswer | errors.CrustError | None = None
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
@@ -141,6 +142,14 @@ class Node:
             found = self.settings_of("node")
             return not isinstance(found, NodeSettings) or bool(found.driver)
         return "driver" in self.installed() or "proxy" not in self.installed()
+
+    def kata_settings(self) -> KataSettings | None:
+        """Those of `crust kata`, if it runs here: `crust install` writes the settings of all programs."""
+        found = self.settings_of("kata")
+        if not isinstance(found, KataSettings):
+            return None
+        is_used = os.path.lexists(self.at(_KATA_UNIT)) or self.at(found.run_dir).exists()
+        return found if is_used else None
 
     def kubelet_roots(self) -> tuple[str, ...]:
         """Where targets are."""

@@ -12,6 +12,7 @@ from crust.cli.doctor import (
     configuration,
     csi_driver_objects,
     daemons,
+    kata,
     kernel,
     kubelet,
     programs,
@@ -24,7 +25,7 @@ from crust.host.mounts import propagation
 from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2
 
-MODULES = (kernel, programs, configuration, kubelet, daemons, csi_driver_objects)
+MODULES = (kernel, programs, configuration, kubelet, daemons, kata, csi_driver_objects)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}

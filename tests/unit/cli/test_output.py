@@ -109,6 +109,15 @@ def test_explain_finds_the_name_as_it_was_shown_or_typed(name: str) -> None:
         assert words in result.output
 
 
+@pytest.mark.parametrize("text", ["ENOSPC", "enospc", "No space left on device"])
+def test_explain_knows_what_the_kernel_says_because_of_the_guard(text: str) -> None:
+    result = CliRunner().invoke(main.main, ["explain", text])
+    assert result.exit_code == 0
+    for words in ("guard mount", "subPath", "runtimeClassName"):
+        assert words in result.output
+    assert "gRPC code" not in result.output
+
+
 def test_explain_of_a_misspelt_name_suggests_the_nearest() -> None:
     result = CliRunner().invoke(main.main, ["explain", "MountFaild"])
     assert result.exit_code == 2

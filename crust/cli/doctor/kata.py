@@ -1,0 +1,138 @@
+"""`crust kata`: which runtimes get volumes, and which of the layers of docs/kata.md hold on this node.
+
+What a configuration of Kata must say is the bridge's own rule (`crust.kata.preflight`); containerd's is read here.
+"""
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
+from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.kata import preflight
+
+_CONFIG = "/etc/containerd/config.toml"
+_NRI = "io.containerd.nri.v1.nri"
+_PLUGIN = "crust"
+_HAS_NRI, _STARTS_NRI, _VALIDATES = (1, 7), (2, 0), (2, 2)
+
+
+@check("kata")
+def runtimes(node: Node) -> Iterator[Finding]:
+    """Each runtime of kata.toml may get volumes, and is registered."""
+    settings = node.kata_settings()
+    if settings is None:
+        yield ok("crust kata does not run here")
+        return
+    for runtime in settings.runtimes:
+        installation = preflight.installation(runtime)
+        shim = installation.shim and node.at(str(installation.shim))
+        placed = replace(installation, configuration=node.at(runtime.configuration), shim=shim)
+        try:
+            preflight.check(placed, preflight.read(placed.configuration))
+        except preflight.KataUnfit as problem:
+            found = of(problem)
+            yield replace(found, what=f"runtime {runtime.name} gets no volumes: {found.what}")
+            continue
+        registered = isinstance(node.proxy, ProxyAnswer) and any(
+            each.name == runtime.name for each in node.proxy.handlers
+        )
+        if isinstance(node.proxy, ProxyAnswer) and not registered:
+            yield error(
+                f"runtime {runtime.name} is not registered",
+                "crust kata does not run, or containerd has not taken its plugin: every publish for it is refused",
+                "systemctl status crust-kata; its log says what it waits for",
+            )
+        else:
+            yield ok(
+                f"runtime {runtime.name}: Kata itself refuses a volume that no sandbox may have"
+            )
+
+
+@check("kata-engine")
+def engine(node: Node) -> Iterator[Finding]:
+    """What containerd refuses, while `crust kata` runs, hangs or is away."""
+    if node.kata_settings() is None:
+        yield ok("crust kata, which alone needs an engine with NRI, does not run here")
+        return
+    version = _version(node)
+    if version is None:
+        yield warning(
+            "there is no containerd on the PATH, whose version says what it asks a plugin",
+            "CRI-O asks before it creates a container and not before it starts one: then guard and placeholder hold",
+            "compare docs/kata.md, What holds when something is away",
+        )
+        return
+    nri = _nri(node)
+    shown = ".".join(map(str, version))
+    if nri.get("disable", version < _STARTS_NRI) or nri.get("disable_connections", False):
+        todo = "disable = false, disable_connections = false"
+        yield error(
+            f"containerd {shown} takes no plugins"
+            if version >= _HAS_NRI
+            else f"containerd {shown} has no NRI",
+            "no runtime of Kata is registered: crust kata is an NRI plugin",
+            _lines("", todo) if version >= _HAS_NRI else "install containerd 2.2 or later",
+        )
+        return
+    yield ok(
+        f"containerd {shown} asks crust kata before a container is created, and before it starts"
+    )
+    if version < _VALIDATES:
+        yield warning(
+            f"containerd {shown} skips a plugin that hangs or dies during a call",
+            "the container is created then, and Kata refuses it at the placeholder",
+            "install containerd 2.2 or later",
+        )
+        return
+    yield ok(f"containerd {shown} refuses a container if crust kata hangs or dies during a call")
+    validator = nri.get("default_validator", {})
+    if validator.get("enable") is True and _PLUGIN in validator.get("required_plugins", ()):
+        yield ok("no container starts while crust kata is away")
+    else:
+        yield warning(
+            "containers start while crust kata is away",
+            "Kata refuses those that have a placeholder; a pod with another runtime starts on the guard mount",
+            _lines(".default_validator", f'enable = true, required_plugins = ["{_PLUGIN}"]')
+            + "; docs/kata.md says what static pods need",
+        )
+
+
+def _lines(table: str, lines: str) -> str:
+    return f'in [plugins."{_NRI}"{table}] of {_CONFIG}: {lines}'
+
+
+def _version(node: Node) -> tuple[int, int] | None:
+    found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", node.version_of("containerd --version"))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _nri(node: Node) -> Mapping[str, Any]:
+    """The table of NRI in containerd's configuration and what that imports; empty where nothing is said."""
+    merged: dict[str, Any] = {}
+    main = _toml(node, _CONFIG)
+    imports = [each for each in main.get("imports", ()) if isinstance(each, str)]
+    names = [
+        f"/{path.relative_to(node.root)}"
+        for pattern in imports
+        for path in sorted(node.root.glob(_pattern(pattern)))
+    ]
+    for each in (main, *(_toml(node, name) for name in names)):
+        plugins = each.get("plugins", {})
+        merged |= plugins.get(_NRI, {}) if isinstance(plugins, dict) else {}
+    return merged
+
+
+def _pattern(text: str) -> str:
+    """Of an import, below the root; containerd takes it relative to the file that has it."""
+    return str(Path(_CONFIG).parent / text).lstrip("/")
+
+
+def _toml(node: Node, path: str) -> dict[str, Any]:
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        return tomllib.loads(node.text(path))
+    return {}

@@ -1,0 +1,127 @@
+"""`crust doctor` on a node with `crust kata`: its runtimes, and what containerd refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import crust
+from crust.cli.doctor import run
+from crust.cli.doctor.finding import Finding, Level
+from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.inspecting import views
+from crust.core import errors
+
+KATA = '[[runtimes]]\nname = "kata"\nconfiguration = "/opt/kata/configuration.toml"\n'
+FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n"
+UNIT = "etc/systemd/system/multi-user.target.wants/crust-kata.service"
+NRI = '[plugins."io.containerd.nri.v1.nri"'
+REQUIRED = f'{NRI}.default_validator]\nenable = true\nrequired_plugins = ["crust"]\n'
+
+
+def _handlers(*names: str) -> ProxyAnswer:
+    handlers = tuple(views.Handler(name, "1", "/h", (), (), 0, None) for name in names)  # type: ignore[arg-type]
+    return ProxyAnswer(crust.__version__, (), handlers, ())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node on which everything holds."""
+    _write(tmp_path, "etc/crust/kata.toml", KATA)
+    _write(tmp_path, "opt/kata/configuration.toml", FIT)
+    _write(tmp_path, UNIT)
+    _write(tmp_path, "etc/containerd/config.toml", REQUIRED)
+    return _with_containerd(Node(root=tmp_path, proxy=_handlers("kata")), "v2.4.2")
+
+
+def _write(root: Path, path: str, text: str = "") -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def _with_containerd(node: Node, version: str) -> Node:
+    said = f"containerd github.com/containerd/containerd/v2 {version} 7c2f3a9\n"
+    return replace(node, version_of=lambda command: said if "containerd" in command else "")
+
+
+def _found(node: Node, name: str) -> tuple[Finding, ...]:
+    return run.findings(node, (name,))
+
+
+def _levels(node: Node, name: str) -> list[str]:
+    return [each.level.value for each in _found(node, name)]
+
+
+def test_node_with_all_layers_has_no_warning(node: Node) -> None:
+    assert _levels(node, "kata") == ["ok"]
+    assert _levels(node, "kata-engine") == ["ok", "ok", "ok"]
+
+
+def test_node_that_does_not_run_crust_kata_is_not_looked_at(node: Node) -> None:
+    (node.root / UNIT).unlink()
+    (node.root / "opt/kata/configuration.toml").unlink()
+    for name in ("kata", "kata-engine"):
+        (found,) = _found(node, name)
+        assert (found.level, "does not run here" in found.what) == (Level.OK, True)
+
+
+def test_runtime_that_failed_preflight_is_named_with_file_key_and_value(node: Node) -> None:
+    _write(node.root, "opt/kata/configuration.toml", "[hypervisor.clh]\n")
+    (found,) = _found(node, "kata")
+    assert found.level is Level.ERROR
+    assert found.what.startswith("runtime kata gets no volumes: [KataUnfit]")
+    assert "/opt/kata/configuration.toml" in found.what
+    assert found.todo == "set disable_block_device_use = false in [hypervisor.clh]"
+
+
+def test_runtime_that_is_not_registered_is_an_error(node: Node) -> None:
+    (found,) = _found(replace(node, proxy=_handlers("box")), "kata")
+    assert (found.level, "is not registered" in found.what) == (Level.ERROR, True)
+    away = errors.PeerUnavailable("the proxy is away")  # another check says that
+    assert _levels(replace(node, proxy=away), "kata") == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("version", "levels", "says"),
+    [
+        ("1.6.20~ds1", ["error"], "has no NRI"),
+        ("v1.7.30", ["error"], "takes no plugins"),
+        ("v2.1.9", ["ok", "warning"], "skips a plugin"),
+        ("v2.2.0", ["ok", "ok", "ok"], "no container starts"),
+    ],
+)
+def test_layers_are_those_of_containerds_version(
+    node: Node, version: str, levels: list[str], says: str
+) -> None:
+    found = _found(_with_containerd(node, version), "kata-engine")
+    assert [each.level.value for each in found] == levels
+    assert says in found[-1].what
+
+
+def test_nri_that_is_switched_off_is_an_error_with_the_lines(node: Node) -> None:
+    for line in ("disable = true", "disable_connections = true"):
+        _write(node.root, "etc/containerd/config.toml", f"{NRI}]\n{line}\n")
+        (found,) = _found(node, "kata-engine")
+        assert found.level is Level.ERROR
+        assert found.todo.endswith("config.toml: disable = false, disable_connections = false")
+    _write(node.root, "etc/containerd/config.toml", f"{NRI}]\ndisable = false\n")
+    assert _levels(_with_containerd(node, "v1.7.30"), "kata-engine")[0] == "ok"
+
+
+def test_missing_validator_is_a_warning_with_the_lines(node: Node) -> None:
+    for text in ("", REQUIRED.replace("true", "false"), REQUIRED.replace('"crust"', '"other"')):
+        _write(node.root, "etc/containerd/config.toml", text)
+        found = _found(node, "kata-engine")[-1]
+        assert found.level is Level.WARNING
+        assert 'enable = true, required_plugins = ["crust"]' in found.todo
+
+
+def test_configuration_that_containerd_imports_is_read(node: Node) -> None:
+    _write(node.root, "etc/containerd/config.toml", 'imports = ["conf.d/*.toml"]\n')
+    _write(node.root, "etc/containerd/conf.d/crust.toml", REQUIRED)
+    assert _levels(node, "kata-engine") == ["ok", "ok", "ok"]
+
+
+def test_node_without_containerd_is_a_warning(node: Node) -> None:
+    (found,) = _found(replace(node, version_of=lambda _: ""), "kata-engine")
+    assert (found.level, "CRI-O" in found.why) == (Level.WARNING, True)
