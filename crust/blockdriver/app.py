@@ -21,7 +21,6 @@ from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.node import guests
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
 from crust.blockdriver.node.node_stage import NodeStage
 from crust.blockdriver.node.node_state import NodeState
@@ -78,7 +77,6 @@ class _Shared:
 
     identity: NodeIdentity
     stores: Stores
-    live: LiveVolumes
     attach_slots: AttachSlots
     io_limits: IoLimits
     sources: ContentSources
@@ -120,16 +118,15 @@ def build(  # noqa: PLR0913 - one per setting
     reads = Reads(running)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     stores = _stores(engine, run_dir, overcommit, pool_low_percent)
-    live = LiveVolumes(stores.node_state, stores.access)
-    slots = AttachSlots(node_id, stores.volume_records.index, live.attached_ids, max_volumes)
+    slots = AttachSlots(
+        node_id, stores.volume_records.index, stores.node_state.attached_ids, max_volumes
+    )
     reachable = runtime_guests or guests.UnreachableGuests()
-    io_limits = IoLimits(live, throttle or throttling.Throttle(io_cgroup), reachable)
-    snapshots, freezes, sources = _snapshots(stores, live, reachable, run_dir)
+    io_limits = IoLimits(stores.node_state, throttle or throttling.Throttle(io_cgroup), reachable)
+    snapshots, freezes, sources = _snapshots(stores, reachable, run_dir)
     calls = SnapshotCalls(identity, snapshots, running, reads)
     health_check = _health_check(stores, snapshots)
-    shared = _Shared(
-        identity, stores, live, slots, io_limits, sources, health_check, calls, running
-    )
+    shared = _Shared(identity, stores, slots, io_limits, sources, health_check, calls, running)
     controller_rules = _controller_rules(shared)
     grow_image = controller_rules.modifier.grow_image if role.node_deployment else None
     node_rules = _node_rules(shared, target_roots, grow_image)
@@ -176,7 +173,7 @@ def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -
         engine=engine,
         volume_records=volume_records,
         content_records=Records(engine.records(RecordKind.CONTENT), ContentRecord, is_id),
-        node_state=NodeState(run_dir),
+        node_state=NodeState(run_dir, engine.access),
         tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
         supported=SupportedCapabilities(
             engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
@@ -199,7 +196,7 @@ def _health_check(stores: Stores, snapshots: SnapshotSets) -> HealthCheck:
 
 
 def _snapshots(
-    stores: Stores, live: LiveVolumes, reachable: guests.Guests, run_dir: str
+    stores: Stores, reachable: guests.Guests, run_dir: str
 ) -> tuple[SnapshotSets, FreezeRecovery, ContentSources]:
     """What takes snapshots and copies volumes."""
     intents = Intents(run_dir)
@@ -216,7 +213,7 @@ def _snapshots(
             lambda each: pool.ids.is_set_id(each),
         ),
         provisioning=stores.provisioning,
-        node=live,
+        node=stores.node_state,
         capacity=stores.capacity,
         freezer=freezer,
         guest_freezer=guest_freezer,
@@ -226,7 +223,7 @@ def _snapshots(
         content_records=stores.content_records,
         snapshot_sets=snapshots,
         provisioning=stores.provisioning,
-        node=live,
+        node=stores.node_state,
         freezer=freezer,
         guest_freezer=guest_freezer,
     )
@@ -239,7 +236,7 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
     publisher = ControllerPublish(
         stores.pool,
         stores.volume_records,
-        shared.live,
+        stores.node_state,
         stores.supported,
         shared.attach_slots,
         shared.identity.node_id,
@@ -249,7 +246,7 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
     modifier = VolumeModifier(
         volume_records=stores.volume_records,
         provisioning=stores.provisioning,
-        node=shared.live,
+        node=stores.node_state,
         enforcement=EnforcedByStorage(in_storage) if in_storage else shared.io_limits,
         capacity=stores.capacity,
         supported=stores.supported,
@@ -260,7 +257,7 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
             volume_records=stores.volume_records,
             content_records=stores.content_records,
             provisioning=stores.provisioning,
-            node=shared.live,
+            node=stores.node_state,
             sources=shared.sources,
             capacity=stores.capacity,
             supported=stores.supported,
@@ -300,9 +297,7 @@ def _node_rules(
     node_expand = NodeExpand(
         volume_records, content_records, node_state, access, stores.supported, grow_image
     )
-    publish_check = PublishCheck(
-        volume_records, content_records, node_state, shared.live, stores.supported
-    )
+    publish_check = PublishCheck(volume_records, content_records, node_state, stores.supported)
     preparation = FilesystemPreparation(content_records, access)
     host_image = HostImage(
         node_state, publish_check, shared.io_limits, preparation, stores.tool_locks
@@ -320,10 +315,10 @@ def _node_rules(
         tool_locks=stores.tool_locks,
         node_id=shared.identity.node_id,
     )
-    node_unstage = NodeUnstage(stores.pool, node_state, shared.live, access, shared.io_limits)
+    node_unstage = NodeUnstage(stores.pool, node_state, access, shared.io_limits)
     return NodeRules(
         volume_records=volume_records,
-        live=shared.live,
+        node_state=node_state,
         max_volumes=shared.attach_slots.limit,
         io_limits=shared.io_limits,
         fs_types=stores.supported.fs_types,

@@ -78,23 +78,18 @@ def _save_content(stores: Stores) -> None:
     stores.contents.save(stores.contents.load(VOLUME).but(generation=9))
 
 
-def _save_staged(stores: Stores) -> None:
-    found = stores.node.staged(VOLUME)
+def _save_node_state(stores: Stores) -> None:
+    found, published = stores.node.staged(VOLUME), stores.node.published(TARGET)
     assert found is not None
+    assert published is not None
     stores.node.note_staged(found.model_copy(update={"paths": ("/other",)}))
-
-
-def _save_published(stores: Stores) -> None:
-    found = stores.node.published(TARGET)
-    assert found is not None
-    stores.node.note_published(found.model_copy(update={"done": False}))
+    stores.node.note_published(published.model_copy(update={"done": False}))
 
 
 _REWRITTEN: dict[str, Callable[[Stores], None]] = {
     "pool/volumes/*/volume.json": _save_volume,
     "pool/volumes/*/content.json": _save_content,
-    "run/*/staged/*": _save_staged,
-    "run/*/published/*": _save_published,
+    "run/*-*/*.json": _save_node_state,
 }
 
 

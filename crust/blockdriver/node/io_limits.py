@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.node.guests import Guests
-from crust.blockdriver.node.live_volumes import LiveVolumes
+from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
 from crust.core import errors, volumes
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class IoLimits:
     """Enforces limits on this host by `throttle`, and in `guests`."""
 
-    live: LiveVolumes
+    node_state: NodeState
     throttle: throttling.Throttle
     guests: Guests
 
@@ -47,10 +47,10 @@ class IoLimits:
 
         Raises `throttling.CannotThrottle`, `guests.NoRuntimeSocket`.
         """
-        if self.live.deferred_targets(volume_id):
+        if self.node_state.deferred_targets(volume_id):
             self.guests.check()
         if limits != NONE and any(
-            not each.deferred for each in self.live.live_publishes(volume_id)
+            not each.deferred for each in self.node_state.live_publishes(volume_id)
         ):
             self.throttle.check()
 
@@ -93,7 +93,7 @@ class IoLimits:
         shown: ShownDevices | None = None,
     ) -> None:
         """`settle` the volume's device, if it has one."""
-        attachment = self.live.attached(volume_id)
+        attachment = self.node_state.attached(volume_id)
         if attachment is not None and attachment.device is not None:
             self.settle(limits, attachment, shown)
 
@@ -106,7 +106,7 @@ class IoLimits:
         `PublishInProgress`, the guests that had changed have `before` again.
         """
         changed: list[volumes.TargetPath] = []
-        for target in self.live.deferred_targets(volume_id):
+        for target in self.node_state.deferred_targets(volume_id):
             try:
                 await self.guests.set_limits(target, limits)
             except errors.PeerUnavailable:
@@ -136,7 +136,7 @@ class IoLimits:
         Before any call is served, so one look at the mounts holds for all volumes.
         """
         shown = ShownDevices.now()
-        for volume_id in self.live.attached_ids():
+        for volume_id in self.node_state.attached_ids():
             try:
                 record = known.find(volume_id)
                 if record is not None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.protocol import Attachment, NodeAccess
-from crust.blockdriver.node.live_volumes import NotStaged
-from crust.blockdriver.node.node_state import NodeState
+from crust.blockdriver.node.node_state import NodeState, NotStaged
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord

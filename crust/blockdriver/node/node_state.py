@@ -1,33 +1,35 @@
-"""The volumes that this driver has staged and published on this node since boot.
+"""The volumes that this node has: what the CO asked for since boot, compared with the kernel.
 
-One small JSON file per staged volume and per target, below a directory named by the boot id: a reboot removes the
-mounts and makes all entries invalid. Files are replaced atomically but not synced. One process writes them and caches
-them in memory. The kernel is the truth: every caller compares with mountinfo.
+One small JSON file per volume, below a directory named by the boot id: a reboot removes the mounts and makes all
+files invalid. A file is replaced atomically but not synced. One process writes the files and caches them in memory.
 
-    <run dir>/<boot id>/staged/<volume id>.json
-    <run dir>/<boot id>/published/<sha256 of the target path>.json
+    <run dir>/<boot id>/<volume id>.json    its stage, and its publishes
 
-An entry is written before its mount (`done` is False) and again after it; a crash in between leaves an entry that a
+The kernel is the truth: a file can be lost or stale. So whether a volume is attached is asked of the engine, and
+whether it is mounted of mountinfo.
+
+A publish is noted before its mount (`done` is False) and again after it; a crash in between leaves an entry that a
 retry of the same publish completes and an unpublish removes. Mount flags are kept only after a check for credentials,
 the rest of a request only as a digest.
 
-An entry that cannot be read blocks its volume or target only: the start goes on. Its file name says which one it is,
-and every volume whose id occurs in its bytes is blocked as well. NodeUnpublish and NodeUnstage do not need it: they
-look at the kernel, as for an entry that was lost, and remove it. Other files than *.json are not ours.
+A file that cannot be read blocks its volume only: the start goes on. NodeUnpublish and NodeUnstage do not need it:
+they look at the kernel, as for a file that was lost, and the unstage removes it. Only files *.json are ours.
 """
 
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import pydantic
 
+from crust.blockdriver.engines.protocol import Attachment, NodeAccess
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.files import durable
+from crust.host.mounts import device_mounts, mountinfo
 from crust.host.process import oserrors
 
 _LIMIT_BYTES = 64 * 1024
@@ -36,7 +38,7 @@ _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class UnreadableEntry(errors.Corrupt):
-    """An entry of the node state cannot be read, so what it blocks is neither staged, published, copied nor grown."""
+    """The node state of a volume cannot be read, so the volume is neither staged, published, copied nor grown."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -45,6 +47,16 @@ class UnreadableEntry(errors.Corrupt):
             hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
         )
         self.path = path
+
+
+class NotStaged(errors.NotReady):
+    """The volume is not staged, or its device was detached since."""
+
+    def __init__(self, volume_id: str, why: str = "") -> None:
+        super().__init__(
+            f"{volume_id} is not staged on this node", why=why, hint="call NodeStageVolume first"
+        )
+        self.volume_id = volume_id
 
 
 class Staged(pydantic.BaseModel):
@@ -82,127 +94,179 @@ class Published(pydantic.BaseModel):
         return volumes.AccessMode(self.mode)
 
 
-E = TypeVar("E", Staged, Published)
+class NodeFile(pydantic.BaseModel):
+    """The file of a volume."""
+
+    model_config = models.PART
+
+    stage: Staged | None = None
+    publishes: tuple[Published, ...] = ()
+
+
+_NOTHING = NodeFile()
 
 
 class NodeState:
-    """The entries of this boot. Safe to use from several threads."""
+    """The volumes of this boot, in the directory `run_dir`, and what the engine's `access` says of them.
 
-    def __init__(self, run_dir: str) -> None:
+    Safe to use from several threads; one call per volume at a time changes its file.
+    """
+
+    def __init__(self, run_dir: str, access: NodeAccess) -> None:
+        self.access = access
         self._root = run_dir
         self._boot = ""
         self._guard = threading.Lock()
-        self._staged: dict[str, Staged] = {}
-        self._published: dict[str, Published] = {}
-        self._unreadable: dict[str, bytes] = {}
-        """The bytes of each file that cannot be read, as far as they can, by its path."""
+        self._files: dict[str, NodeFile] = {}
+        self._at: dict[str, Published] = {}
+        """The publishes by target."""
+        self._unreadable: set[str] = set()
 
     def open(self, boot_id: str) -> None:
-        """Create the directories, remove entries of other boots, read those of this one."""
+        """Create the directories, remove files of other boots, read those of this one."""
         self._boot = os.path.join(self._root, boot_id)
         durable.make_directory(self._root, 0o700)
         durable.make_directory(self._boot, 0o700)
-        for name in ("staged", "published"):
-            durable.make_directory(os.path.join(self._boot, name), 0o700)
-            durable.remove_temporary_files(os.path.join(self._boot, name))
+        durable.remove_temporary_files(self._boot)
         self._drop_other_boots()
-        self._unreadable = {}
-        self._staged = self._read("staged", Staged, lambda entry: entry.volume_id)
-        self._published = self._read("published", Published, lambda entry: entry.target)
+        self._files, self._at, self._unreadable = {}, {}, set()
+        for name in sorted(os.listdir(self._boot)):
+            if name.endswith(".json"):
+                self._read(name.removesuffix(".json"))
 
     def staged(self, volume_id: volumes.VolumeId) -> Staged | None:
         """The stage of a volume. Raises `UnreadableEntry`."""
-        with self._guard:
-            self._check_readable(self._staged_path(volume_id))
-            return self._staged.get(volume_id)
+        return self._file(volume_id).stage
 
-    def unreadable_stage(self, volume_id: volumes.VolumeId) -> str:
-        """The path of the volume's stage if it cannot be read, else empty."""
-        path = self._staged_path(volume_id)
+    def unreadable(self, volume_id: volumes.VolumeId) -> str:
+        """The path of the volume's file if it cannot be read, else empty."""
         with self._guard:
-            return path if path in self._unreadable else ""
-
-    def is_published_readable(self, target: volumes.TargetPath) -> bool:
-        """Whether `published` can answer."""
-        with self._guard:
-            return self._published_path(target.text) not in self._unreadable
+            return self._path(volume_id) if volume_id in self._unreadable else ""
 
     def published(self, target: volumes.TargetPath) -> Published | None:
-        """The entry of a target. Raises `UnreadableEntry`."""
+        """What is published at a target, of any volume whose file can be read."""
         with self._guard:
-            self._check_readable(self._published_path(target.text))
-            return self._published.get(target.text)
+            return self._at.get(target.text)
 
     def published_of(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """All entries of a volume. Raises `UnreadableEntry` if one that cannot be read mentions it."""
-        with self._guard:
-            for path, data in self._unreadable.items():
-                if path.startswith(self._directory("published")) and volume_id.encode() in data:
-                    raise UnreadableEntry(path)
-            return tuple(each for each in self._published.values() if each.volume_id == volume_id)
+        """All publishes of a volume. Raises `UnreadableEntry`."""
+        return self._file(volume_id).publishes
 
     def note_staged(self, entry: Staged) -> None:
         """Record a stage."""
-        durable.publish(
-            self._staged_path(entry.volume_id), _encode(entry), survives_power_cut=False
-        )
-        with self._guard:
-            self._staged[entry.volume_id] = entry
-
-    def forget_staged(self, volume_id: volumes.VolumeId) -> None:
-        """Remove a stage; absent is a success."""
-        # The file first: an entry removed only from memory would be back after a restart, and block the volume for
-        # good.
-        durable.remove(self._staged_path(volume_id), survives_power_cut=False)
-        with self._guard:
-            self._staged.pop(volume_id, None)
-            self._unreadable.pop(self._staged_path(volume_id), None)
+        volume_id = volumes.VolumeId(entry.volume_id)
+        self._write(volume_id, self._file(volume_id).model_copy(update={"stage": entry}))
 
     def note_published(self, entry: Published) -> None:
         """Record a publish."""
-        durable.publish(
-            self._published_path(entry.target), _encode(entry), survives_power_cut=False
-        )
-        with self._guard:
-            self._published[entry.target] = entry
+        self._write_publishes(volumes.VolumeId(entry.volume_id), entry.target, (entry,))
 
-    def forget_published(self, target: volumes.TargetPath) -> None:
+    def forget_published(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove a publish; absent is a success."""
-        durable.remove(self._published_path(target.text), survives_power_cut=False)
+        if any(each.target == target.text for each in self._file(volume_id).publishes):
+            self._write_publishes(volume_id, target.text, ())
+
+    def forget_staged(self, volume_id: volumes.VolumeId) -> None:
+        """Remove a volume's file, with its publishes; absent is a success."""
+        # The file first: an entry removed only from memory would be back after a restart, and block the volume for
+        # good.
+        durable.remove(self._path(volume_id), survives_power_cut=False)
+        self._put(volume_id, _NOTHING)
+
+    def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
+        """The volumes that may be attached, whichever process attached them."""
+        return self.access.attached_here()
+
+    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """How the volume is attached, if it is."""
+        return self.access.attached(volume_id)
+
+    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
+        """Give an attached volume's device its image's size."""
+        return self.access.refresh(volume_id)
+
+    def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
+        """The staging paths of the volume; empty if it is not staged; its file's own path if that cannot be read."""
+        unreadable = self.unreadable(volume_id)
+        if unreadable:
+            return (unreadable,)
+        staged = self.staged(volume_id)
+        return () if staged is None else staged.paths
+
+    def staged_attachment(self, volume_id: volumes.VolumeId) -> Attachment:
+        """The device of a staged volume; raises `NotStaged`."""
+        if self.staged(volume_id) is None:
+            raise NotStaged(volume_id)
+        attachment = self.access.attached(volume_id)
+        if attachment is None:
+            raise NotStaged(volume_id, "its device was detached by another program")
+        return attachment
+
+    def live_publish(self, target: volumes.TargetPath) -> Published | None:
+        """The publish at a target, of any volume, if it still exists."""
+        entry = self.published(target)
+        return next(self._live([entry] if entry else []), None)
+
+    def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
+        """The publishes of the volume that exist."""
+        return tuple(self._live(self.published_of(volume_id)))
+
+    def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
+        """The targets of the volume's deferred publishes."""
+        entries = self.published_of(volume_id)
+        return tuple(volumes.TargetPath(each.target) for each in entries if each.deferred)
+
+    def _live(self, entries: Sequence[Published]) -> Iterator[Published]:
+        """A deferred publish exists by its entry, another one by its mount; all are of one volume."""
+        device: volumes.BlockSource | None = None
+        if not all(each.deferred for each in entries):
+            attachment = self.access.host_device(volumes.VolumeId(entries[0].volume_id))
+            device = attachment.device if attachment else None
+        for each in entries:
+            mount = None if each.deferred else mountinfo.at(each.target)
+            is_mounted = mount and device and device_mounts.shows(mount, device)
+            if each.deferred or is_mounted:
+                yield each
+
+    def _file(self, volume_id: volumes.VolumeId) -> NodeFile:
         with self._guard:
-            self._published.pop(target.text, None)
-            self._unreadable.pop(self._published_path(target.text), None)
+            if volume_id in self._unreadable:
+                raise UnreadableEntry(self._path(volume_id))
+            return self._files.get(volume_id, _NOTHING)
 
-    def _check_readable(self, path: str) -> None:
-        if path in self._unreadable:
-            raise UnreadableEntry(path)
+    def _write_publishes(
+        self, volume_id: volumes.VolumeId, target: str, instead: tuple[Published, ...]
+    ) -> None:
+        file = self._file(volume_id)
+        others = tuple(each for each in file.publishes if each.target != target)
+        self._write(volume_id, file.model_copy(update={"publishes": others + instead}))
 
-    def _directory(self, name: str) -> str:
-        return os.path.join(self._boot, name)
+    def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
+        data = file.model_dump_json().encode() + b"\n"
+        durable.publish(self._path(volume_id), data, survives_power_cut=False)
+        self._put(volume_id, file)
 
-    def _staged_path(self, volume_id: str) -> str:
-        return f"{self._boot}/staged/{volume_id}.json"
+    def _put(self, volume_id: str, file: NodeFile) -> None:
+        with self._guard:
+            for each in self._files.pop(volume_id, _NOTHING).publishes:
+                self._at.pop(each.target, None)
+            self._unreadable.discard(volume_id)
+            if file != _NOTHING:
+                self._files[volume_id] = file
+            self._at.update({each.target: each for each in file.publishes})
 
-    def _published_path(self, target: str) -> str:
-        return f"{self._boot}/published/{volumes.TargetPath(target).digest}.json"
+    def _path(self, volume_id: str) -> str:
+        return f"{self._boot}/{volume_id}.json"
 
-    def _read(self, name: str, model: type[E], key: Callable[[E], str]) -> dict[str, E]:
-        directory = os.path.join(self._boot, name)
-        entries: dict[str, E] = {}
-        for file_name in sorted(each for each in os.listdir(directory) if each.endswith(".json")):
-            path = os.path.join(directory, file_name)
-            data = b""
-            try:
-                data = durable.read(path, limit_bytes=_LIMIT_BYTES)
-                entry = model.model_validate_json(data)
-            except (pydantic.ValidationError, errors.CrustError) as err:
-                _log.error(
-                    "an entry of the node state cannot be read", extra={"path": path, "error": err}
-                )
-                self._unreadable[path] = data
-            else:
-                entries[key(entry)] = entry
-        return entries
+    def _read(self, volume_id: str) -> None:
+        path = self._path(volume_id)
+        try:
+            data = durable.read(path, limit_bytes=_LIMIT_BYTES)
+            self._put(volume_id, NodeFile.model_validate_json(data))
+        except (pydantic.ValidationError, errors.CrustError) as err:
+            extra = {"path": path, "error": err}
+            _log.error("an entry of the node state cannot be read", extra=extra)
+            self._unreadable.add(volume_id)
 
     def _drop_other_boots(self) -> None:
         with (
@@ -220,17 +284,9 @@ class NodeState:
 
 
 def _remove_boot(path: str) -> None:
-    """Remove the entries of another boot, and nothing else."""
-    for name in ("staged", "published"):
-        directory = os.path.join(path, name)
-        if not os.path.isdir(directory):
-            continue
-        for file_name in os.listdir(directory):
-            os.unlink(os.path.join(directory, file_name))
-        os.rmdir(directory)
+    """Remove the files of another boot, and nothing else."""
+    for name in os.listdir(path):
+        if name.endswith(".json"):
+            os.unlink(os.path.join(path, name))
     if not os.listdir(path):
         os.rmdir(path)
-
-
-def _encode(entry: pydantic.BaseModel) -> bytes:
-    return entry.model_dump_json().encode() + b"\n"

@@ -20,7 +20,6 @@ from crust.blockdriver.engines.protocol import (
     NodeAccess,
 )
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records.pool import Pool
 from crust.core import errors, volumes
@@ -48,8 +47,7 @@ class NodeUnpublish:
         await workers.run(self._unpublish, volume_id, target)
 
     def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        known = self.node_state.is_published_readable(target)
-        entry = self.node_state.published(target) if known else None
+        entry = self.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
             raise errors.Conflict.named(
                 "OtherVolumeAtTarget",
@@ -61,7 +59,8 @@ class NodeUnpublish:
             self._remove_unguarded(target)
         else:
             self._unmount(volume_id, target)
-        self.node_state.forget_published(target)
+        if not self.node_state.unreadable(volume_id):
+            self.node_state.forget_published(volume_id, target)
 
     def _remove_unguarded(self, target: volumes.TargetPath) -> None:
         """Remove the target of a deferred publish whose guard mount is gone: no other process knows the target
@@ -120,7 +119,6 @@ class NodeUnstage:
 
     pool: Pool
     node_state: NodeState
-    live: LiveVolumes
     access: NodeAccess
     io_limits: IoLimits
 
@@ -134,13 +132,13 @@ class NodeUnstage:
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
         if not self.pool.ids.is_volume_id(volume_id):
             return
-        unreadable = self.node_state.unreadable_stage(volume_id)
+        unreadable = self.node_state.unreadable(volume_id)
         staged = None if unreadable else self.node_state.staged(volume_id)
         others = () if staged is None else _others(staged, path.text)
         if staged is not None and others:
             self.node_state.note_staged(staged.model_copy(update={"paths": others}))
             return
-        published = self.live.live_publishes(volume_id)
+        published = () if unreadable else self.node_state.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
         attachment = self._attached(volume_id)
@@ -153,8 +151,6 @@ class NodeUnstage:
                     _check_unbound(volume_id, attachment)
             with self.io_limits.released(attachment):
                 self.access.detach(volume_id)
-        for stale in self.node_state.published_of(volume_id):
-            self.node_state.forget_published(volumes.TargetPath(stale.target))
         self.node_state.forget_staged(volume_id)
 
     def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:

@@ -49,7 +49,7 @@ class AttachmentGarbageCollector:
 
     def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
         """Whether there is an entry, readable or not."""
-        unreadable = self._node_state.unreadable_stage(volume_id)
+        unreadable = self._node_state.unreadable(volume_id)
         return bool(unreadable) or self._node_state.staged(volume_id) is not None
 
     async def _detach(self, volume_id: volumes.VolumeId) -> None:

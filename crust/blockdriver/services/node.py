@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.live_volumes import LiveVolumes
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
@@ -50,7 +50,7 @@ class NodeRules:
     """The rules of the node part; tests call them without a server."""
 
     volume_records: Records[VolumeRecord]
-    live: LiveVolumes
+    node_state: NodeState
     max_volumes: int
     io_limits: IoLimits
     fs_types: tuple[str, ...]
@@ -248,7 +248,7 @@ class Node:
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         limits.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
-        if not self._rules.live.staging_paths(
+        if not self._rules.node_state.staging_paths(
             volume_id
         ):  # another process may have made it just now
             self._rules.volume_records.check_known(volume_id)

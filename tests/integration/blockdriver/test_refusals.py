@@ -237,7 +237,9 @@ async def test_publish_that_fails_after_its_mount_undoes_only_its_own_and_says_t
     volume_id, target = await bench.staged(), bench.target("pod-a")
     if known == "lost":
         await bench.publish(volume_id, target, grouped)
-        bench.driver.stores.node_state.forget_published(volumes.TargetPath(target))
+        bench.driver.stores.node_state.forget_published(
+            volumes.VolumeId(volume_id), volumes.TargetPath(target)
+        )
 
     def fail(*_: object) -> None:
         raise errors.RuntimeFailed("the first error")

@@ -1,5 +1,6 @@
 """The block driver on a directory of its own, driven as a CO drives it: the servicers' methods, without a socket."""
 
+import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.core import volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.cgroups import throttling
+from crust.host.process import sysfs
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import MIB as MIB
@@ -95,6 +97,11 @@ class Bench:
         for name in ("state", "run", "staging", "pods"):
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
         self.restart()
+
+    def lose_publishes(self) -> None:
+        """Have the node state without a publish, from the next start on."""
+        for path in (self.root / "run" / sysfs.boot_id()).glob("*.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"publishes": []}))
 
     def restart(self) -> None:
         """Restart: lose everything that is only in memory."""

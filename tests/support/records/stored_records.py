@@ -107,7 +107,7 @@ class Stores:
         self.volumes = Records(records(RecordKind.VOLUMES), VolumeRecord, IDS.is_volume_id)
         self.contents = Records(records(RecordKind.CONTENT), ContentRecord, IDS.is_volume_id)
         self.sets = Records(records(RecordKind.SNAPSHOTS), SnapshotSet, IDS.is_set_id)
-        self.node = NodeState(str(root / "run"))
+        self.node = NodeState(str(root / "run"), self.engine.access)
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
 

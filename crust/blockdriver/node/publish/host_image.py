@@ -53,7 +53,7 @@ class HostImage:
         staged = self.node_state.staged(request.volume_id)
         if staged is None or not staged.host:
             return None
-        access = self.publish_check.live.access
+        access = self.node_state.access
         if staged.host == "prepared" and access.host_device(request.volume_id) is not None:
             return None
         ready = self.publish_check.check_rules(request)
@@ -89,19 +89,18 @@ class HostImage:
         staged = self.node_state.staged(request.volume_id)
         if staged is None or not staged.host:
             return
-        live = self.publish_check.live
-        attachment = live.access.host_device(request.volume_id)
+        attachment = self.node_state.access.host_device(request.volume_id)
         if attachment is None:
             return
-        if any(not each.deferred for each in live.live_publishes(request.volume_id)):
+        if any(not each.deferred for each in self.node_state.live_publishes(request.volume_id)):
             return
-        live.access.use(request.volume_id, request.secrets)
+        self.node_state.access.use(request.volume_id, request.secrets)
         with self.io_limits.released(attachment):
-            live.access.attach(request.volume_id, _access(request, on_host=False))
+            self.node_state.access.attach(request.volume_id, _access(request, on_host=False))
         self._note(staged, "image")
 
     def _mapped(self, request: Publish, ready: Ready) -> Ready:
-        access = self.publish_check.live.access
+        access = self.node_state.access
         attachment = access.attach(request.volume_id, _access(request, on_host=True))
         if attachment.device is None:
             raise NoHostDevice()

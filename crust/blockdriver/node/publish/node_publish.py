@@ -7,7 +7,7 @@ raw volume needs a read-only device, since a read-only bind of a node does not s
 
 Steps: write the entry, create the target, mount; with a group change, or growth that is due, the entry is not done
 until that is complete. A failure undoes the steps; a crash leaves an entry that the same request completes and that
-NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`LiveVolumes`).
+NodeUnpublishVolume removes. An entry without its mount does not count as a publish (`NodeState.live_publish`).
 """
 
 import contextlib
@@ -159,7 +159,7 @@ class NodePublish:
             if unmounts:
                 self._undo(ready)
             else:
-                self.node_state.forget_published(ready.request.target)
+                self.node_state.forget_published(ready.request.volume_id, ready.request.target)
         except errors.CrustError as err:
             extra = {"target": ready.entry.target, "error": err}
             _log.warning("a failed publish is not undone", extra=extra)
@@ -168,7 +168,7 @@ class NodePublish:
         mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.host_device):
             mount_api.unmount(ready.entry.target)
-        self.node_state.forget_published(ready.request.target)
+        self.node_state.forget_published(ready.request.volume_id, ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
             target_paths.remove(ready.request.target, self.target_roots)
 

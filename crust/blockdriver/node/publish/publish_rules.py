@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crust.blockdriver.engines.protocol import Attachment, NoHostDevice
-from crust.blockdriver.node.live_volumes import LiveVolumes, NotStaged
-from crust.blockdriver.node.node_state import NodeState, Published
+from crust.blockdriver.node.node_state import NodeState, NotStaged, Published
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
@@ -182,7 +181,6 @@ class PublishCheck:
     volume_records: Records[VolumeRecord]
     content_records: Records[ContentRecord]
     node_state: NodeState
-    live: LiveVolumes
     supported: SupportedCapabilities
 
     def check(self, request: Publish) -> Ready:
@@ -198,7 +196,7 @@ class PublishCheck:
         `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`,
         `PublishedElsewhere`.
         """
-        self.live.access.use(request.volume_id, request.secrets)
+        self.node_state.access.use(request.volume_id, request.secrets)
         record = self.volume_records.load(request.volume_id)
         content = self.content_records.load(request.volume_id)
         if not request.deferred:
@@ -208,7 +206,7 @@ class PublishCheck:
             )
         if why := self.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(request.volume_id, why)
-        attachment = self.live.staged_attachment(request.volume_id)
+        attachment = self.node_state.staged_attachment(request.volume_id)
         staged = self.node_state.staged(request.volume_id)
         if staged is None or request.staging.text not in staged.paths:
             raise NotStaged(request.volume_id, f"not at {request.staging}")
@@ -219,10 +217,10 @@ class PublishCheck:
             raise capability_check.CapabilityExceeded(
                 request.volume_id, f"it is staged as {staged.kind}"
             )
-        present = self.live.published(request.target)
+        present = self.node_state.live_publish(request.target)
         if present is not None:
             check_same_target(present, entry)
-        live = self.live.live_publishes(request.volume_id)
+        live = self.node_state.live_publishes(request.volume_id)
         others = tuple(each for each in live if each.target != request.target.text)
         check_other_targets(others, entry)
         return Ready(request, entry, record, content, attachment, present, others)

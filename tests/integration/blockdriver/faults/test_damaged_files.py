@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from crust.core import volumes
 from crust.host.process import sysfs
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
@@ -126,7 +125,6 @@ async def owned(bench: Bench, name: str) -> Owned:
 
 def path_of(bench: Bench, what: str, of: Owned) -> Path:
     state, run = bench.root / "state", bench.root / "run" / sysfs.boot_id()
-    published = volumes.TargetPath(of.target).digest
     return {
         "volume record": pool_layout.volume_record(state, of.volume_id),
         "content record": pool_layout.content_record(state, of.volume_id),
@@ -134,8 +132,7 @@ def path_of(bench: Bench, what: str, of: Owned) -> Path:
         "group record": pool_layout.snapshot_set(state, of.group_id),
         "image": pool_layout.image(state, of.volume_id),
         "image of a snapshot": pool_layout.snapshot_image(state, of.snapshot_id),
-        "stage": run / "staged" / f"{of.volume_id}.json",
-        "publish": run / "published" / f"{published}.json",
+        "node state": run / f"{of.volume_id}.json",
     }[what]
 
 
@@ -190,8 +187,7 @@ async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
         "group record",
         "image",
         "image of a snapshot",
-        "stage",
-        "publish",
+        "node state",
     ],
 )
 async def test_damaged_file_affects_only_its_own_volume(

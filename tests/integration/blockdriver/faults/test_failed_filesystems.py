@@ -89,8 +89,7 @@ async def test_filesystem_made_read_only_by_the_kernel_is_unhealthy(bench: Bench
     await bench.unpublish(volume_id, target)
     reader = mount(mode=Mode.SINGLE_NODE_READER_ONLY)
     await bench.publish(volume_id, target, reader, readonly=True)
-    for path in bench.root.glob("run/*/published/*"):
-        path.unlink()
+    bench.lose_publishes()
     bench.restart()
     condition = (await bench.stats(volume_id, target)).condition
     assert condition is not None

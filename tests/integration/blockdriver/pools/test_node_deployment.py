@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.controller import capacity, topology
-from crust.blockdriver.node.live_volumes import NotStaged
+from crust.blockdriver.node.node_state import NotStaged
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.host.block import devices

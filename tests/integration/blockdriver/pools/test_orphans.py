@@ -232,8 +232,8 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
         await bench.stage(volume.volume_id)
         await bench.publish(volume.volume_id, bench.target(volume.volume_id))
     state = bench.root / "run" / sysfs.boot_id()
-    for path in state.glob("*/*.json"):
-        if damaged.volume_id in path.read_text():
+    for path in state.glob("*.json"):
+        if damaged.volume_id == path.stem:
             path.write_text(path.read_text()[:-20])
     await asyncio.to_thread(bench.restart)
     await bench.driver.collect_garbage()
@@ -243,4 +243,4 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
         await bench.unpublish(volume.volume_id, bench.target(volume.volume_id))
         await bench.unstage(volume.volume_id)
         await bench.delete(volume.volume_id)
-    assert [*state.glob("*/*.json")] == []
+    assert [*state.glob("*.json")] == []

@@ -324,13 +324,13 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
     state = driver_state.opened(tmp_path)
     made = await state.controller_rules.provisioner.create(driver_state.create())
     run = tmp_path / "run"
-    for each in (run / sysfs.boot_id() / "staged", *(tmp_path / each for each in DIRECTORIES)):
+    for each in (run / sysfs.boot_id(), *(tmp_path / each for each in DIRECTORIES)):
         (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
-    (run / OTHER_BOOT / "staged" / "directory" / "in it").mkdir(parents=True)
+    (run / OTHER_BOOT / "directory" / "in it").mkdir(parents=True)
     state.stores.pool.home.let_go()
     again = driver_state.opened(tmp_path)
     assert again.stores.volume_records.ids() == (made.volume_id,)
-    assert (run / OTHER_BOOT / "staged" / "directory").is_dir()
+    assert (run / OTHER_BOOT / "directory").is_dir()
 
 
 @pytest.mark.parametrize("name", pool_layout.FOLDERS)

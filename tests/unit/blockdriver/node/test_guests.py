@@ -11,7 +11,7 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import guests
-from crust.blockdriver.node.live_volumes import NotStaged
+from crust.blockdriver.node.node_state import NotStaged
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi

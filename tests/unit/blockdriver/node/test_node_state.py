@@ -9,6 +9,7 @@ from crust.blockdriver.node import node_state
 from crust.blockdriver.node.node_state import NodeState, Published, Staged
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
+from tests.support.drivers.memory_backend import MemoryBackend
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 IDS = PoolIds("0123456789abcdef")
@@ -31,7 +32,7 @@ def entry(target: str = "/pods/a/mount") -> Published:
 
 
 def opened(root: Path, boot: str = BOOT) -> NodeState:
-    made = NodeState(str(root))
+    made = NodeState(str(root), MemoryBackend())
     made.open(boot)
     return made
 
@@ -59,18 +60,23 @@ def test_node_state_forget_survives_a_restart(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_published(entry())
     first.note_published(entry("/pods/b/mount"))
-    first.forget_published(volumes.TargetPath("/pods/a/mount"))
-    first.forget_published(volumes.TargetPath("/pods/a/mount"))
+    first.forget_published(VOLUME, volumes.TargetPath("/pods/a/mount"))
+    first.forget_published(VOLUME, volumes.TargetPath("/pods/a/mount"))
     assert opened(tmp_path).published_of(VOLUME) == (entry("/pods/b/mount"),)
 
 
-@pytest.mark.parametrize("left", [f'{{"volume_id":"{VOLUME}", "tar', "", "a directory"])
-def test_damaged_publish_blocks_its_target_and_volume_alone(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize("left", [f'{{"stage":{{"volume_id":"{VOLUME}"', "", "[]", "a directory"])
+def test_damaged_file_blocks_its_volume_alone_until_it_is_unstaged(
+    tmp_path: Path, left: str
+) -> None:
     target, other = volumes.TargetPath("/pods/a/mount"), IDS.volume_id("other")
-    first = opened(tmp_path)
-    first.note_published(entry())
-    [path] = (tmp_path / BOOT / "published").iterdir()
+    staged = Staged(volume_id=other, kind="mount", fs_type="ext4", paths=("/s",))
     elsewhere = entry("/pods/b/mount").model_copy(update={"volume_id": other})
+    first = opened(tmp_path)
+    first.note_staged(staged.model_copy(update={"volume_id": VOLUME}))
+    first.note_published(entry())
+    [path] = (tmp_path / BOOT).iterdir()
+    first.note_staged(staged)
     first.note_published(elsewhere)
     path.write_text(left)
     if left == "a directory":
@@ -78,33 +84,20 @@ def test_damaged_publish_blocks_its_target_and_volume_alone(tmp_path: Path, left
         path.mkdir()
 
     again = opened(tmp_path)
-    with pytest.raises(node_state.UnreadableEntry, match=path.name):
-        again.published(target)
-    if VOLUME in left:
+    for call in (again.staged, again.published_of, again.live_publishes):
         with pytest.raises(node_state.UnreadableEntry, match=path.name):
-            again.published_of(VOLUME)
-    assert again.published_of(other) == (elsewhere,)
+            call(VOLUME)
+    with pytest.raises(node_state.UnreadableEntry, match=path.name):
+        again.note_published(entry())
+    assert (again.unreadable(VOLUME), again.unreadable(other)) == (str(path), "")
+    assert again.staging_paths(VOLUME) == (str(path),)
+    assert (again.staged(other), again.published_of(other)) == (staged, (elsewhere,))
     assert again.published(volumes.TargetPath(elsewhere.target)) == elsewhere
     if left != "a directory":
-        again.forget_published(target)
+        again.forget_staged(VOLUME)
+        assert (again.staged(VOLUME), again.unreadable(VOLUME)) == (None, "")
         assert (again.published(target), again.published_of(VOLUME)) == (None, ())
         assert not path.exists()
-
-
-def test_damaged_stage_blocks_its_volume_until_it_is_unstaged(tmp_path: Path) -> None:
-    other = Staged(volume_id=IDS.volume_id("b"), kind="mount", fs_type="ext4", paths=("/s",))
-    first = opened(tmp_path)
-    first.note_staged(other.model_copy(update={"volume_id": VOLUME}))
-    [path] = (tmp_path / BOOT / "staged").iterdir()
-    first.note_staged(other)
-    path.write_text("{")
-    again = opened(tmp_path)
-    with pytest.raises(node_state.UnreadableEntry, match=path.name):
-        again.staged(VOLUME)
-    assert again.unreadable_stage(VOLUME) == str(path)
-    assert again.staged(IDS.volume_id("b")) == other
-    again.forget_staged(VOLUME)
-    assert (again.staged(VOLUME), again.unreadable_stage(VOLUME)) == (None, "")
 
 
 def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path) -> None:
@@ -112,14 +105,14 @@ def test_node_state_forget_that_failed_can_be_repeated(tmp_path: Path) -> None:
     target = volumes.TargetPath("/pods/a/mount")
     entries = opened(tmp_path)
     entries.note_published(entry(target.text))
-    file = next((tmp_path / BOOT / "published").iterdir())
+    file = next((tmp_path / BOOT).iterdir())
     file.unlink()
     file.mkdir()  # unlink(2) fails, root or not
     with pytest.raises(errors.CrustError):
-        entries.forget_published(target)
+        entries.forget_published(VOLUME, target)
     assert entries.published(target) is not None
     file.rmdir()
-    entries.forget_published(target)
+    entries.forget_published(VOLUME, target)
     assert entries.published(target) is None
 
 
@@ -127,7 +120,7 @@ def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path
     """Forgotten in memory alone it would be back after a restart, and block the volume."""
     entries = opened(tmp_path)
     entries.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
-    file = next((tmp_path / BOOT / "staged").iterdir())
+    file = next((tmp_path / BOOT).iterdir())
     file.unlink()
     file.mkdir()  # unlink(2) fails, root or not
     with pytest.raises(errors.CrustError):
@@ -141,7 +134,7 @@ def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path
 def test_node_state_of_a_later_version_is_read(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.note_published(entry())
-    [path] = (tmp_path / BOOT / "published").iterdir()
+    [path] = (tmp_path / BOOT).iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"later": 1}))
     (path.parent / "note~").write_text("an editor's")
     found = opened(tmp_path).published(volumes.TargetPath("/pods/a/mount"))
