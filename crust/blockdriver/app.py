@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from crust.blockdriver import guests
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
@@ -18,7 +19,6 @@ from crust.blockdriver.driver import Driver, Stores
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
-from crust.blockdriver.node import guests
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
@@ -39,7 +39,6 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.deadlines import Reads
@@ -52,9 +51,7 @@ from crust.blockdriver.services.snapshot_calls import SnapshotCalls
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freeze_intents import Intents
-from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
-from crust.blockdriver.snapshots.host_freeze import LIMIT_S, Freezer
-from crust.blockdriver.snapshots.recovery import FreezeRecovery
+from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import operations, volumes
 from crust.core.settings.driver import (
@@ -123,7 +120,7 @@ def build(  # noqa: PLR0913 - one per setting
     )
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(stores.node_state, throttle or throttling.Throttle(io_cgroup), reachable)
-    snapshots, freezes, sources = _snapshots(stores, reachable, run_dir)
+    snapshots, sources = _snapshots(stores, reachable, run_dir)
     calls = SnapshotCalls(identity, snapshots, running, reads)
     health_check = _health_check(stores, snapshots)
     shared = _Shared(identity, stores, slots, io_limits, sources, health_check, calls, running)
@@ -138,14 +135,12 @@ def build(  # noqa: PLR0913 - one per setting
         controller_rules=controller_rules,
         node_rules=node_rules,
         snapshots=snapshots,
-        freezes=freezes,
         identity=Identity(
             identity.driver,
             stores.provisioning,
             csi_profile,
             running,
             role=role,
-            is_ready=lambda: stores.pool.is_served,
         ),
         controller=Controller(identity, controller_rules, running, reads),
         pool=PoolService(stores.capacity, controller_rules.lister, stores.node_state, reads),
@@ -162,7 +157,7 @@ def build(  # noqa: PLR0913 - one per setting
 
 
 def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -> Stores:
-    pool = Pool(engine.home)
+    pool = engine.home
 
     def is_id(text: str) -> bool:
         return pool.ids.is_volume_id(text)
@@ -197,11 +192,9 @@ def _health_check(stores: Stores, snapshots: SnapshotSets) -> HealthCheck:
 
 def _snapshots(
     stores: Stores, reachable: guests.Guests, run_dir: str
-) -> tuple[SnapshotSets, FreezeRecovery, ContentSources]:
+) -> tuple[SnapshotSets, ContentSources]:
     """What takes snapshots and copies volumes."""
-    intents = Intents(run_dir)
-    freezer = Freezer(intents, stores.access)
-    guest_freezer = GuestFreezer(reachable, intents, limit_s=LIMIT_S)
+    freezer = Freezer(Intents(run_dir), stores.access, reachable)
     pool = stores.pool
     snapshots = SnapshotSets(
         pool=pool,
@@ -216,7 +209,6 @@ def _snapshots(
         node=stores.node_state,
         capacity=stores.capacity,
         freezer=freezer,
-        guest_freezer=guest_freezer,
     )
     sources = ContentSources(
         volume_records=stores.volume_records,
@@ -225,9 +217,8 @@ def _snapshots(
         provisioning=stores.provisioning,
         node=stores.node_state,
         freezer=freezer,
-        guest_freezer=guest_freezer,
     )
-    return snapshots, FreezeRecovery(intents, freezer, guest_freezer), sources
+    return snapshots, sources
 
 
 def _controller_rules(shared: _Shared) -> ControllerRules:

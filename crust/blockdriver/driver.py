@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.settlement import Settlement
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.group_controller import GroupController
@@ -20,7 +20,6 @@ from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
-from crust.blockdriver.snapshots.recovery import FreezeRecovery
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, operations, volumes
 from crust.host.filesystems.tool_locks import ToolLocks
@@ -37,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Stores:
     """What both parts of the driver share: the records and the engine."""
 
-    pool: Pool
+    pool: PoolHome
     engine: Engine
     volume_records: Records[VolumeRecord]
     content_records: Records[ContentRecord]
@@ -68,7 +67,6 @@ class Driver:
     controller_rules: ControllerRules
     node_rules: NodeRules
     snapshots: SnapshotSets
-    freezes: FreezeRecovery
     identity: Identity
     controller: Controller
     pool: PoolService
@@ -127,8 +125,8 @@ class Driver:
 
         Raises what `PoolHome.open` does, and the error of a directory that cannot be created.
         """
-        self.freezes.thaw()
-        self.stores.pool.home.open()
+        self.snapshots.freezer.thaw_mounted()
+        self.stores.pool.open()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
             self.stores.node_state.open(sysfs.boot_id())
@@ -140,5 +138,5 @@ class Driver:
         if self.role.has_node:
             self.stores.node_state.open(sysfs.boot_id())
             self.node_rules.io_limits.recover(self.stores.volume_records)
-        self.freezes.open()
+        self.snapshots.freezer.open()
         self.snapshots.records.open()

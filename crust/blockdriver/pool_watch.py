@@ -44,6 +44,7 @@ class PoolWatch:
         self._health = health
         self._period_s = period_s
         self._is_open = False
+        self._problem: errors.CrustError | None = None
         self._stands_by = False
         self._held = AsyncExitStack()
         self._tasks = AsyncExitStack()
@@ -56,8 +57,8 @@ class PoolWatch:
     def check(self, method: str) -> None:
         """Raise why the method is not served: by the driver's role, or while the pool that it needs is not open."""
         self._driver.role.check(method)
-        if method.startswith("/csi.v1.") and needs_state(method):
-            self._pool.check_served()
+        if method.startswith("/csi.v1.") and needs_state(method) and self._problem is not None:
+            raise self._problem
 
     async def keep_looking(self) -> None:
         """Look every period, until cancelled; a look that has begun ends first, because its thread goes on anyway."""
@@ -74,7 +75,7 @@ class PoolWatch:
         """Open the pool if it is there, close it if it went away; returns what is wrong."""
         try:
             if self._is_open:
-                await workers.run(self._pool.home.check_in_place)
+                await workers.run(self._pool.check_in_place)
             else:
                 await self._open()
         except errors.CrustError as error:
@@ -103,11 +104,11 @@ class PoolWatch:
     async def _open(self) -> None:
         pool, driver = self._pool, self._driver
         # First of all: writers wait for it, and the pool may not be there.
-        await workers.run(driver.freezes.thaw)
-        await workers.run(pool.home.find)
+        await workers.run(driver.snapshots.freezer.thaw_mounted)
+        await workers.run(pool.find)
         try:
-            self._held.push_async_callback(workers.run, pool.home.let_go)
-            await workers.run(pool.home.lock)
+            self._held.push_async_callback(workers.run, pool.let_go)
+            await workers.run(pool.lock)
             renewal = supervised("lock of the pool", self._renew, self._health, of=driver.name)
             await self._held.enter_async_context(renewal)
             await workers.run(driver.open)
@@ -123,7 +124,7 @@ class PoolWatch:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                await workers.run(self._pool.home.renew)
+                await workers.run(self._pool.renew)
             except ControllerReplaced as error:
                 self._end(error)
 
@@ -131,7 +132,7 @@ class PoolWatch:
         driver, enter = self._driver, self._tasks.enter_async_context
         for name, work in (
             ("garbage collection", driver.keep_collecting_garbage),
-            ("thaw of guests", driver.snapshots.guest_freezer.keep_recovering),
+            ("thaw of guests", driver.snapshots.freezer.keep_recovering),
             ("limits of guests", driver.finish_changes),
             ("pool capacity", driver.keep_measuring),
         ):
@@ -142,7 +143,7 @@ class PoolWatch:
             return error
         named = errors.PeerUnavailable.named(
             "PoolNotOpened",
-            f"the pool in {self._pool.home.shown} is not served",
+            f"the pool in {self._pool.shown} is not served",
             why=f"{error.what}: {error.why}" if error.why else error.what,
             hint=error.hint or error.advice,
         )
@@ -158,7 +159,5 @@ class PoolWatch:
         if problem is not None:
             metrics.forget_pool_bytes(self._driver.name)
         self._health.report(self.part, None if stands_by else problem, is_fatal=False)
-        if problem is None:
-            self._pool.serve()
-        else:
-            self._pool.refuse(problem)
+        self._problem = problem
+        self._driver.identity.is_ready = problem is None

@@ -11,12 +11,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from crust.blockdriver import lost_nodes
+from crust.blockdriver import guests, lost_nodes
 from crust.blockdriver.app import build
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine
-from crust.blockdriver.node import guests
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.services.roles import Role
 from crust.ceph import keyfile

@@ -12,12 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from crust.blockdriver.controller.node_part import NodeVolumes
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Provisioning, StillAttached
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.core import errors, volumes
 from crust.host.process import workers
@@ -48,7 +48,7 @@ class ControllerPublish:
 
     def __init__(  # noqa: PLR0913 - composition
         self,
-        pool: Pool,
+        pool: PoolHome,
         known: Records[VolumeRecord],
         node: NodeVolumes,
         supported: SupportedCapabilities,

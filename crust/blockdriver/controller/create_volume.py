@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from crust.blockdriver.controller import capacity, class_parameters, topology
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.pool_store import PoolHome, RecordKind
 from crust.blockdriver.engines.protocol import Making, Provisioning, StillAttached, StorageLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -23,7 +23,6 @@ from crust.blockdriver.records.models import (
     Limits,
     VolumeRecord,
 )
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
@@ -70,7 +69,7 @@ class Volume:
 class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
-    pool: Pool
+    pool: PoolHome
     volume_records: Records[VolumeRecord]
     content_records: Records[ContentRecord]
     provisioning: Provisioning

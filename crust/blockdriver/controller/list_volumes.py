@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from crust.blockdriver.controller import class_parameters, create_volume
 from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.core import errors, volumes
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
@@ -44,7 +44,7 @@ class VolumeLister:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: PoolHome,
         known: Records[VolumeRecord],
         publisher: ControllerPublish,
         health_check: HealthCheck,

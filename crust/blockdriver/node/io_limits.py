@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.node.guests import Guests
+from crust.blockdriver.guests import Guests
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records

@@ -13,6 +13,7 @@ does not.
 import os
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import (
     Attachment,
     ForeignImage,
@@ -21,7 +22,6 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
-from crust.blockdriver.records.pool import Pool
 from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
@@ -33,7 +33,7 @@ from crust.host.process import workers
 class NodeUnpublish:
     """Unpublishes volumes. The caller makes one call per volume at a time."""
 
-    pool: Pool
+    pool: PoolHome
     node_state: NodeState
     access: NodeAccess
     target_roots: tuple[str, ...]
@@ -117,7 +117,7 @@ class StillPublished(errors.NotReady):
 class NodeUnstage:
     """Unstages volumes. The caller makes one call per volume at a time."""
 
-    pool: Pool
+    pool: PoolHome
     node_state: NodeState
     access: NodeAccess
     io_limits: IoLimits

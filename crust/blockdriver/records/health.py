@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import (
@@ -22,7 +23,6 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.core import errors, volumes
 from crust.core.pool_ids import set_of
@@ -76,7 +76,7 @@ class HealthCheck:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: PoolHome,
         known: Records[VolumeRecord],
         content_records: Records[ContentRecord],
         provisioning: Provisioning,
@@ -155,7 +155,7 @@ class HealthCheck:
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
-            self._pool.home.check_in_place()  # held folders can be read wherever they were moved to
+            self._pool.check_in_place()  # held folders can be read wherever they were moved to
             self._provisioning.check()
             free_bytes = self._free_bytes()
             found = list(itertools.islice(self._other_findings(), _SHOWN))

@@ -1,7 +1,5 @@
 """CSI Identity: the driver's name, its capabilities, and whether it can serve now."""
 
-from collections.abc import Callable
-
 import crust
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.roles import CsiProfile, Role
@@ -30,15 +28,14 @@ class Identity:
         running: operations.KeyedOperations,
         *,
         role: Role = _ALL,
-        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_ready`: whether the pool is there."""
         self._role = role
         self._name = name
         self._provisioning = provisioning
         self._running = running
         self._csi_profile = csi_profile
-        self._is_ready = is_ready
+        self.is_ready = True
+        """Whether the pool is there, as who watches it says."""
 
     async def GetPluginInfo(
         self, request: csi_pb2.GetPluginInfoRequest, call: Call
@@ -80,7 +77,7 @@ class Identity:
         It reads no volume: one that hangs does not fail it, only as many as there are threads.
         """
         response = csi_pb2.ProbeResponse()
-        if not self._is_ready():
+        if not self.is_ready:
             return await self._not_ready(call)
         try:
             await self._running.look(
@@ -94,7 +91,7 @@ class Identity:
                 hint="check the pool's disk and the kernel log",
             ) from err
         except errors.CrustError:
-            if self._is_ready():
+            if self.is_ready:
                 raise
             # the pool went away between the two questions
             return await self._not_ready(call)

@@ -16,8 +16,7 @@ from crust.blockdriver.records.models import (
 )
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.snapshots import quiesce, snapshot_sets
-from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
-from crust.blockdriver.snapshots.host_freeze import Freezer
+from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
@@ -42,7 +41,6 @@ class ContentSources:
     provisioning: Provisioning
     node: VolumeUse
     freezer: Freezer
-    guest_freezer: GuestFreezer
 
     def find(self, wanted: Wanted) -> ContentSource:
         """The source as it is now.
@@ -67,8 +65,8 @@ class ContentSources:
     async def fill(self, making: Making, record: VolumeRecord) -> ContentRecord:
         """Give a volume that is being made its image; answers what is known of its bytes, not saved.
 
-        Raises what `find` raises, the errors of `quiesce.check`, `freezes.FrozenTooLong`, those of
-        `GuestFreezer.frozen`, `Exhausted`. A retry copies everything again.
+        Raises what `find` raises, the errors of `quiesce.check`, those of
+        `Freezer.frozen`, `Exhausted`. A retry copies everything again.
         """
         source = record.content_source
         assert source is not None
@@ -77,8 +75,8 @@ class ContentSources:
                 return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
             moving = await workers.run(self._check, source_id)
-            async with self.guest_freezer.frozen(moving.in_guests):
-                return await workers.run(self._clone, making, record, source_id, moving)
+            async with self.freezer.frozen(moving.members):
+                return await workers.run(self._clone, making, record, source_id)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
         return quiesce.check(self.node, [source_id], at_once=self.provisioning.copies_at_once())
@@ -95,18 +93,14 @@ class ContentSources:
         making: Making,
         record: VolumeRecord,
         source_id: volumes.VolumeId,
-        moving: QuiescePlan,
     ) -> ContentRecord:
         source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
-        with self.freezer.frozen(moving.here):
-            making.clone(
-                source_id,
-                source_bytes=source.capacity_bytes,
-                size_bytes=record.capacity_bytes,
-            )
-            # after the copy, and not only before: whoever is given the source is on record before
-            if self.content_records.load(source_id) != known:
-                raise snapshot_sets.ContentChanged(source_id)
+        making.clone(
+            source_id, source_bytes=source.capacity_bytes, size_bytes=record.capacity_bytes
+        )
+        # after the copy, and not only before: whoever is given the source is on record before
+        if self.content_records.load(source_id) != known:
+            raise snapshot_sets.ContentChanged(source_id)
         return _filled(record.volume_id, known)
 
 

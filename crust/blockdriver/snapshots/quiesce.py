@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from crust.blockdriver.engines.protocol import Attachment
-from crust.blockdriver.snapshots.guest_freeze import InGuest
-from crust.blockdriver.snapshots.host_freeze import Freezable
+from crust.blockdriver.snapshots.freezer import InGuest, Member
+from crust.blockdriver.snapshots.host_freeze import OnHost
 from crust.core import errors, volumes
 from crust.host.block import holders
 from crust.host.mounts import device_mounts
@@ -62,10 +62,9 @@ class VolumeUse(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuiescePlan:
-    """The writers of some volumes: what to freeze here and in guests, and what can only be checked for writes."""
+    """The writers of some volumes: what to freeze, in guests first, and what can only be checked for writes."""
 
-    here: tuple[Freezable, ...] = ()
-    in_guests: tuple[InGuest, ...] = ()
+    members: tuple[Member, ...] = ()
     raw: tuple[volumes.VolumeId, ...] = ()
 
 
@@ -76,9 +75,9 @@ def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: b
     `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked.
     """
     found = [_check(node, each, at_once=at_once) for each in volume_ids]
+    members = [each for one in found for each in one.members]
     return QuiescePlan(
-        here=tuple(each for one in found for each in one.here),
-        in_guests=tuple(each for one in found for each in one.in_guests),
+        members=tuple(sorted(members, key=lambda each: isinstance(each, OnHost))),
         raw=tuple(each for one in found for each in one.raw),
     )
 
@@ -91,7 +90,7 @@ def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> Qu
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:
         target = volumes.TargetPath(deferred.target)
-        return QuiescePlan(in_guests=(InGuest(volume_id, target, device.path if device else ""),))
+        return QuiescePlan(members=(InGuest(volume_id, target, device.path if device else ""),))
     raw = next((each for each in writers if each.kind == "block"), None)
     if raw is not None and not at_once:
         raise errors.NotReady.named(
@@ -110,7 +109,7 @@ def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> Qu
     here = _mounted(volume_id, device) if device else None
     if device is not None and here is None and not live:
         _check_unheld(volume_id, device.path)
-    return QuiescePlan(here=(here,) if here else ())
+    return QuiescePlan(members=(here,) if here else ())
 
 
 def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
@@ -126,7 +125,7 @@ def _check_unheld(volume_id: volumes.VolumeId, device: str) -> None:
         )
 
 
-def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> Freezable | None:
+def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost | None:
     found = [
         each for each in device_mounts.filesystem_mounts(source) if "ro" not in each.super_options
     ]
@@ -136,7 +135,7 @@ def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> Freeza
         if device_mounts.is_visible(
             mount
         ):  # a covered mount point would freeze the mount that covers it
-            return Freezable(volume_id, source.identity, mount.target)
+            return OnHost(volume_id, source.identity, mount.target)
     raise errors.NotReady.named(
         "FilesystemMountCovered",
         f"{volume_id} cannot be copied now",

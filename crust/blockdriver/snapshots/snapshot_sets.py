@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Image, Provisioning, Taking
 from crust.blockdriver.records.models import (
     ContentRecord,
@@ -28,11 +29,9 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.pool import Pool
 from crust.blockdriver.records.records import UNREADABLE, Records
 from crust.blockdriver.snapshots import quiesce
-from crust.blockdriver.snapshots.guest_freeze import GuestFreezer
-from crust.blockdriver.snapshots.host_freeze import Freezer
+from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
 from crust.core import errors, volumes
 from crust.core.pool_ids import set_of
@@ -70,7 +69,7 @@ class SnapshotSets:
     Methods that are not async block.
     """
 
-    pool: Pool
+    pool: PoolHome
     volume_records: Records[VolumeRecord]
     content_records: Records[ContentRecord]
     records: Records[SnapshotSet]
@@ -78,13 +77,12 @@ class SnapshotSets:
     node: VolumeUse
     capacity: Reservations
     freezer: Freezer
-    guest_freezer: GuestFreezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; taken already is a success, unless it is gone: its name stands for that moment alone.
 
-        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `quiesce.check`, FrozenTooLong, those of
-        `GuestFreezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
+        Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `quiesce.check`, those of
+        `Freezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
         """
         set_id = self.pool.ids.snapshot_id(name)
         return await self._create(set_id, name, {volume_id: set_id})
@@ -130,7 +128,7 @@ class SnapshotSets:
         async with workers.long_work():  # before anything is frozen
             moving = await workers.run(self._moving, plan)
             async with workers.entered(self._taking(plan)) as taking:
-                async with self.guest_freezer.frozen(moving.in_guests):
+                async with self.freezer.frozen(moving.members):
                     moment_ns = await workers.run(self._copy, taking, plan, moving)
                 return await workers.run(self._commit, taking, plan.but(created_ns=moment_ns))
 
@@ -153,11 +151,10 @@ class SnapshotSets:
         everywhere = self.provisioning.is_used_elsewhere
         images = images_of(plan)
         unheld = [each for each in images if everywhere or each.volume_id in moving.raw]
-        with self.freezer.frozen(moving.here):
-            for image in images:
-                if image not in unheld:
-                    taking.take(image)
-            moment_ns = _copy_unheld(taking, unheld)
+        for image in images:
+            if image not in unheld:
+                taking.take(image)
+        moment_ns = _copy_unheld(taking, unheld)
         for (
             each
         ) in plan.snapshots:  # after the copy: a node that is given a volume is on record before

@@ -43,7 +43,7 @@ class Controllers:
         connection = connection_of(driver)
         nonce = uuid.uuid4().hex
         connection.controller_lock = ControllerLock(self._pool, self.namespace, nonce, patience_s=0)
-        home = driver.stores.pool.home
+        home = driver.stores.pool
         home.find()
         home.lock()
         driver.open()
@@ -69,7 +69,7 @@ class Controllers:
 
     def end(self) -> None:
         for each in self._made:
-            each.stores.pool.home.let_go()
+            each.stores.pool.let_go()
             connection_of(each).close()
 
 

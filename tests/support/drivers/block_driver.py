@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from crust.blockdriver import app
+from crust.blockdriver import app, guests
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.node import guests
 from crust.blockdriver.services.roles import CsiProfile, Role
 from crust.core import volumes
 from crust.core.pool_ids import PoolIds
@@ -127,7 +126,7 @@ class Bench:
     def let_go(self) -> None:
         """Let the pool's filesystem be unmounted, as the death of a process does."""
         if hasattr(self, "driver"):
-            self.driver.stores.pool.home.let_go()
+            self.driver.stores.pool.let_go()
 
     @property
     def ids(self) -> PoolIds:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from crust.blockdriver import app
+from crust.blockdriver import app, guests
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.controller.modify_volume import (
@@ -13,7 +13,6 @@ from crust.blockdriver.controller.modify_volume import (
     Outcome,
 )
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.node import guests
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from tests.support.drivers import memory_backend

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crust.blockdriver.node import guests
+from crust.blockdriver import guests
 from crust.host.block import loop
 from crust.host.mounts import mount_api
 from tests.support.drivers import remnants

@@ -11,7 +11,7 @@ import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileMaking, FileTaking
-from crust.blockdriver.snapshots import guest_freeze
+from crust.blockdriver.snapshots import freezer
 from crust.core import volumes
 from crust.host.block import devices, holders
 from crust.host.filesystems import fsfreeze
@@ -178,12 +178,12 @@ async def test_copy_of_a_guest_that_thawed_early_is_discarded(
     inside = await on_xfs.up(source.volume_id)
     with monkeypatch.context() as patched:
         meanwhile(on_xfs, patched, lambda: fsfreeze.thaw(inside))
-        with pytest.raises(guest_freeze.ThawedEarly):
+        with pytest.raises(freezer.ThawedEarly):
             await snapshot(bench, source.volume_id)
-        with pytest.raises(guest_freeze.ThawedEarly):
+        with pytest.raises(freezer.ThawedEarly):
             await group(bench, source.volume_id, other.volume_id)
         assert on_xfs.left() == []
-        with pytest.raises(guest_freeze.ThawedEarly):
+        with pytest.raises(freezer.ThawedEarly):
             await made_of(bench, "clone", volume_id=source.volume_id)
     write(inside, "later", b"later")
     await snapshot(bench, source.volume_id)
@@ -247,12 +247,12 @@ async def test_start_thaws_a_guest_left_frozen(
 
     with monkeypatch.context() as patched:
         meanwhile(on_xfs, patched, kill)
-        patched.setattr(bench.driver.snapshots.guest_freezer, "_let_go", die)
+        patched.setattr(bench.driver.snapshots.freezer, "_let_go", die)
         with pytest.raises(Killed):
             await snapshot(bench, source.volume_id)
     assert is_frozen(inside)
     bench.restart()
-    await bench.driver.snapshots.guest_freezer.recover()
+    await bench.driver.snapshots.freezer.recover()
     assert not is_frozen(inside)
     assert on_xfs.left() == []
     await snapshot(bench, source.volume_id)

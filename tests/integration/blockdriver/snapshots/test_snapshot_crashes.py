@@ -6,14 +6,14 @@ something is frozen or about to be; at all other points they are not mounted, an
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crust.blockdriver.snapshots import host_freeze
+from crust.blockdriver.snapshots.freezer import Member
 from crust.core import errors
 from crust.host.block import signatures
 from crust.wire.csi.v1 import csi_pb2
@@ -79,10 +79,10 @@ class Scene:
         freezer = self.bench.driver.snapshots.freezer
         frozen, marks = freezer.frozen, []
 
-        @contextmanager
-        def marked(members: Sequence[host_freeze.Freezable]) -> Iterator[None]:
+        @asynccontextmanager
+        async def marked(members: Sequence[Member]) -> AsyncIterator[None]:
             marks.append(count())
-            with frozen(members):
+            async with frozen(members):
                 yield
             marks.append(count())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node import guests
+from crust.blockdriver import guests
 from crust.blockdriver.records import models
 from crust.core import operations
 from crust.host.filesystems import growth

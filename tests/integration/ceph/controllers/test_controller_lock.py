@@ -34,7 +34,7 @@ def _blocklisted(ceph: CephCluster) -> str:
 
 
 def _take(driver: Driver) -> None:
-    home = driver.stores.pool.home
+    home = driver.stores.pool
     home.find()
     home.lock()
     driver.open()
@@ -59,7 +59,7 @@ async def test_pool_of_a_silent_controller_is_taken_over_after_the_patience_and_
         now_s = _lock(second)._since_s + passed_s
         with pytest.raises(ControllerStandsBy, match=address):
             _take(second)
-    first.stores.pool.home.renew()  # it was only slow: the patience begins again
+    first.stores.pool.renew()  # it was only slow: the patience begins again
     now_s += 1
     with pytest.raises(ControllerStandsBy, match=address):
         _take(second)
@@ -122,7 +122,7 @@ async def test_controller_that_stops_gives_the_lock_back(
     first, second = controllers.start(), controllers.built()
     address = connection_of(first).address()
     await created(first, "a")
-    first.stores.pool.home.let_go()
+    first.stores.pool.let_go()
     _take(second)
     assert address not in _blocklisted(ceph)
 
@@ -136,7 +136,7 @@ async def test_controller_that_stops_after_an_unanswered_call_leaves_the_lock_to
     address = connection_of(first).address()
     with ceph.osd.frozen(), pytest.raises(CephNotAnswering):
         first.stores.provisioning.image_ids()
-    first.stores.pool.home.let_go()
+    first.stores.pool.let_go()
     with pytest.raises(ControllerStandsBy, match=address):
         _take(second)
     controllers.start()
@@ -150,7 +150,7 @@ async def test_controller_whose_connection_is_still_in_use_leaves_the_lock(
     close = Connection.close
     with monkeypatch.context() as patch, first.stores.provisioning.place.ioctx("cannot wait"):  # type: ignore[attr-defined]
         patch.setattr(Connection, "close", lambda self: close(self, 0))
-        first.stores.pool.home.let_go()
+        first.stores.pool.let_go()
         with pytest.raises(ControllerStandsBy):
             _take(second)
 
@@ -166,7 +166,7 @@ async def test_standby_controller_is_healthy_and_serves_later(controllers: Contr
     context: Any = _Context()
     probed = await second.identity.Probe(csi_pb2.ProbeRequest(), context)
     assert not probed.ready.value
-    first.stores.pool.home.let_go()
+    first.stores.pool.let_go()
     assert await watch.look() is None
     probed = await second.identity.Probe(csi_pb2.ProbeRequest(), context)
     assert probed.ready.value

@@ -99,7 +99,7 @@ def _check_ends(driver: Driver) -> None:
     with pytest.raises(ControllerReplaced):
         driver.stores.provisioning.image_ids()
     with pytest.raises(ControllerReplaced):
-        driver.stores.pool.home.renew()
+        driver.stores.pool.renew()
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True], ids=["trash_move", "rename"])

@@ -79,7 +79,7 @@ async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
         record.unlink()
     else:
         record.write_text(damage)
-    state.stores.pool.home.let_go()
+    state.stores.pool.let_go()
     again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
     assert again.capacity.available_bytes() == POOL_BYTES - 8 * GIB
     with raised("OutOfCapacity"):

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
+from crust.blockdriver import guests
 from crust.blockdriver.controller import modify_volume
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
 from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.node import guests
 from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import Limits, VolumeRecord

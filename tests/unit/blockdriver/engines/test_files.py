@@ -327,7 +327,7 @@ async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: 
     for each in (run / sysfs.boot_id(), *(tmp_path / each for each in DIRECTORIES)):
         (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)
     (run / OTHER_BOOT / "directory" / "in it").mkdir(parents=True)
-    state.stores.pool.home.let_go()
+    state.stores.pool.let_go()
     again = driver_state.opened(tmp_path)
     assert again.stores.volume_records.ids() == (made.volume_id,)
     assert (run / OTHER_BOOT / "directory").is_dir()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from crust.blockdriver import guests
 from crust.blockdriver.engines import protocol
-from crust.blockdriver.node import guests
 from crust.blockdriver.node.node_state import NotStaged
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo

@@ -224,19 +224,16 @@ def discard(_: object) -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> None:
-    is_there = True
-
     def gone() -> None:
-        nonlocal is_there
-        is_there = stays
+        plugin.is_ready = stays
         raise errors.PeerUnavailable("the directory is not open")
 
-    served = Identity("driver", Checked(gone), "1.12", running(), is_ready=lambda: is_there)
+    plugin = Identity("driver", Checked(gone), "1.12", running())
     if stays:
         with pytest.raises(errors.PeerUnavailable):
-            await probe(served)
+            await probe(plugin)
     else:
-        assert not await probe(served)
+        assert not await probe(plugin)
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -244,9 +241,10 @@ async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
     def absent() -> None:
         raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
 
-    served = Identity("driver", Checked(absent), "1.12", running(), is_ready=lambda: False)
+    plugin = Identity("driver", Checked(absent), "1.12", running())
+    plugin.is_ready = False
     metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
     call = Call("/csi.v1.Identity/Probe", metadata)
-    assert not (await served.Probe(csi_pb2.ProbeRequest(), call)).ready.value
+    assert not (await plugin.Probe(csi_pb2.ProbeRequest(), call)).ready.value
     wanted = ((extensions.NOT_READY, b"[PoolAbsent] the disk is not mounted"),)
     assert call.trailing == (wanted if asks else ())

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node import guests
-from crust.blockdriver.snapshots import guest_freeze
+from crust.blockdriver import guests
+from crust.blockdriver.snapshots import freezer
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
-from crust.blockdriver.snapshots.guest_freeze import GuestFreezer, InGuest
+from crust.blockdriver.snapshots.freezer import Freezer, InGuest
 from crust.core import errors, volumes
+from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.runtimes.fake_guests import FakeGuests
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
@@ -26,9 +27,8 @@ class Node:
 
     def restart(self) -> None:
         self.intents = Intents(str(self.root))
-        self.freezer = GuestFreezer(self.guests, self.intents, limit_s=9.5)
-        for left in self.intents.open():
-            self.freezer.remember(left)
+        self.freezer = Freezer(self.intents, MemoryBackend(), self.guests, limit_s=9.5)
+        self.freezer.open()
 
     def noted(self) -> list[str]:
         return sorted(path.name for path in (self.root / "freezes").iterdir())
@@ -57,7 +57,7 @@ async def test_freeze_without_guests_calls_nothing(node: Node) -> None:
 async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None:
     node.guests.add(ONE.target.text)
     two = node.guests.add(TWO.target.text)
-    with pytest.raises(guest_freeze.ThawedEarly, match="vol-2"):
+    with pytest.raises(freezer.ThawedEarly, match="vol-2"):
         async with node.freezer.frozen([ONE, TWO]):
             two.watchdog()
     assert not node.guests.by_target[ONE.target.text].frozen
@@ -66,7 +66,7 @@ async def test_freeze_with_an_early_thaw_raises_thawed_early(node: Node) -> None
 
 async def test_freeze_with_a_failed_thaw_is_an_error(node: Node) -> None:
     guest = node.guests.add(ONE.target.text)
-    with pytest.raises(guest_freeze.ThawedEarly):
+    with pytest.raises(freezer.ThawedEarly):
         async with node.freezer.frozen([ONE]):
             guest.error = errors.PeerUnavailable("the handler is absent")
     assert node.noted() == ["vol-1"], "the next start thaws it"
@@ -106,7 +106,7 @@ async def test_freeze_without_a_sandbox_fails_only_if_one_starts(node: Node) -> 
     guest = node.guests.add(ONE.target.text, running=False)
     async with node.freezer.frozen([ONE]):
         assert node.noted() == []
-    with pytest.raises(guest_freeze.ThawedEarly, match="began"):
+    with pytest.raises(freezer.ThawedEarly, match="began"):
         async with node.freezer.frozen([ONE]):
             guest.running = True
     assert not guest.frozen
@@ -121,9 +121,9 @@ async def test_freeze_of_a_volume_never_published_succeeds(node: Node) -> None:
 async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> None:
     intents = Intents(str(tmp_path))
     intents.open()
-    freezer = GuestFreezer(guests.UnreachableGuests(), intents, limit_s=10)
+    made = Freezer(intents, MemoryBackend(), guests.UnreachableGuests(), limit_s=10)
     with pytest.raises(guests.NoRuntimeSocket):
-        async with freezer.frozen([ONE]):
+        async with made.frozen([ONE]):
             pytest.fail("it is not copied")
     assert list((tmp_path / "freezes").iterdir()) == []
 
@@ -153,7 +153,7 @@ async def test_recovery_waits_for_an_unreachable_proxy(
             raise errors.PeerUnavailable("the proxy is absent")
         return await thaw(target)
 
-    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(freezer, "_PAUSE_S", 0.001)
     monkeypatch.setattr(node.guests, "thaw", away_at_first)
     await node.freezer.recover()
     assert noted == [["vol-1"]] * 3
@@ -165,11 +165,11 @@ async def test_thaw_that_does_not_reach_the_guest_is_retried(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy restarts while a guest is frozen: its writers do not wait for their own watchdog."""
-    monkeypatch.setattr(guest_freeze, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(freezer, "_PAUSE_S", 0.001)
     guest = node.guests.add(ONE.target.text)
     recovering = asyncio.create_task(node.freezer.keep_recovering())
     for _ in range(2):
-        with pytest.raises(guest_freeze.ThawedEarly):
+        with pytest.raises(freezer.ThawedEarly):
             async with node.freezer.frozen([ONE]):
                 guest.error = errors.PeerUnavailable("the proxy is absent")
         tries = len(node.guests.asked)

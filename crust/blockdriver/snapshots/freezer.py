@@ -1,0 +1,252 @@
+"""Freezing filesystems while their images are copied, in guests and on this host, for a limited time.
+
+The steps are the same for both: the intent is on disk before each freeze (`freeze_intents`), all are frozen before
+the first is copied, all are thawed, and the intent goes with the thaw. A stopped database is an outage, so none stays
+frozen for longer than the limit; and the copy counts only if every filesystem was frozen until its thaw.
+
+*In a guest*, reached through the proxy by target path. A guest thaws by itself after the limit, whatever else has
+died, and its answer to the thaw says whether it was frozen until then (`ThawedEarly`). A thaw that does not reach its
+guest, because the proxy or the handler restarts, is retried until it does, or the guest has thawed by itself.
+
+A deferred volume without a sandbox has no writers. To keep it so the driver holds its device exclusively meanwhile,
+as a sandbox would (`claim_volume`), so that a sandbox which starts now is refused. The guest is asked once more at
+the end, for a runtime that opens devices without a hold.
+
+*On this host* a timer thaws what takes too long (`host_freeze`).
+
+A freeze outlives the process that made it, so a restarted driver thaws at once, on this host before everything else.
+"""
+
+import asyncio
+import functools
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from crust.blockdriver.engines.protocol import NodeAccess
+from crust.blockdriver.guests import Guests
+from crust.blockdriver.snapshots import host_freeze
+from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
+from crust.blockdriver.snapshots.host_freeze import HostFreezes, OnHost
+from crust.core import errors, volumes
+from crust.host.block import devices, holders
+from crust.host.process import workers
+
+LIMIT_S = 60.0
+_PAUSE_S = 0.5
+"""The pause between two tries to reach the proxy."""
+
+_log = logging.getLogger(__name__)
+
+
+class ThawedEarly(errors.PeerUnavailable):
+    """A guest was not frozen for the whole copy."""
+
+    def __init__(self, volume_id: str, why: str) -> None:
+        super().__init__(
+            f"{volume_id} is not copied",
+            why=why,
+            hint="retry; if it persists, check the runtime's log and the load of the node",
+        )
+        self.volume_id = volume_id
+
+
+@dataclass(frozen=True, slots=True)
+class InGuest:
+    """A writable deferred publish and its device on this host; the device is empty if it is not attached."""
+
+    volume_id: volumes.VolumeId
+    target: volumes.TargetPath
+    device: str
+
+
+Member: TypeAlias = InGuest | OnHost
+"""A filesystem that is frozen."""
+
+
+class Freezer:
+    """Freezes and thaws. `limit_s` (1 to 60) is the longest freeze."""
+
+    def __init__(
+        self, intents: Intents, access: NodeAccess, guests: Guests, *, limit_s: float = LIMIT_S
+    ) -> None:
+        self._intents = intents
+        self._access = access
+        self._guests = guests
+        self._limit_s = limit_s
+        self._left: dict[volumes.VolumeId, volumes.TargetPath] = {}
+        self._trying: set[volumes.VolumeId] = set()
+        self._more = asyncio.Event()
+
+    @asynccontextmanager
+    async def frozen(self, members: Sequence[Member]) -> AsyncIterator[None]:
+        """Keep all of `members` frozen while the block runs.
+
+        Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: what was copied is to be thrown away.
+        Raises `SandboxStarting`, `fsfreeze.AlreadyFrozen` and what `Guests.freeze` raises before the block is begun.
+        """
+        frozen: list[Member] = []
+        idle: list[InGuest] = []
+        with ExitStack() as holds:
+            here = holds.enter_context(HostFreezes(self._limit_s))
+            try:
+                for member in members:
+                    frozen.append(member)  # also if the outcome is unknown
+                    if not await self._freeze(member, here):
+                        frozen.pop()
+                        assert isinstance(member, InGuest)
+                        idle.append(member)
+                        await workers.run(_hold_device, member, holds)
+                yield
+            except BaseException:
+                await self._let_go(frozen, here)
+                raise
+            problems = [await self._thaw(each, here) for each in frozen]
+            problems += [await self._woken(each, here) for each in idle]
+        for problem in problems:
+            if problem is not None:
+                raise problem
+
+    async def _freeze(self, member: Member, here: HostFreezes) -> bool:
+        """Whether it is frozen; False: no guest has it."""
+        self._left.pop(member.volume_id, None)
+        await workers.run(self._intents.note, _intent(member))
+        if isinstance(member, OnHost):
+            await workers.run(here.freeze, member)
+            return True
+        try:
+            held = await self._guests.freeze(member.target, math.ceil(self._limit_s))
+        except errors.NotFound:
+            held = False  # never published, or unpublished since
+        if not held:
+            await workers.run(self._intents.forget, member.volume_id)
+        return held
+
+    async def _let_go(self, frozen: Sequence[Member], here: HostFreezes) -> None:
+        for each in frozen:
+            await self._thaw(each, here)
+
+    async def _thaw(self, member: Member, here: HostFreezes) -> errors.CrustError | None:
+        """Why its copy does not count; None if it was frozen until now. Raises no error: others are to be thawed."""
+        extra: dict[str, object] = {"volume_id": member.volume_id}
+        try:
+            if isinstance(member, OnHost):
+                await workers.run(here.thaw, member)
+                problem = here.problem(member)
+            else:
+                problem = await self._thaw_guest(member)
+            if member.volume_id not in self._left:
+                await workers.run(self._intents.forget, member.volume_id)
+        except errors.CrustError as err:
+            _log.error("a filesystem cannot be thawed", extra={**extra, "error": err})
+            return err
+        return problem
+
+    async def _thaw_guest(self, member: InGuest) -> errors.CrustError | None:
+        """The same in a guest. One that cannot be reached is left to `keep_recovering`."""
+        try:
+            if await self._guests.thaw(member.target):
+                return None
+        except errors.CrustError as err:
+            extra = {"volume_id": member.volume_id, "error": err}
+            _log.error("a guest cannot be thawed", extra=extra)
+            if isinstance(err, errors.PeerUnavailable):
+                self._left[member.volume_id] = member.target
+                self._more.set()
+        return ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
+
+    async def _woken(self, member: InGuest, here: HostFreezes) -> ThawedEarly | None:
+        """Why its copy does not count, if a guest has the volume that none had before."""
+        if not await self._freeze(member, here):
+            return None
+        await self._thaw(member, here)
+        return ThawedEarly(member.volume_id, "a sandbox began to use it during the copy")
+
+    def thaw_mounted(self) -> None:
+        """Thaw what a killed driver may have left frozen and what is mounted here. Before everything else: writers
+        wait, and a later step may keep the driver from starting.
+        """
+        for left in self._intents.open():
+            if not left.target and host_freeze.thaw_mounted(left):
+                self._intents.forget(left.volume_id)
+
+    def open(self) -> None:
+        """Thaw what only the engine finds; note for `recover` what is frozen in guests. After the engine opened."""
+        for left in self._intents.open():
+            if not left.target:
+                if host_freeze.thaw_unmounted(left, self._access):
+                    self._intents.forget(left.volume_id)
+                continue
+            try:
+                self._left[left.volume_id] = volumes.TargetPath.parse(left.target)
+            except errors.InvalidRequest:
+                self._intents.forget(left.volume_id)
+
+    async def recover(self) -> None:
+        """Thaw the guests that were left frozen, or wait until they have thawed by themselves."""
+        async with asyncio.TaskGroup() as group:
+            self._begin_to_recover(group)
+
+    async def keep_recovering(self) -> None:
+        """`recover`, now and whenever a thaw did not reach its guest, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._more.clear()
+                self._begin_to_recover(group)
+                await self._more.wait()
+
+    def _begin_to_recover(self, group: asyncio.TaskGroup) -> None:
+        for volume_id in self._left.keys() - self._trying:
+            self._trying.add(volume_id)
+            task = group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
+            task.add_done_callback(functools.partial(self._recovered, volume_id))
+
+    def _recovered(self, volume_id: volumes.VolumeId, _: asyncio.Task[None]) -> None:
+        self._trying.discard(volume_id)
+        if volume_id in self._left:  # added since the last look
+            self._more.set()
+
+    async def _recover(self, volume_id: volumes.VolumeId) -> None:
+        extra: dict[str, object] = {"volume_id": volume_id}
+        for _ in range(math.ceil(self._limit_s / _PAUSE_S)):
+            target = self._left.get(volume_id)
+            if target is None:  # frozen again, by a copy that thaws it
+                return
+            try:
+                if await self._guests.thaw(target):
+                    _log.warning("thawed a guest that was left frozen", extra=extra)
+            except errors.PeerUnavailable:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            except errors.CrustError as err:
+                _log.warning("a guest is not thawed yet", extra={**extra, "error": err})
+            break
+        if self._left.pop(volume_id, None) is not None:
+            try:
+                await workers.run(self._intents.forget, volume_id)
+            except errors.CrustError as err:  # the next start thaws once more, which does no harm
+                _log.warning("a freeze intent cannot be removed", extra={**extra, "error": err})
+
+
+def _intent(member: Member) -> Intent:
+    if isinstance(member, OnHost):
+        return Intent(member.volume_id, identity=str(member.identity))
+    return Intent(member.volume_id, target=member.target.text)
+
+
+def _hold_device(member: InGuest, holds: ExitStack) -> None:
+    if not member.device:
+        return
+    try:
+        holds.callback(os.close, devices.open_exclusive(member.device))
+    except holders.DeviceInUse as err:
+        raise errors.OperationPending.named(
+            "SandboxStarting",
+            f"{member.volume_id} is not copied",
+            why=f"no guest has mounted it yet, and its device is held: {err.why}",
+            hint="retry when the sandbox is running",
+        ) from err
