@@ -79,10 +79,10 @@ class RuntimeApi:
             )
         stats = await handler_calls.stats(handler, record.target, call.time_remaining())
         await self._check_fits(record, stats)
-        response = runtime_pb2.RuntimeGetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
-        if stats.condition is not None:
-            response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
-        return response
+        return runtime_pb2.RuntimeGetVolumeStatsResponse(
+            usage=crust_v1.usages_to_wire(stats),
+            volume_condition=crust_v1.condition_to_wire(stats.condition),
+        )
 
     async def RuntimeExpandVolume(
         self, request: runtime_pb2.RuntimeExpandVolumeRequest, call: Call

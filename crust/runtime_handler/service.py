@@ -110,10 +110,10 @@ class _Servicer:
         self, request: handlers_pb2.GetVolumeStatsRequest, call: Call
     ) -> handlers_pb2.GetVolumeStatsResponse:
         stats = await self._handler.get_stats(volumes.TargetPath.parse(request.target_path))
-        response = handlers_pb2.GetVolumeStatsResponse(usage=crust_v1.usages_to_wire(stats))
-        if stats.condition is not None:
-            response.volume_condition.CopyFrom(crust_v1.condition_to_wire(stats.condition))
-        return response
+        return handlers_pb2.GetVolumeStatsResponse(
+            usage=crust_v1.usages_to_wire(stats),
+            volume_condition=crust_v1.condition_to_wire(stats.condition),
+        )
 
     async def ExpandVolume(
         self, request: handlers_pb2.ExpandVolumeRequest, call: Call

@@ -91,16 +91,6 @@ def usage(pb: types_pb2.VolumeUsage) -> volumes.VolumeUsage:
     return volumes.VolumeUsage(volumes.UsageUnit(pb.unit), *numbers)
 
 
-def usage_to_wire(value: volumes.VolumeUsage) -> types_pb2.VolumeUsage:
-    """Encode one line."""
-    return types_pb2.VolumeUsage(
-        unit=types_pb2.VolumeUsage.Unit.ValueType(value.unit.value),
-        total=value.total,
-        used=value.used,
-        available=value.available,
-    )
-
-
 def stats(
     usages: Sequence[types_pb2.VolumeUsage], reported: types_pb2.VolumeCondition | None
 ) -> volumes.VolumeStats:
@@ -115,7 +105,15 @@ def stats(
 
 def usages_to_wire(value: volumes.VolumeStats) -> Sequence[types_pb2.VolumeUsage]:
     """Encode the usage of a statistics answer."""
-    return [usage_to_wire(each) for each in value.usage]
+    return [
+        types_pb2.VolumeUsage(
+            unit=types_pb2.VolumeUsage.Unit.ValueType(each.unit.value),
+            total=each.total,
+            used=each.used,
+            available=each.available,
+        )
+        for each in value.usage
+    ]
 
 
 def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
@@ -123,8 +121,10 @@ def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
     return volumes.VolumeCondition(pb.abnormal, pb.message[: credentials.SHOWN_MAX_CHARS])
 
 
-def condition_to_wire(value: volumes.VolumeCondition) -> types_pb2.VolumeCondition:
-    """Encode a condition."""
+def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.VolumeCondition | None:
+    """Encode a condition, if there is one."""
+    if value is None:
+        return None
     return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
 
 

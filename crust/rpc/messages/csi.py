@@ -255,42 +255,20 @@ def deferred_mount_to_wire(value: volumes.DeferredMount) -> csi_pb2.DeferredMoun
     return pb
 
 
-def stats(pb: csi_pb2.NodeGetVolumeStatsResponse) -> volumes.VolumeStats:
-    """Decode a plugin's statistics; raises `UnsupportedValue` for a unit that CSI does not have."""
-    usage = tuple(_usage(each) for each in pb.usage)
-    present = pb.HasField("volume_condition")
-    return volumes.VolumeStats(usage, condition(pb.volume_condition) if present else None)
-
-
-def _usage(pb: csi_pb2.VolumeUsage) -> volumes.VolumeUsage:
-    try:
-        unit = volumes.UsageUnit(pb.unit)
-    except ValueError as err:
-        raise UnsupportedValue("usage.unit", pb.unit) from err
-    return volumes.VolumeUsage(unit, pb.total, pb.used, pb.available)
-
-
 def stats_to_wire(value: volumes.VolumeStats) -> csi_pb2.NodeGetVolumeStatsResponse:
     """Encode statistics, with the condition if it is known (CSI 1.12)."""
-    pb = csi_pb2.NodeGetVolumeStatsResponse(usage=[usage_to_wire(each) for each in value.usage])
-    if value.condition is not None:
-        pb.volume_condition.CopyFrom(condition_to_wire(value.condition))
-    return pb
-
-
-def usage_to_wire(value: volumes.VolumeUsage) -> csi_pb2.VolumeUsage:
-    """Encode one line of statistics."""
-    return csi_pb2.VolumeUsage(
-        unit=csi_pb2.VolumeUsage.Unit.ValueType(value.unit.value),
-        total=value.total,
-        used=value.used,
-        available=value.available,
+    return csi_pb2.NodeGetVolumeStatsResponse(
+        usage=[
+            csi_pb2.VolumeUsage(
+                unit=csi_pb2.VolumeUsage.Unit.ValueType(each.unit.value),
+                total=each.total,
+                used=each.used,
+                available=each.available,
+            )
+            for each in value.usage
+        ],
+        volume_condition=None if value.condition is None else condition_to_wire(value.condition),
     )
-
-
-def condition(pb: csi_pb2.VolumeCondition) -> volumes.VolumeCondition:
-    """Decode a volume's condition (CSI 1.12)."""
-    return volumes.VolumeCondition(abnormal=pb.abnormal, message=pb.message)
 
 
 def condition_to_wire(value: volumes.VolumeCondition) -> csi_pb2.VolumeCondition:

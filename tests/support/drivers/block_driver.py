@@ -14,7 +14,7 @@ from crust.core import volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.cgroups import throttling
 from crust.host.process import sysfs
-from crust.rpc.messages import csi
+from crust.rpc.messages import crust_v1, csi
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import MIB as MIB
 from tests.support.co import Answer, Co
@@ -254,7 +254,9 @@ class Bench:
     async def stats(
         self, volume_id: str, path: str, *, deferred: bool = False
     ) -> volumes.VolumeStats:
-        return csi.stats(await self.co.stats(volume_id, path, defer_fs_ops=deferred))
+        answer: Any = await self.co.stats(volume_id, path, defer_fs_ops=deferred)
+        reported = answer.volume_condition if answer.HasField("volume_condition") else None
+        return crust_v1.stats(answer.usage, reported)
 
     async def expand(
         self, volume_id: str, path: str, size: int = 0, *, limit: int = 0, deferred: bool = False
