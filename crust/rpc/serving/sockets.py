@@ -23,29 +23,6 @@ from crust.host.process import oserrors
 _PROBE_S = 2.0
 
 
-def _socket_in_use(path: str, pid: int) -> errors.NotReady:
-    """Another process listens on the socket."""
-    who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
-    return errors.NotReady.named(
-        "SocketInUse",
-        f"the socket {path} cannot be served",
-        why=f"{who} already listens on it",
-        hint="stop that process, or give this one another socket",
-    )
-
-
-def _socket_lost(path: str, *, replaced: bool) -> errors.NotReady:
-    """The socket that this process serves is not at its path any more."""
-    return errors.NotReady.named(
-        "SocketLost",
-        f"callers cannot reach this process on {path}",
-        why="another process put its own socket there" if replaced else "the socket was removed",
-        hint="give that process another socket, then restart this one"
-        if replaced
-        else "restart this process",
-    )
-
-
 Identity = tuple[int, int]
 """Device and inode of a socket's file."""
 
@@ -76,7 +53,15 @@ class OwnSocket:
     def problem(self) -> errors.CrustError | None:
         """The error if the path is not this socket any more. Blocks."""
         there = identity_at(self.path)
-        return None if there == self.identity else _socket_lost(self.path, replaced=bool(there))
+        if there == self.identity:
+            return None
+        stop = "give that process another socket, then restart this one"
+        return errors.NotReady.named(
+            "SocketLost",
+            f"callers cannot reach this process on {self.path}",
+            why="another process put its own socket there" if there else "the socket was removed",
+            hint=stop if there else "restart this process",
+        )
 
     def remove(self) -> None:
         """Remove the path if it is still this socket, and close the file. Blocks."""
@@ -128,7 +113,13 @@ def check_free(path: str) -> None:
         )
     pid = listener(path)
     if pid is not None:
-        raise _socket_in_use(path, pid)
+        who = f"process {pid}" if pid else "a process of another PID namespace (another container)"
+        raise errors.NotReady.named(
+            "SocketInUse",
+            f"the socket {path} cannot be served",
+            why=f"{who} already listens on it",
+            hint="stop that process, or give this one another socket",
+        )
 
 
 def listener(path: str) -> int | None:
