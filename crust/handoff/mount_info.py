@@ -196,7 +196,7 @@ class MountInfo(_Model):
     crust: CrustPart
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
+    def _is_consistent(self) -> Self:
         block = (self.device is not None, self.crust.identity is not None)
         if self.volume_type == "block" and (not all(block) or self.crust.image is not None):
             raise ValueError("a block device has device and crust.identity, and no crust.image")
@@ -204,10 +204,6 @@ class MountInfo(_Model):
             raise ValueError("an image has crust.image, and neither device nor crust.identity")
         if self.crust.image is not None and "image" not in (self.crust.required or ()):
             raise ValueError("crust.required does not name the image")
-        return self
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
         if ("ro" in self.options) != self.crust.readonly:
             raise ValueError("options and crust.readonly disagree about 'ro'")
         options = tuple(each for each in self.options if each != "ro")

@@ -77,7 +77,7 @@ class Table:
 
     def raw(self) -> tuple[Target, ...]:
         """The raw publishes. Any thread may ask."""
-        return tuple(row for row in self.rows() if row.raw)
+        return tuple(row for row in tuple(self._rows.values()) if row.raw)
 
     def of(self, key: volumes.VolumeKey) -> tuple[Target, ...]:
         """The deferred targets of a volume, those at which something may stand included."""
@@ -103,7 +103,7 @@ class Table:
     def check_readable(self, key: volumes.VolumeKey) -> None:
         """Raise ReservedByUnreadableEntry if an entry that cannot be read has the volume, or may have it."""
         with self._lock:
-            for row in self.of(key):
+            for row in self._sharing.get(key, {}).values():
                 if row.is_unreadable:
                     raise targets.unreadable(key, row, f"has this volume, at {row.path}")
             for name in self._unknown:

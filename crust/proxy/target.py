@@ -122,8 +122,9 @@ class Target:
     @property
     def may_be_anybodys(self) -> bool:
         """Whether it has an entry of which nobody can say what it reserves."""
-        is_entry = self.entry is not None and not isinstance(self.entry.error, UnknownHandoffFile)
-        return self.is_unreadable and is_entry and self.key is None
+        if self.entry is None or self.entry.record is not None or self.key is not None:
+            return False
+        return not isinstance(self.entry.error, UnknownHandoffFile)
 
     @property
     def keys(self) -> frozenset[Key]:

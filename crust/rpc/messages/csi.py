@@ -46,7 +46,13 @@ def capability(
     if kind is None:
         raise limits.MissingField(f"{field}.access_type")
     access = volumes.BlockAccess() if kind == "block" else _mount_access(pb.mount, field)
-    return volumes.VolumeCapability(access, _access_mode(pb, field))
+    number = pb.access_mode.mode
+    if not pb.HasField("access_mode") or number == 0:
+        raise limits.MissingField(f"{field}.access_mode")
+    try:
+        return volumes.VolumeCapability(access, volumes.AccessMode(number))
+    except ValueError as err:
+        raise UnsupportedValue(f"{field}.access_mode.mode", number) from err
 
 
 def capabilities(
@@ -57,16 +63,6 @@ def capabilities(
     if not decoded:
         raise limits.MissingField(field)
     return decoded
-
-
-def _access_mode(pb: csi_pb2.VolumeCapability, field: str) -> volumes.AccessMode:
-    number = pb.access_mode.mode
-    if not pb.HasField("access_mode") or number == 0:
-        raise limits.MissingField(f"{field}.access_mode")
-    try:
-        return volumes.AccessMode(number)
-    except ValueError as err:
-        raise UnsupportedValue(f"{field}.access_mode.mode", number) from err
 
 
 def _mount_access(pb: csi_pb2.VolumeCapability.MountVolume, field: str) -> volumes.MountAccess:
