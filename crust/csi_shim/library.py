@@ -15,8 +15,7 @@ from google.protobuf.message import Message
 from crust.core import deferral_keys, mount_options, volumes
 from crust.host.block import devices
 from crust.host.block.devices import identify as identify_device
-from crust.rpc.messages import csi
-from crust.rpc.messages.extensions import deferral_requested
+from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
 __all__ = [
@@ -29,6 +28,11 @@ __all__ = [
 
 M = TypeVar("M", bound=Message)
 _RPC = csi_pb2.NodeServiceCapability.RPC
+
+
+def deferral_requested(context: Any) -> bool:
+    """Whether the caller of NodeGetCapabilities knows deferral."""
+    return extensions.requested(context, extensions.DEFERRAL)
 
 
 def is_deferred(request: Message) -> bool:

@@ -122,7 +122,7 @@ def _probe(driver: Port) -> Methods:
 
     async def probe(call: Call, data: bytes) -> bytes:
         answer = await driver.forward(call, data)
-        if extensions.versions_requested(call):
+        if extensions.requested(call, extensions.VERSIONS):
             call.trailing = (*call.trailing, (extensions.SHIM_VERSION, crust.__version__))
         return answer
 

@@ -60,7 +60,7 @@ class Controller:
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
         types = roles.advertised(
-            self._identity, with_node_info=extensions.node_info_requested(call)
+            self._identity, with_node_info=extensions.requested(call, extensions.NODE_INFO)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
         for each in types:

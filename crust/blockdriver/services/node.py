@@ -88,9 +88,9 @@ class Node:
         types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
         role = self._identity.role
         has_controller = not (role.node_deployment or role.is_shared)
-        if extensions.node_info_requested(call) and has_controller:
+        if extensions.requested(call, extensions.NODE_INFO) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
-        if extensions.deferral_requested(call):
+        if extensions.requested(call, extensions.DEFERRAL):
             types.extend(_DEFERRAL)
         return csi_pb2.NodeGetCapabilitiesResponse(
             capabilities=[csi_pb2.NodeServiceCapability(rpc=_Rpc(type=each)) for each in types]
@@ -102,11 +102,13 @@ class Node:
         """The node's id, topology and attach limit; the id alone for a CO that asks the controller for the rest."""
         response = csi_pb2.NodeGetInfoResponse(node_id=self._identity.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
-        if not (request.controller_get_node_info and extensions.node_info_requested(call)):
+        if not (
+            request.controller_get_node_info and extensions.requested(call, extensions.NODE_INFO)
+        ):
             response.max_volumes_per_node = self._rules.max_volumes
             for place in messages.places(self._identity.segment):
                 response.accessible_topology.CopyFrom(place)
-        if extensions.deferral_requested(call):
+        if extensions.requested(call, extensions.DEFERRAL):
             response.supported_file_systems.extend(self._rules.fs_types)
         return response
 

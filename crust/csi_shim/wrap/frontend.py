@@ -104,7 +104,7 @@ class Frontend:
             own.append(_RPC.GET_VOLUME_STATS)
         if _RPC.EXPAND_VOLUME not in known and await self._advertises_expansion(call):
             own.append(_RPC.EXPAND_VOLUME)
-        if extensions.deferral_requested(call):
+        if extensions.requested(call, extensions.DEFERRAL):
             own.extend(number for number in _DEFERRAL if number not in known)
         for number in own:
             answer.capabilities.add().rpc.type = number

@@ -9,8 +9,11 @@ from typing import Any, Protocol
 KEY = "crust-extensions"
 DEFERRAL = "deferral"
 NODE_INFO = "node-info"
+"""NodeGetID and ControllerGetNodeInfo (specs/node-identity.md)."""
 ERROR_INFO = "error-info"
+"""An error's name in the status details of a CSI call, which CSI keeps empty."""
 VERSIONS = "versions"
+"""The versions of the processes that a Probe passes."""
 SHIM_VERSION = "crust-shim-version"
 """The trailing metadata of a Probe: the version that the shim's process runs."""
 NOT_READY = "crust-not-ready-bin"
@@ -29,31 +32,8 @@ class Caller(Protocol):
         ...
 
 
-def deferral_requested(call: Caller) -> bool:
-    """Whether the caller opted in; the value is a comma-separated list."""
-    return _requested(call, DEFERRAL)
-
-
-def node_info_requested(call: Caller) -> bool:
-    """Whether the caller knows NodeGetID and ControllerGetNodeInfo (specs/node-identity.md)."""
-    return _requested(call, NODE_INFO)
-
-
-def error_info_requested(call: Caller) -> bool:
-    """Whether the caller of a CSI call wants an error's name in the status details, which CSI keeps empty."""
-    return _requested(call, ERROR_INFO)
-
-
-def versions_requested(call: Caller) -> bool:
-    """Whether the caller of a Probe wants to know the versions of the processes that it passes."""
-    return _requested(call, VERSIONS)
-
-
-def _requested(call: Caller, name: str) -> bool:
-    metadata = call.invocation_metadata() or ()
-    return any(key == KEY and name in _split(value) for key, value in metadata)
-
-
-def _split(value: str | bytes) -> list[str]:
-    text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-    return [each.strip() for each in text.split(",")]
+def requested(call: Caller, extension: str) -> bool:
+    """Whether the caller opted in to an addition; the value of the metadata is a comma-separated list."""
+    found = (value for key, value in call.invocation_metadata() or () if key == KEY)
+    texts = (each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in found)
+    return any(extension in map(str.strip, text.split(",")) for text in texts)
