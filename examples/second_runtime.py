@@ -63,7 +63,7 @@ def read(path: Path) -> bytes:
 def parse(data: bytes, entry: str) -> dict[str, Any]:
     """The record of an entry, H-5 to H-9 and H-50."""
     try:
-        record: dict[str, Any] = json.loads(data)
+        record: dict[str, Any] = json.loads(data.decode())  # bytes may begin with a mark
         crust = record["crust"]
         expect(crust["schema"] == SCHEMA, f"schema {crust['schema']} is not known")
         unknown = set(crust.get("required") or ()) - KNOWN

@@ -5,6 +5,7 @@ claims as crust does. Each file is made from the inputs below by crust's own cod
 other means. specs/vectors/README.md says how to use them.
 """
 
+import base64
 import dataclasses
 import datetime
 import json
@@ -16,6 +17,7 @@ from typing import Any
 from crust.core import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import Record, parse
+from crust.host.block import devices
 
 DIRECTORY = Path("specs/vectors")
 ROOT = layout.DEFAULT_ROOT
@@ -72,6 +74,10 @@ def _files() -> dict[str, Any]:
         "identities.json": list(_identities()),
         "records.json": [*_accepted(), *_refused()],
         "claims.json": list(_claims()),
+        "blank.json": [
+            {"clause": "H-47", "offset": offset, "length": length}
+            for offset, length in devices.PROBE_WINDOWS
+        ],
     }
 
 
@@ -118,10 +124,22 @@ def _accepted() -> Iterator[dict[str, Any]]:
     for name, changes in ACCEPTED:
         yield _vector(name, _record(**changes).to_bytes().decode(), "H-5")
     yield _vector("with a key of a later version", _edited(future=1), "H-5")
+    both = json.loads(_record().to_bytes()) | {"Device": "/dev/sda", "FSTYPE": "vfat"}
+    yield _vector("a known key in another case beside it", json.dumps(both), "H-5")
 
 
 def _refused() -> Iterator[dict[str, Any]]:
     yield _vector("not JSON", "{", "H-5")
+    text = _record().to_bytes().decode()
+    for key in ("crust", "device", "fstype", "readonly", "identity"):
+        yield _vector(f"{key} in capitals", text.replace(f'"{key}"', f'"{key.upper()}"'), "H-5")
+    yield _vector("a second object", text + "{}", "H-5")
+    yield _vector("a byte order mark", "\ufeff" + text, "H-5")
+    data = text.encode().replace(b"noatime", b"no\xfftime")
+    yield {
+        "name": "a byte that is not UTF-8", "clause": "H-5", "entry": TARGET.digest,
+        "base64": base64.b64encode(data).decode(), "accepted": False,
+    }  # fmt: skip
     yield _vector("a newer schema", _edited(schema=2), "H-6")
     yield _vector("a required key that is unknown", _edited(future=1, required=["future"]), "H-5")
     yield _vector("for another target than its entry's", _edited(target_path="/other"), "H-7")
@@ -189,6 +207,8 @@ def _claims() -> Iterator[dict[str, Any]]:
     yield _claim("an error for people", failed, accepted=True)
     yield _claim("with a key of a later version", {**good, "future": 1}, accepted=True)
     yield _claim("a state that is not known", {**good, "state": "ready"}, accepted=False)
+    capitals = {key.upper(): value for key, value in good.items()}
+    yield _claim("keys in capitals", capitals, accepted=False)
     yield _claim("no sandbox", {**good, "sandbox_id": ""}, accepted=False)
     yield _claim("a newer schema", {**good, "schema": 2}, accepted=False)
     yield _claim(
