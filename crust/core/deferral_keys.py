@@ -78,6 +78,15 @@ def guest_format(context: Mapping[str, str]) -> volumes.GuestFormat | None:
     return made
 
 
+def of_format(wanted: volumes.GuestFormat) -> dict[str, str]:
+    """The keys of a context that say the same."""
+    found = {
+        EXT4_BYTES_PER_INODE: wanted.ext4_bytes_per_inode,
+        EXT4_RESERVED_PERCENT: wanted.ext4_reserved_percent,
+    }
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
 def encryption(context: Mapping[str, str]) -> volumes.Encryption | None:
     """What is between device and filesystem; None if nothing is. Raises `InvalidDeferKey`."""
     value = context.get(ENCRYPTION)

@@ -9,7 +9,9 @@ order and waits for every running operation.
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
 from crust.core import metrics, operations, volumes
 from crust.core.deferral_keys import Defer
@@ -18,11 +20,13 @@ from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
+from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.host_publish import HostPublish, raw_targets
@@ -49,6 +53,21 @@ _INSPECT = inspect_pb2.DESCRIPTOR.services_by_name["Inspect"]
 _RUNTIME = runtime_pb2.DESCRIPTOR.services_by_name["Runtime"]
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the proxy sees and changes of this host."""
+
+    targets: Targets
+    filesystems: Filesystems
+    devices: Devices = host_devices
+
+    @classmethod
+    def of(cls, settings: ProxySettings) -> Self:
+        """The kernel's."""
+        locks = ToolLocks(Path(settings.run_dir, "tools.lock"))
+        return cls(Targets(settings.target_roots), Filesystems(locks))
+
+
 async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
     await check_propagation(settings)
@@ -66,14 +85,13 @@ async def check_propagation(settings: ProxySettings) -> None:
 async def running(
     settings: ProxySettings,
     *,
-    targets: Targets | None = None,
-    devices: Devices = host_devices,
+    host: Host | None = None,
     threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
-    """Run the proxy while the block runs. `targets` and `devices` are the kernel's unless they are given."""
+    """Run the proxy while the block runs."""
     async with (
         owning(settings) as daemon,
-        part(settings, daemon, targets=targets, devices=devices, threads=threads),
+        part(settings, daemon, host=host, threads=threads),
         daemon.serves(),
     ):
         yield daemon
@@ -92,13 +110,12 @@ async def part(
     settings: ProxySettings,
     daemon: Daemon,
     *,
-    targets: Targets | None = None,
-    devices: Devices = host_devices,
+    host: Host | None = None,
     threads: Workers | None = None,
     ports: Ports = SOCKETS,
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs."""
-    targets = targets or Targets(settings.target_roots)
+    host = host or Host.of(settings)
     pool = threads or Workers("the proxy", limit=64)
     async with AsyncExitStack() as stack:
         watch = WorkerWatch(pool, daemon.health, ping=systemd.ping_watchdog)
@@ -107,13 +124,13 @@ async def part(
             running = operations.KeyedOperations(pool)
             watch.operations.append(lambda: [running])
             table, events = Table(), Events()
-            entries = Entries(stores.Store(settings.volumes_root), devices, table, running)
-            looks = Looks(entries, targets, events, daemon.health)
-            await _load(entries, looks, targets, settings.target_roots, stack)
+            entries = Entries(stores.Store(settings.volumes_root), host.devices, table, running)
+            looks = Looks(entries, host.targets, events, daemon.health)
+            await _load(entries, looks, host.targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
             runtime = RuntimeApi(entries, handlers, events, running)
-            deferrals = _deferrals(entries, handlers, events, targets, runtime, running)
+            deferrals = _deferrals(entries, handlers, events, host, runtime, running)
             policy_of = await _policies(settings, stack, daemon.health)
             drivers = DriverSockets(
                 lambda served, backend: CsiService(
@@ -154,14 +171,17 @@ def _deferrals(
     entries: Entries,
     handlers: Handlers,
     events: Events,
-    targets: Targets,
+    host: Host,
     runtime: RuntimeApi,
     running: operations.KeyedOperations,
 ) -> Deferrals:
-    unpublish = Unpublish(entries, events, targets)
-    publish = Publish(entries, handlers, events, targets, unpublish)
+    targets, filesystems = host.targets, host.filesystems
+    unpublish = Unpublish(entries, events, targets, filesystems)
+    publish = Publish(entries, handlers, events, targets, filesystems, unpublish)
     on_host = HostPublish(entries, targets, publish)
-    return Deferrals(entries.table, targets, running, publish, on_host, unpublish, runtime)
+    return Deferrals(
+        entries.table, targets, filesystems, running, publish, on_host, unpublish, runtime
+    )
 
 
 async def _serve(

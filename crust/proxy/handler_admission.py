@@ -83,17 +83,11 @@ def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
 
 
 def check_mount(handler: Handler, mount: volumes.DeferredMount) -> None:
-    """`check` and `check_limits`, and raise `UnsupportedByHandler` for work in the guest that the handler cannot do:
-    to format, open or decrypt the volume.
+    """`check` and `check_limits`, and raise `UnsupportedByHandler` for work in the guest that the handler cannot do
+    and the proxy neither: to open or decrypt the volume, and to format what is opened there.
     """
     check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
     check_limits(handler, mount.io_limits)
-    if mount.format is not None and not mount.readonly and Feature.FORMAT not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name,
-            "cannot make filesystems, and the volume was created empty",
-            "use a handler that offers FORMAT, or do not defer this volume",
-        )
     if mount.image is not None and Feature.NETWORK_IMAGE not in handler.features:
         raise UnsupportedByHandler(
             handler.name,
@@ -105,6 +99,14 @@ def check_mount(handler: Handler, mount: volumes.DeferredMount) -> None:
             handler.name,
             "cannot open LUKS containers, and the volume is encrypted",
             "use a handler that offers LUKS: `crust handlers` lists them",
+        )
+    only_in_guest = mount.encryption is not None or mount.image is not None
+    can_format = mount.format is None or mount.readonly or Feature.FORMAT in handler.features
+    if only_in_guest and not can_format:
+        raise UnsupportedByHandler(
+            handler.name,
+            "cannot make filesystems, and only a guest can make the one of this volume, which was created empty",
+            "use a handler that offers FORMAT, or do not defer this volume",
         )
 
 

@@ -23,11 +23,13 @@ from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets, devices_at, observe, verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
     Begin,
+    Prepare,
     Seen,
     Stack,
     Target,
@@ -37,6 +39,7 @@ from crust.proxy.target import (
     group_unknown,
     lost_its_group,
     other_volume,
+    prepare,
     stands,
     undo,
 )
@@ -83,6 +86,7 @@ class Publish:
         handlers: Handlers,
         events: Events,
         targets: Targets,
+        filesystems: Filesystems,
         unpublish: Unpublish,
     ) -> None:
         self._table = entries.table
@@ -90,6 +94,7 @@ class Publish:
         self._handlers = handlers
         self._events = events
         self._targets = targets
+        self._filesystems = filesystems
         self._unpublish = unpublish
 
     async def defer(
@@ -139,6 +144,8 @@ class Publish:
             await self._begin(run, handler)
         mount = _mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
+        if handler is not None:
+            await self._prepare(run, handler, mount, record)
         entry, devices = await workers.run(self._place, run, record, mount.secrets)
         published = entry.require()
         self._table.put(
@@ -201,7 +208,7 @@ class Publish:
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
         """Blocks. In one hop: each one takes as long as all of this."""
-        seen = observe(self._entries.store, self._targets, run.target)
+        seen = self._observe(run)
         plan = begin_publish(seen, run.wanted)
         if plan is Begin.DEFER and handler is not None:
             self._targets.mount_guard(run.target, names=Feature.SUB_PATH in handler.features)
@@ -214,6 +221,14 @@ class Publish:
             if seen.stack is Stack.CLEAR:
                 self._targets.restore_guard(run.target, run.row.guard)
         return seen
+
+    def _observe(self, run: _Run) -> Seen:
+        """Blocks. While a program runs on the volume nobody knows what is there."""
+        try:
+            self._filesystems.check_free(run.wanted.key)
+        except errors.CrustError as error:
+            return Seen(stack=Stack.UNSEEN, problem=error)
+        return observe(self._entries.store, self._targets, run.target)
 
     async def _call_driver(
         self, run: _Run, request: csi_pb2.NodePublishVolumeRequest
@@ -253,18 +268,38 @@ class Publish:
         handler_admission.check_answer(run.wanted.access, mount)
         if handler is not None:
             handler_admission.check_mount(handler, mount)
+            if Feature.FORMAT not in handler.features:
+                mount = replace(mount, format=None)
             return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
         assert run.began is not None
         assert run.began.entry is not None
         known = run.began.entry.require()
+        if known.mount.format is None:  # the proxy has made the filesystem, if it was missing
+            mount = replace(mount, format=None)
         # a retry keeps the first choice: a second handler may have registered since
         name = run.decision.handler or known.handler
         return Record.of(mount, key, target, name, decided_by=known.decided_by, pod=pod)
 
+    async def _prepare(
+        self, run: _Run, handler: Handler, mount: volumes.DeferredMount, record: Record
+    ) -> None:
+        """Make the filesystem that the handler's guests do not make, on the reserved device."""
+        assert run.began is not None
+        if prepare(run.began, mount, handler.features) is Prepare.NOTHING:
+            return
+        assert mount.format is not None
+        await workers.run(self._reserve_device, run, record, mount.secrets)
+        await self._filesystems.make_if_blank(record.key, record.block, record.mount, mount.format)
+
     def _place(
         self, run: _Run, record: Record, secrets: Mapping[str, str]
     ) -> tuple[Entry, DeviceSet]:
-        """Reserve the device, which is known now, and write the entry of the guarded target. Blocks.
+        """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
+        devices = self._reserve_device(run, record, secrets)
+        return self._entries.store.write(record), devices
+
+    def _reserve_device(self, run: _Run, record: Record, secrets: Mapping[str, str]) -> DeviceSet:
+        """Reserve the device and check that nothing uses it. Blocks.
 
         The secrets are in the table before the entry is there: a handler may claim at once.
         """
@@ -282,7 +317,7 @@ class Publish:
             self._targets.check_unused(
                 record.block, readonly=record.readonly, claims=claims, writers=run.writers
             )
-        return self._entries.store.write(record), devices
+        return devices
 
     def _check_raw(self, record: Record, devices: DeviceSet) -> None:
         """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
@@ -307,7 +342,7 @@ class Publish:
             extra = {"target": run.target.text, "error": failure}
             _log.warning("failed publish not undone completely", extra=extra)
         try:
-            seen = await workers.run(observe, self._entries.store, self._targets, run.target)
+            seen = await workers.run(self._observe, run)
         except Exception as failure:  # no thread can be had
             seen = Seen(stack=Stack.UNSEEN, problem=failure)
         row = unfinished(run.row, seen)

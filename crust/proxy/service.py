@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from crust.core import errors, operations, volumes
 from crust.handoff import claims
 from crust.handoff.record import Record
+from crust.host.process import workers
 from crust.proxy import policy
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
 from crust.proxy.host_publish import HostPublish
 from crust.proxy.publish import Publish
@@ -34,6 +36,7 @@ class Deferrals:
 
     table: Table
     targets: Targets
+    filesystems: Filesystems
     operations: operations.KeyedOperations
     """By volume and by target: an operation that changes something holds the keys of both."""
     publish: Publish
@@ -113,6 +116,7 @@ class CsiService:
             self._operations.shared(key),
             self._operations.shared(target, "NodePublishVolume"),
         ):
+            await workers.run(self._calls.filesystems.check_free, key)
             row = self._calls.on_host.admit(key, request)
             is_new = await self._calls.on_host.begins(row)
             response = await self._backend.port.forward(call, data)
@@ -184,6 +188,7 @@ class CsiService:
     ) -> bytes:
         key = self._unchecked_key(request.volume_id)
         with self._operations.shared(key):
+            await workers.run(self._calls.filesystems.check_free, key)
             self._table.check_readable(key)
             for row in self._table.of(key):
                 raise errors.NotReady.named(

@@ -6,7 +6,7 @@ unmounts it after the driver's unpublish; so a guard or an entry means that the 
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,6 +21,8 @@ from crust.kubernetes_api.pod_name import PodName
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Asked, Residue
 from crust.wire.csi.v1 import csi_pb2
+
+Feature = volumes.HandlerFeature
 
 Key = volumes.VolumeKey | device_sets.Key
 """What two targets may have in common; then they are compared."""
@@ -253,6 +255,27 @@ def begin_publish(seen: Seen, wanted: Wanted) -> Begin:
     if seen.stack is Stack.BURIED and not wanted.is_inline:
         return Begin.CLEAN_FIRST
     return Begin.REFUSE if seen.is_covered else Begin.DEFER
+
+
+class Prepare(enum.Enum):
+    """What the proxy does about the filesystem, between the driver's answer and the entry."""
+
+    NOTHING = "nothing: the guest makes it, or it was made"
+    MAKE_IF_BLANK = (
+        "make it if the device is blank, or refuse a blank device that is to be read only"
+    )
+
+
+def prepare(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> Prepare:
+    """What to do about the filesystem: never anything once there is an entry, because a sandbox may have the device.
+
+    Inside of a LUKS container, and on an image, only a guest can look.
+    """
+    is_there = began.entry is not None or mount.format is None
+    is_the_guests = Feature.FORMAT in features or mount.encryption is not None
+    if is_there or is_the_guests or mount.image is not None:
+        return Prepare.NOTHING
+    return Prepare.MAKE_IF_BLANK
 
 
 class Undo(enum.Enum):

@@ -19,6 +19,7 @@ from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
 from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
 from crust.proxy.target import Unpublish as Plan
@@ -41,11 +42,14 @@ class _Begun:
 class Unpublish:
     """Carries out deferred unpublishes, and the undo of deferred publishes."""
 
-    def __init__(self, entries: Entries, events: Events, targets: Targets) -> None:
+    def __init__(
+        self, entries: Entries, events: Events, targets: Targets, filesystems: Filesystems
+    ) -> None:
         self._table = entries.table
         self._store = entries.store
         self._events = events
         self._targets = targets
+        self._filesystems = filesystems
 
     async def run(
         self,
@@ -103,6 +107,7 @@ class Unpublish:
         except claims.NotPublished:
             entry = None
         try:
+            self._filesystems.check_free(key)
             seen = self._targets.look(target)
             if entry is not None and (entry.entry.record or entry.entry.error):
                 seen = replace(seen, entry=entry.entry)

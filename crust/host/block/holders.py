@@ -112,6 +112,17 @@ def of_devices(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
     return tuple(sorted(_holder(pid, f"fd {fd}") for pid, fd in opened))
 
 
+def openers(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
+    """The other processes that have a block device with one of these numbers open, without those that serve it."""
+    wanted = {os.makedev(*number) for number in numbers}
+    opened = (
+        (pid, fd)
+        for pid, fd, device in _block_devices()
+        if device in wanted and pid != str(os.getpid()) and not _serves(pid, device)
+    )
+    return tuple(sorted(_holder(pid, f"fd {fd}") for pid, fd in opened))
+
+
 def writers() -> "Writers":
     """The processes that have block devices open for writing.
 

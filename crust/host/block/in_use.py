@@ -87,6 +87,19 @@ def check_unwritten(
     raise holders.DeviceInUse(device.path, holders=others)
 
 
+def check_unopened(device: volumes.BlockSource) -> None:
+    """Return if no other process has the device open in any way, but the one that serves it. Blocks.
+
+    Raises `holders.DeviceInUse` with the processes. Those of other PID namespaces are not seen.
+    """
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        others = holders.openers(_related(device))
+        if not others:
+            return
+    raise holders.DeviceInUse(device.path, holders=others)
+
+
 def _related(device: volumes.BlockSource) -> frozenset[tuple[int, int]]:
     """The numbers of the devices that share bytes with this one, and its own."""
     identities = device_set(device.identity).related | {device.identity}

@@ -156,6 +156,19 @@ def judge_interrupted(
     raise ContentInDoubt(content.volume_id, f"that making {planned} was interrupted", what)
 
 
+def check_readable(volume_id: str, action: Action | None) -> None:
+    """Raise ReadOnlyVolumeNotFormatted unless a volume that is to be read only can be mounted as it is."""
+    if action not in (None, Action.KEEP):
+        raise errors.NotReady.named(
+            "ReadOnlyVolumeNotFormatted",
+            f"{volume_id} cannot be mounted",
+            why=(
+                "it has no filesystem, or none that was made completely, and it is to be read only"
+            ),
+            hint="publish it for writing first, or create it from a snapshot",
+        )
+
+
 def describe(found: signatures.Signature) -> str:
     """The content, for messages."""
     if isinstance(found, signatures.Filesystem):

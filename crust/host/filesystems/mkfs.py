@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors
 from crust.host.block import devices, holders, signatures
-from crust.host.block.signatures import Blank, Filesystem
+from crust.host.block.signatures import Blank, Filesystem, Signature
 from crust.host.filesystems import supported
 from crust.host.process import commands, workers
 
@@ -73,19 +73,20 @@ async def make(
     *,
     uuid: str = "",
     extra_options: Sequence[str] = (),
-    is_empty: Callable[[], bool] | None = None,
+    probe: Callable[[str], Signature] = signatures.probe,
     inherits: Sequence[int] = (),
 ) -> None:
     """Make a filesystem on a device without signatures, with a UUID that the caller may choose.
 
-    `is_empty` is asked while the device is held exclusively: True says that every byte of it is zero, and saves the
-    probe. mkfs has the descriptors `inherits` open.
+    `probe` says what is on the device, while that is held exclusively: `signatures.probe_untrusted` where somebody
+    else may have written the bytes, or a source that knows that every byte is zero. mkfs has the descriptors
+    `inherits` open.
 
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `CommandFailed`.
     """
     mkfs = supported.row(_TABLE, fs_type)
-    await workers.run(_check_formattable, path, fs_type, mkfs.minimum_bytes, is_empty)
+    await workers.run(_check_formattable, path, fs_type, mkfs.minimum_bytes, probe)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
     argv = [*mkfs.command, *chosen, *extra_options, path]
     busy: commands.CommandFailed | None = None
@@ -108,7 +109,7 @@ def minimum_bytes(fs_type: str) -> int:
 
 
 def _check_formattable(
-    path: str, fs_type: str, least_bytes: int, is_empty: Callable[[], bool] | None
+    path: str, fs_type: str, least_bytes: int, probe: Callable[[str], Signature]
 ) -> None:
     size_bytes = devices.size_bytes(path)
     if size_bytes < least_bytes:
@@ -121,9 +122,7 @@ def _check_formattable(
     # Held exclusively meanwhile, so that no other mkfs is running on it.
     hold = devices.open_exclusive(path)
     try:
-        if is_empty is not None and is_empty():
-            return
-        found = signatures.probe(path)
+        found = probe(path)
     finally:
         os.close(hold)
     if not isinstance(found, Blank):

@@ -18,12 +18,14 @@ from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.process.workers import Workers
 from crust.proxy import app
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.target import Stack
 from crust.rpc import channel
 from crust.wire.v1 import inspect_pb2_grpc, runtime_pb2_grpc
 from tests.support.co import Co
 from tests.support.drivers import fake_driver
+from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.runtimes import fake_handler
 
@@ -139,6 +141,7 @@ class Node:
     driver: fake_driver.FakeDriver
     targets: Any
     devices: Any
+    filesystems: Any
     co: Co
     proxy_channels: dict[str, grpc.aio.Channel]
 
@@ -212,21 +215,20 @@ async def running(
     grace_s: float = 0,
     targets: Targets | None = None,
     devices: Devices | None = None,
+    filesystems: Filesystems | None = None,
     threads: Workers | None = None,
     **settings_: Any,
 ) -> AsyncIterator[Node]:
-    """Driver, shim and proxy, bottom up. Without a kernel, unless `targets` and `devices` are given."""
+    """Driver, shim and proxy, bottom up. Without a kernel, unless `targets`, `devices`, `filesystems` are given."""
     driver = driver or fake_driver.FakeDriver()
-    targets, devices = (
-        targets or FakeTargets(places.kubelet),
-        devices or FakeDevices(identities=driver.identities),
-    )
+    targets = targets or FakeTargets(places.kubelet)
+    devices = devices or FakeDevices(identities=driver.identities)
+    filesystems = filesystems or FakeFilesystems(places.run)
     async with (
         fake_driver.serving(driver, places.driver),
         app.running(
             places.settings(grace_s=grace_s, **settings_),
-            targets=targets,
-            devices=devices,
+            host=app.Host(targets, filesystems, devices),
             threads=threads,
         ),
         shim(places),
@@ -235,7 +237,13 @@ async def running(
         channel.connect(places.sockets.inspect) as inspect,
     ):
         sockets = {"runtime": runtime, "inspect": inspect}
-        yield Node(places, driver, targets, devices, Co(co), sockets)
+        yield Node(places, driver, targets, devices, filesystems, Co(co), sockets)
+
+
+def fake_host(places: Places) -> app.Host:
+    """A host without a kernel, for a proxy alone."""
+    targets, filesystems = FakeTargets(places.kubelet), FakeFilesystems(places.run)
+    return app.Host(targets, filesystems, FakeDevices())
 
 
 def shim(

@@ -19,6 +19,7 @@ from crust.csi_shim.wrap.frontend import Wrapping
 from crust.proxy import app
 from tests.support.faults import crashes
 from tests.support.nodes import node as nodes
+from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.nodes.node import Places
 
@@ -113,7 +114,8 @@ def _run(serve: Callable[..., Any], ready: Connection, arguments: tuple[Any, ...
 async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: float) -> None:
     settings = places.settings(grace_s=grace_s)
     targets, devices = FakeTargets(places.kubelet), FakeDevices(sizes_file=places.sizes)
-    async with app.running(settings, targets=targets, devices=devices):
+    host = app.Host(targets, FakeFilesystems(places.run), devices)
+    async with app.running(settings, host=host):
         with (
             crashes.at_call(faults.die_at, _die, calls=CHANGES),
             crashes.at_call(faults.no_space_at, crashes.no_space, calls=NEEDING_SPACE),

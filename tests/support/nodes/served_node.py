@@ -26,12 +26,11 @@ from crust.core.settings.proxy import KubernetesSettings
 from crust.csi_shim.wrap.frontend import Wrapping
 from crust.handoff import store
 from crust.handoff.record import Record
-from crust.host.block import devices, loop
+from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.proxy import app as proxy_app
-from crust.proxy import guard
 from crust.rpc import channel, outcome
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
@@ -90,8 +89,7 @@ class ServedNode:
             await enter(node_process.running(self.node_settings()))
         else:
             await self.start_driver()
-            guarded = guard.Targets([self.places.kubelet])
-            await enter(proxy_app.running(self._proxy(), targets=guarded, devices=devices))
+            await enter(proxy_app.running(self._proxy()))
             await self.start_shim()
         handlers = self.places.sockets.handlers
         await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))

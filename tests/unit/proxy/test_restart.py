@@ -22,7 +22,7 @@ from tests.support.drivers import fake_driver
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes import proxy_process
-from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
+from tests.support.nodes.fake_targets import FakeTargets
 from tests.support.nodes.node import Places
 from tests.support.runtimes import fake_handler
 
@@ -92,9 +92,7 @@ async def test_handler_registers_again_after_a_restart(places: Places) -> None:
 
 
 def _proxy(places: Places, *, grace_s: float = 0) -> Any:
-    return app.running(
-        places.settings(grace_s=grace_s), targets=FakeTargets(places.kubelet), devices=FakeDevices()
-    )
+    return app.running(places.settings(grace_s=grace_s), host=nodes.fake_host(places))
 
 
 POINTS_AT_MOST = 60

@@ -15,7 +15,18 @@ from crust.core import errors, volumes
 from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.proxy import target as decisions
-from crust.proxy.target import Begin, OnLook, Seen, Stack, Target, Undo, Unpublish, Wanted
+from crust.proxy.target import (
+    Begin,
+    Feature,
+    OnLook,
+    Prepare,
+    Seen,
+    Stack,
+    Target,
+    Undo,
+    Unpublish,
+    Wanted,
+)
 from crust.rpc.outcome import Asked, Residue
 from tests.support.records import records
 
@@ -24,6 +35,8 @@ OTHERS = replace(RECORD, key=replace(RECORD.key, volume_id=volumes.VolumeId("vol
 WANTED = Wanted(RECORD.key, RECORD.target, volumes.MountAccess(fs_type="ext4"), (), readonly=True)
 ARGS = replace(RECORD, mount=replace(RECORD.mount, readonly=False))
 HELD = Claim("box", "kata", State.MOUNTED, "", 7, None, live=True)
+EMPTY = replace(RECORD.mount, format=volumes.GuestFormat(), readonly=False)
+IMAGE = volumes.NetworkImage("c", "pool", "", "image", ("192.0.2.1",), "user")
 ENTRIES = {
     "same": Entry(RECORD.digest, "/e", replace(RECORD, mount=replace(RECORD.mount, readonly=True))),
     "args": Entry(RECORD.digest, "/e", ARGS),
@@ -44,8 +57,14 @@ class World:
     held: bool = False
     late: bool = False
     """Whether the driver is still at work on a publish that nobody waits for."""
+    blank: bool = True
+    """Whether the volume, which was created empty, has no filesystem; the handler's guests make none."""
+    tool: bool = False
+    """Whether mkfs runs, and nobody waits for it."""
 
     def seen(self) -> Seen:
+        if self.tool:
+            return Seen(stack=Stack.UNSEEN, problem=errors.PeerUnavailable("a tool runs"))
         entry = ENTRIES.get(self.entry)
         if entry is not None and self.held:
             entry = replace(entry, claim=HELD)
@@ -123,6 +142,8 @@ class Proxy:
             self._set(stack=Stack.GUARD)
 
     def _call_publish(self) -> None:
+        if self.world.tool:
+            self.violations.add("the driver's publish under an mkfs")
         chosen = self._step(["deferred", "final", "lost", "lost-none", "late", "mounted"])
         if chosen == "mounted" and self.world.held:
             chosen = "final"  # O_EXCL: the host cannot mount it
@@ -150,7 +171,27 @@ class Proxy:
         if chosen != "ok":
             raise FailedError(final=True)
 
+    def _prepare(self, began: Seen) -> None:
+        """As `crust.proxy.filesystems.Filesystems.make_if_blank`, where the decision says so."""
+        if decisions.prepare(began, EMPTY, frozenset()) is Prepare.NOTHING:
+            return
+        if self.world.entry:
+            self.violations.add("mkfs was started although there is an entry")
+        if not self.world.blank:
+            return
+        chosen = self._step(["ok", "fail", "fail-tool-lives", "kill-tool-lives"])
+        if chosen in ("ok", "kill-after"):
+            self._set(blank=False)
+        if chosen in ("fail-tool-lives", "kill-tool-lives"):
+            self._set(tool=True)
+        if chosen in ("kill-after", "kill-tool-lives"):
+            raise KilledError
+        if chosen != "ok":
+            raise FailedError(final=True)
+
     def _call_unpublish(self) -> None:
+        if self.world.tool:
+            self.violations.add("the driver's unpublish under an mkfs")
         if self.world.held and not self.locked:
             self.violations.add("the driver's unpublish under a live guest")
         chosen = self._step(["ok", "final", "lost", "lost-none"])
@@ -206,6 +247,7 @@ class Proxy:
             self._simple()  # the driver defers
             self._call_publish()
             self._simple()  # the answer, the device, the reservation
+            self._prepare(began)
             if began.entry is None:
                 self._write()
             answer = "OK"
@@ -264,6 +306,8 @@ class Proxy:
         complete = now.entry == "same" and now.driver and now.stack is Stack.GUARD
         if answer == "OK" and not complete:
             self.violations.add("OK without an entry, a guard, or the driver")
+        if now.entry == "same" and before.entry != "same" and now.blank:
+            self.violations.add("an entry of a blank device")
         if answer == "FINAL" and before.entry != "vol" and stands:
             self.violations.add("a final code while something stands")
 
@@ -291,6 +335,8 @@ def _check_settles(world: World, violations: set[str], *, is_inline: bool) -> No
     """With nothing failing any more, an unpublish clears all once the sandbox ends, and a publish succeeds."""
     if world.entry in ("args", "vol", "bad"):
         return
+    if world.tool:  # it ends by itself
+        world = replace(world, tool=False, blank=False)
     quiet = Proxy(replace(world, held=False), Choices(), set(), is_inline, fails=False)
     if quiet.unpublish() != "OK" or quiet.violations:
         violations.add("an unpublish does not converge")
@@ -322,6 +368,9 @@ def _others(world: World) -> Iterator[World]:
     """What happens without a call."""
     if world.late:
         yield replace(world, late=False, driver=True)
+    if world.tool:
+        yield replace(world, tool=False, blank=False)
+        yield replace(world, tool=False)
     if world.entry == "same":
         yield replace(world, held=not world.held)
         if world.stack is Stack.GUARD:
@@ -382,7 +431,7 @@ def _undo_of(began: Seen, asked: Asked, **options: bool) -> Undo:
 
 _REAL: dict[str, Any] = {
     name: getattr(decisions, name)
-    for name in ("undo", "stands", "begin_publish", "begin_unpublish")
+    for name in ("undo", "stands", "begin_publish", "begin_unpublish", "prepare")
 }
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "undo: what stood before is undone": (
@@ -488,6 +537,54 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
         ),
     ),
 }
+
+
+MUTANTS |= {
+    "prepare: a repeated publish runs mkfs": (
+        "prepare",
+        lambda began, mount, features: _REAL["prepare"](Seen(), mount, features),
+    ),
+    "prepare: nobody makes the filesystem": ("prepare", lambda *_: Prepare.NOTHING),
+    "publish: begins while a tool runs": (
+        "begin_publish",
+        lambda seen, wanted: (
+            Begin.DEFER if seen.stack is Stack.UNSEEN else _REAL["begin_publish"](seen, wanted)
+        ),
+    ),
+    "unpublish: begins while a tool runs": (
+        "begin_unpublish",
+        lambda seen, key: (
+            Unpublish.CLEAN if seen.stack is Stack.UNSEEN else _REAL["begin_unpublish"](seen, key)
+        ),
+    ),
+    "stands: nothing while a tool runs": (
+        "stands",
+        lambda seen, wanted: (
+            Residue.NONE if seen.stack is Stack.UNSEEN else _REAL["stands"](seen, wanted)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("mount", "features", "entry", "expected"),
+    [
+        (EMPTY, frozenset(), None, Prepare.MAKE_IF_BLANK),
+        (EMPTY, frozenset({Feature.FORMAT}), None, Prepare.NOTHING),
+        (EMPTY, frozenset(), ENTRIES["same"], Prepare.NOTHING),
+        (replace(EMPTY, readonly=True), frozenset(), None, Prepare.MAKE_IF_BLANK),
+        (replace(EMPTY, format=None), frozenset(), None, Prepare.NOTHING),
+        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, Prepare.NOTHING),
+        (replace(EMPTY, source=IMAGE), frozenset(), None, Prepare.NOTHING),
+    ],
+)
+def test_prepare_makes_a_filesystem_only_for_a_handler_that_does_not(
+    mount: volumes.DeferredMount,
+    features: frozenset[Feature],
+    entry: Entry | None,
+    expected: Prepare,
+) -> None:
+    assert decisions.prepare(Seen(entry, Stack.GUARD), mount, features) is expected
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -174,13 +174,18 @@ class FilesystemPreparation:
             fs_type,
             uuid=intended.planned_uuid,
             extra_options=options,
-            is_empty=self._is_empty(content),
+            probe=self._probe(content),
             inherits=held,
         )
         await workers.run(self._formatted, intended)
 
     def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
         return functools.partial(self.access.is_empty, volumes.VolumeId(content.volume_id))
+
+    def _probe(self, content: ContentRecord) -> Callable[[str], signatures.Signature]:
+        """What is on the device; without a look at it if the engine stores no data of the volume at all."""
+        is_empty = self._is_empty(content)
+        return lambda path: signatures.Blank() if is_empty() else signatures.probe(path)
 
     def _formatted(self, made: ContentRecord) -> None:
         generation = made.generation + 1

@@ -17,7 +17,6 @@ from crust.blockdriver.node.filesystems.filesystem_preparation import Filesystem
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
-from crust.core import errors, volumes
 from crust.host.filesystems import format_decision
 from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
 from crust.host.process import workers
@@ -62,7 +61,7 @@ class HostImage:
             ready = self._mapped(request, ready)
             action = self.preparation.judge(ready.content, staged.fs_type, ready.attachment)
             if request.capability.mode.reader_only:
-                _check_readable(request.volume_id, action)
+                format_decision.check_readable(request.volume_id, action)
                 action = None
             if action is None:
                 self._note(staged, "prepared")
@@ -114,15 +113,3 @@ class HostImage:
 def _access(request: Publish, *, on_host: bool) -> Access:
     mode = request.capability.mode
     return Access(mode, readonly=mode.reader_only, on_host=on_host, secrets=request.secrets)
-
-
-def _check_readable(volume_id: volumes.VolumeId, action: format_decision.Action | None) -> None:
-    if action not in (None, format_decision.Action.KEEP):
-        raise errors.NotReady.named(
-            "ReadOnlyVolumeNotFormatted",
-            f"{volume_id} cannot be mounted",
-            why=(
-                "it has no filesystem, or none that was made completely, and it is to be read only"
-            ),
-            hint="publish it for writing first, or create it from a snapshot",
-        )

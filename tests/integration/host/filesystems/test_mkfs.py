@@ -20,13 +20,12 @@ SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
 
 
 @pytest.mark.parametrize("fs_type", supported.SUPPORTED)
-@pytest.mark.parametrize("empty", [False, True])
 async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
-    attach: Attach, mountpoint: str, fs_type: str, *, empty: bool
+    attach: Attach, mountpoint: str, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])
     assert signatures.probe(device.path) == signatures.Blank()
-    await mkfs.make(device.path, fs_type, is_empty=lambda: empty)
+    await mkfs.make(device.path, fs_type)
     found = signatures.probe(device.path)
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
@@ -69,12 +68,21 @@ async def test_make_on_existing_filesystem_is_refused(
     assert signatures.probe(device.path) == before
 
 
-async def test_make_over_a_filesystem_not_known_to_be_empty_fails(attach: Attach) -> None:
+async def test_make_asks_the_given_source_what_is_there_while_it_holds_the_device(
+    attach: Attach,
+) -> None:
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     before = signatures.probe(device.path)
+    held = []
+
+    def probe(path: str) -> signatures.Signature:
+        held.append(holders.is_exclusively_held(path))
+        return signatures.probe_untrusted(path)
+
     with raised("DeviceNotBlank", match="ext4"):
-        await mkfs.make(device.path, "ext4", is_empty=lambda: False)
+        await mkfs.make(device.path, "ext4", probe=probe)
+    assert held == [True]
     assert signatures.probe(device.path) == before
 
 

@@ -28,7 +28,6 @@ from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
-from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
 from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.nodes.node import Node, Places
 from tests.support.runtimes import fake_handler
@@ -76,9 +75,7 @@ async def test_a_driver_that_was_downgraded_behind_its_socket_is_not_sent_the_fl
     """With a volume that a guest has written, the host's kernel would have parsed a hostile filesystem."""
     old, new = fake_driver.FakeDriver(), fake_driver.FakeDriver(defers=False)
     async with (
-        proxy.running(
-            places.settings(), targets=FakeTargets(places.kubelet), devices=FakeDevices()
-        ),
+        proxy.running(places.settings(), host=nodes.fake_host(places)),
         nodes.shim(places),
         fake_handler.running(
             fake_handler.FakeHandler(),
@@ -236,7 +233,7 @@ async def running(places: Places, **changes: object) -> AsyncIterator[None]:
     )
     async with (
         fake_driver.serving(fake_driver.FakeDriver(), places.driver),
-        proxy.running(settings, targets=FakeTargets(places.kubelet), devices=FakeDevices()),
+        proxy.running(settings, host=nodes.fake_host(places)),
     ):
         yield
 

@@ -136,8 +136,12 @@ PASSPHRASE = "correct horse battery staple"
 
 
 @pytest.mark.spec("D-38")
-async def test_empty_volume_is_refused_if_no_guest_can_format(node: Node, target: str) -> None:
+async def test_empty_encrypted_volume_is_refused_if_no_guest_can_format(
+    node: Node, target: str
+) -> None:
+    """Nobody but a guest sees the inside of the container."""
     node.driver.format = volumes.GuestFormat(ext4_reserved_percent=1)
+    node.driver.passphrase = PASSPHRASE
     async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
         await refused(
             node.co.publish("vol-1", target), Code.FAILED_PRECONDITION, "cannot make", "FORMAT"

@@ -1,0 +1,88 @@
+"""The filesystem of a volume for a handler whose guests make none: made at the publish, before the entry is written.
+
+The decision is the driver's own (`crust.host.filesystems.format_decision`), without a record of the content: the
+driver has said that the volume was created empty, and the device must read blank. Nothing is cleared and nothing is
+adopted: what an interrupted mkfs left is refused. mkfs has the volume's tool lock and the open device, so it ends by
+itself if the proxy is killed; until then nobody publishes, unpublishes or unstages the volume.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+
+from crust.core import deferral_keys, volumes
+from crust.host.block import devices, in_use, signatures
+from crust.host.filesystems import format_decision, mkfs, superblocks
+from crust.host.filesystems.format_decision import Action
+from crust.host.filesystems.tool_locks import ToolLocks
+from crust.host.process import workers
+from crust.proxy import guard
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrecorded:
+    """The content of a volume of which only the driver has said that it was created empty."""
+
+    volume_id: str
+    state: str = "new"
+    fs_type: str = ""
+    planned_uuid: str = ""
+    in_guest: bool = True
+
+
+class Filesystems:
+    """Makes the filesystems of volumes."""
+
+    def __init__(self, locks: ToolLocks) -> None:
+        self._locks = locks
+
+    def check_free(self, key: volumes.VolumeKey) -> None:
+        """Raise `VolumeInUseByTool` if a program that a proxy has started runs on the volume. Blocks."""
+        self._locks.check_free(str(key))
+
+    async def make_if_blank(
+        self,
+        key: volumes.VolumeKey,
+        source: volumes.BlockSource,
+        mount: volumes.DeferredMount,
+        wanted: volumes.GuestFormat,
+    ) -> None:
+        """Make the filesystem that the volume is to have, if its device is blank; one that is there is kept.
+
+        The caller has reserved the device. Raises `VolumeInUseByTool`, `DeviceNotAsReported`, `holders.DeviceInUse`,
+        `ReadOnlyVolumeNotFormatted`, and the errors of `format_decision.judge` and `mkfs.make`.
+        """
+        with await workers.run(self._locks.take, str(key)) as lock:
+            held = await workers.run(devices.open_shared, source.path)
+            try:
+                action = await workers.run(_judge, key, source, mount.fs_type)
+                if mount.readonly:
+                    format_decision.check_readable(str(key), action)
+                if action is not Action.MAKE:
+                    await workers.run(devices.sync, source.path)  # an mkfs that ended alone did not
+                    return
+                await workers.run(in_use.check_unopened, source)
+                await mkfs.make(
+                    source.path,
+                    mount.fs_type,
+                    extra_options=mkfs.arguments(mount.fs_type, deferral_keys.of_format(wanted)),
+                    probe=signatures.probe_untrusted,
+                    inherits=(lock.fd, held),
+                )
+            finally:
+                os.close(held)
+        _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
+
+
+def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) -> Action:
+    """The device is open, so the kernel gives its number and name to no other while this looks."""
+    guard.verify(devices, source)
+    return format_decision.judge(
+        _Unrecorded(str(key)),
+        fs_type,
+        signatures.probe_untrusted(source.path),
+        is_blank=lambda: devices.is_blank(source.path),
+        left=lambda found: superblocks.read(source.path, found),
+    )

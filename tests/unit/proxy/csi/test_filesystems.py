@@ -1,0 +1,133 @@
+"""The filesystem that the proxy makes for a handler whose guests make none: when, and what waits for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+
+from crust.core import errors, volumes
+from crust.core.volumes import HandlerFeature
+from tests.support.drivers import fake_driver
+from tests.support.drivers.fake_driver import Gate
+from tests.support.faults.refusals import refused
+from tests.support.nodes import node as nodes
+from tests.support.nodes.node import Node, Places, until
+from tests.support.runtimes.fake_handler import ALL_FEATURES
+
+Code = grpc.StatusCode
+WANTED = volumes.GuestFormat(ext4_reserved_percent=1)
+DEVICE = fake_driver.device_of("vol-1")
+KEY = "csi.example.com/vol-1"
+
+
+@pytest.fixture
+async def empty(node: Node) -> AsyncIterator[Node]:
+    """A node whose driver's volumes were created empty, and whose handler offers no FORMAT."""
+    node.driver.format = WANTED
+    async with node.handler(features=ALL_FEATURES - {HandlerFeature.FORMAT}):
+        yield node
+
+
+@pytest.mark.spec("D-38", "D-16")
+async def test_blank_volume_is_formatted_once_and_recorded_as_one_with_a_filesystem(
+    empty: Node, target: str
+) -> None:
+    await empty.co.publish("vol-1", target)
+    assert empty.filesystems.made == {DEVICE: ("ext4", WANTED)}
+    assert empty.record(target).mount.format is None
+    before = empty.entry(target)
+    await empty.co.publish("vol-1", target)
+    assert empty.entry(target) == before
+    assert empty.filesystems.looks == 1
+
+
+@pytest.mark.spec("D-38")
+async def test_handler_with_format_gets_the_blank_volume(kata: Node, target: str) -> None:
+    kata.driver.format = WANTED
+    await kata.co.publish("vol-1", target)
+    assert kata.record(target).mount.format == WANTED
+    assert kata.filesystems.looks == 0
+
+
+async def test_volume_that_nobody_calls_empty_is_not_looked_at(empty: Node, target: str) -> None:
+    empty.driver.format = None
+    await empty.co.publish("vol-1", target)
+    assert empty.filesystems.looks == 0
+
+
+@pytest.mark.spec("D-38")
+async def test_blank_volume_that_is_to_be_read_only_is_refused(empty: Node, target: str) -> None:
+    await refused(
+        empty.co.publish("vol-1", target, readonly=True),
+        Code.FAILED_PRECONDITION,
+        "ReadOnlyVolumeNotFormatted",
+    )
+    assert empty.filesystems.made == {}
+    empty.check_untouched(target)
+
+
+async def test_device_is_reserved_while_its_filesystem_is_made(empty: Node, target: str) -> None:
+    empty.filesystems.gate = Gate()
+    first = asyncio.ensure_future(empty.co.publish("vol-1", target))
+    await until(empty.filesystems.gate.entered)
+    assert empty.entry(target) is None
+    empty.driver.identities["vol-2"] = fake_driver.identity_of(DEVICE)
+    other = empty.places.target("two")
+    await refused(empty.co.publish("vol-2", other), Code.FAILED_PRECONDITION, "DeviceReserved")
+    assert empty.filesystems.looks == 1
+    empty.filesystems.gate.opened.set()
+    await first
+    empty.check_published("vol-1", target)
+
+
+async def test_failed_mkfs_leaves_nothing(empty: Node, target: str) -> None:
+    empty.filesystems.error = errors.RuntimeFailed("mkfs.ext4 failed")
+    with_lock = empty.co.publish("vol-1", target)
+    await refused(with_lock, Code.UNAVAILABLE, "mkfs.ext4 failed")  # its lock is held
+    empty.filesystems.left.pop().__exit__(None)
+    await empty.co.unpublish("vol-1", target)
+    empty.check_untouched(target)
+
+
+def _calls(node: Node, target: str) -> dict[str, Callable[[], Coroutine[Any, Any, object]]]:
+    """Every call that could give the device to somebody, or take it away."""
+    return {
+        "publish": lambda: node.co.publish("vol-1", target),
+        "another": lambda: node.co.publish("vol-1", node.places.target("two")),
+        "on the host": lambda: node.co.publish("vol-1", node.places.target("host"), defer=False),
+        "unpublish": lambda: node.co.unpublish("vol-1", target),
+        "unstage": lambda: node.co.unstage("vol-1", "/staging"),
+    }
+
+
+@pytest.mark.parametrize("call", ["publish", "another", "on the host", "unpublish", "unstage"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+async def test_nobody_gets_or_gives_back_a_volume_on_which_a_tool_runs(
+    places: Places, target: str, call: str, *, restarted: bool
+) -> None:
+    """mkfs does not end, and the proxy gives up or is started again: the lock alone says that it runs."""
+    features = ALL_FEATURES - {HandlerFeature.FORMAT}
+    async with nodes.running(places) as node, node.handler(features=features):
+        node.driver.format = WANTED
+        node.filesystems.error = errors.RuntimeFailed("mkfs.ext4 failed")
+        await refused(node.co.publish("vol-1", target), Code.UNAVAILABLE)
+        (lock,) = node.filesystems.left
+        if not restarted:
+            asked = [each.method for each in node.driver.calls]
+            await refused(_calls(node, target)[call](), Code.UNAVAILABLE)
+            assert [each.method for each in node.driver.calls] == asked
+    if restarted:
+        async with (
+            nodes.running(places, driver=node.driver) as node,
+            node.handler(features=features),
+        ):
+            there = node.driver.published.copy()
+            await refused(_calls(node, target)[call](), Code.UNAVAILABLE, "VolumeInUseByTool")
+            assert node.driver.published == there
+    lock.__exit__(None)
+    async with nodes.running(places, driver=node.driver) as node, node.handler(features=features):
+        await node.co.publish("vol-1", target)
+        await node.co.unpublish("vol-1", target)
+        node.check_untouched(target)
