@@ -4,6 +4,6 @@ A deferred publish returns metadata and mounts nothing. Statistics and expansion
 proxy, and from there to the kernel that has it mounted. All other calls pass through to the driver, byte for byte.
 
 The caller's flag says whether a call is about a deferred mount (the proxy sets it from its record). A driver that
-defers by itself is called with the flag (`deferral`). Any other one is wrapped (`frontend` chooses): it stages and
+defers by itself is called with the flag (`deferral`). Any other one is wrapped (`node_shim` chooses): it stages and
 publishes the volume as a raw block device at private paths, whose existence is the only state that there is.
 """

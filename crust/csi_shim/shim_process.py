@@ -14,7 +14,7 @@ from crust.core.settings.shim import ShimSettings
 from crust.csi_shim.deferral import Deferral, RuntimeClient
 from crust.csi_shim.wrap import private_directories
 from crust.csi_shim.wrap.as_block import InnerNode
-from crust.csi_shim.wrap.frontend import Frontend, Wrapping
+from crust.csi_shim.wrap.node_shim import NodeShim, Wrapping
 from crust.csi_shim.wrap.staging import Staging
 from crust.csi_shim.wrap.volume_operations import VolumeOperations
 from crust.csi_shim.wrap.wrapped import WrappedVolumes
@@ -96,7 +96,7 @@ async def part(
             wrapped = WrappedVolumes(inner, Staging(inner), runtime)
             default = deferral_keys.Defer(settings.defer)
             wrapping = Wrapping(settings.kubelet_root, default, settings.driver_name)
-            methods = Frontend(driver, deferral, wrapped, wrapping, work).methods()
+            methods = NodeShim(driver, deferral, wrapped, wrapping, work).methods()
             metrics.export_workers(f"shim {settings.socket}", lambda: pool.load)
         service = Service(
             "shim",

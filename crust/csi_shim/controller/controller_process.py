@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
-from crust.csi_shim.controller.frontend import ControllerShim, Users
+from crust.csi_shim.controller.controller_shim import ControllerShim, Users
 from crust.host.process import oserrors, workers
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from crust.core import deferral_keys, volumes
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from tests.integration.chain.conftest import Chain
 from tests.integration.wrap.conftest import DEFERRED
 from tests.support.co import MODE, capability

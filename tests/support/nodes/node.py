@@ -13,7 +13,7 @@ from crust.core import volumes
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
 from crust.core.settings.shim import ShimSettings
 from crust.csi_shim import shim_process
-from crust.csi_shim.wrap import frontend
+from crust.csi_shim.wrap import node_shim
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.process.workers import Workers
@@ -247,7 +247,7 @@ def fake_host(places: Places) -> app.Host:
 
 
 def shim(
-    places: Places, *, wrapping: frontend.Wrapping | None = None, threads: Workers | None = None
+    places: Places, *, wrapping: node_shim.Wrapping | None = None, threads: Workers | None = None
 ) -> Any:
     """The shim as a process would serve it."""
     wraps: dict[str, Any] = {"wrap": False}

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.proxy import app
 from tests.support.faults import crashes
 from tests.support.nodes import node as nodes

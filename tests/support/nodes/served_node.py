@@ -23,7 +23,7 @@ import grpc.aio
 from crust.core import volumes
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import KubernetesSettings
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.block import loop

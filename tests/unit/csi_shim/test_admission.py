@@ -14,7 +14,7 @@ import pytest
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.csi_shim.wrap import admission, as_block, leaves, private_directories, vendors
 from crust.csi_shim.wrap.admission import CannotBeDeferred
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.host.mounts.mount_parameters import InvalidMountOption
 from crust.rpc import channel

@@ -16,7 +16,7 @@ from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller import controller_process
-from crust.csi_shim.controller.frontend import Users
+from crust.csi_shim.controller.controller_shim import Users
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support.co import capability, create_request

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from crust.csi_shim.wrap import leaves, private_directories, volume_operations
-from crust.csi_shim.wrap.frontend import Wrapping
+from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
 from crust.rpc import channel

@@ -57,7 +57,7 @@ class Wrapping:
     """The driver's name for the CO; empty: the one that it has when it is first asked."""
 
 
-class Frontend:
+class NodeShim:
     """Answers the Node service's calls on one driver's socket."""
 
     def __init__(
