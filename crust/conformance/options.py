@@ -12,6 +12,9 @@ from crust.rpc import channel
 
 MIB = 1 << 20
 
+RUNTIME_TIMEOUT_S = 120.0
+"""For one answer of a runtime: a virtual machine boots meanwhile."""
+
 Profile = Literal["1.12", "1.13"]
 
 

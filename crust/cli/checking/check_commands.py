@@ -13,6 +13,10 @@ if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.output import Format
 
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
+
+
 @click.command("try")
 @click.option("--driver", default="", help="The driver's name. Default: the only one.")
 @click.option("--handler", required=True, help="The runtime handler: `crust handlers`.")
@@ -64,7 +68,7 @@ def config() -> None:
 @click.option(
     "--config",
     "path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help="This file, and not /etc/crust/<program>.toml.",
 )
 @click.option(
@@ -104,22 +108,22 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
 )
 @click.option(
     "--junit",
-    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    type=_NEW_FILE,
     help="Where a report goes (JUnit XML).",
 )
 @click.option(
     "--json",
-    type=click.Path(dir_okay=False, resolve_path=True, path_type=Path),
+    type=_NEW_FILE,
     help="Where a report goes (JSON: every case, clause, request and answer).",
 )
 @click.option(
     "--parameters",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help="What the driver's volumes need (TOML): docs/conformance.md.",
 )
 @click.option(
     "--log",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help="The driver's log, to look for planted secrets.",
 )
 @click.option("--restart-command", default="", help="Kills the driver and starts it again.")

@@ -32,42 +32,28 @@ class Setting:
     source: str
 
 
-_COLUMNS = (
-    Column("program"),
-    Column("setting"),
-    Column("value"),
-    Column("source"),
-)
-
-
-class NoSettingsFile(errors.NotFound):
-    """There is nothing to check."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "no settings are checked",
-            why=f"{daemons.CONFIG_DIR} has none of {', '.join(f'{each}.toml' for each in PROGRAMS)}",
-            hint="name a program to see its defaults, or a file by --config",
-        )
+_COLUMNS = tuple(map(Column, ("program", "setting", "value", "source")))
 
 
 def run(programs: Sequence[str], config: Path | None, form: Format) -> int:
     """Print the settings; returns the exit code: 0 all are good, 1 some are refused.
 
-    Raises click.UsageError for what cannot be understood.
+    Raises click.UsageError for what cannot be understood, and `NoSettingsFile`.
     """
     if config is not None and len(programs) != 1:
         raise click.UsageError("--config needs the one program whose settings the file has")
     chosen = programs or [each for each in PROGRAMS if daemons.installed(each)]
+    if not chosen:
+        raise errors.NotFound.named(
+            "NoSettingsFile",
+            "no settings are checked",
+            why=f"{daemons.CONFIG_DIR} has none of {', '.join(f'{program}.toml' for program in PROGRAMS)}",
+            hint="name a program to see its defaults, or a file by --config",
+        )
     rows: list[Setting] = []
     refused: list[str] = []
-    try:
-        if not chosen:
-            raise NoSettingsFile()
-        for program in chosen:
-            rows.extend(_checked(program, config or daemons.installed(program), refused))
-    except NoSettingsFile as error:
-        refused.append(error.shown())
+    for program in chosen:
+        rows.extend(_checked(program, config or daemons.installed(program), refused))
     _print(tuple(rows), form)
     for sentence in refused:
         click.echo(sentence, err=True)

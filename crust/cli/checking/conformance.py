@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,66 +26,61 @@ def of_driver(
 ) -> int:
     """Run the suite for drivers; `flags` are the other fields of `Options`. Returns the exit code.
 
-    Raises click.UsageError for what cannot be used.
+    Raises click.UsageError and `errors.InvalidRequest` for what cannot be used.
     """
-
-    def run() -> int:
+    if list_cases:
+        return _list("C", flags["only"], flags["skip"])
+    if endpoint is None:
+        raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
+    chosen = options.Options(
+        socket=options.socket_of(endpoint),
+        controller_socket=options.socket_of(controller_endpoint) if controller_endpoint else "",
+        parameters=options.parameters_of(parameters),
+        **flags,
+    )
+    _check_directory(chosen.target_root)
+    with _checked_run("C", chosen):
         from crust.conformance import suite
 
-        if endpoint is None:
-            raise click.UsageError("give the driver's socket: --endpoint unix:///…/csi.sock")
-        chosen = options.Options(
-            socket=options.socket_of(endpoint),
-            controller_socket=options.socket_of(controller_endpoint) if controller_endpoint else "",
-            parameters=options.parameters_of(parameters),
-            **flags,
-        )
-        _check_directory(chosen.target_root)
-        _check("C", chosen)
-        for each in filter(None, (chosen.socket, chosen.controller_socket)):
-            _tell_if_away(each, chosen.timeout_s)
+        for path in filter(None, (chosen.socket, chosen.controller_socket)):
+            _tell_if_away(path, chosen.timeout_s)
         return suite.run(chosen).exit_code
-
-    return _ran("C", run, flags, list_cases=list_cases)
 
 
 def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
     """Run the suite for runtimes; `flags` are fields of `RunOptions`. Returns the exit code.
 
-    Raises click.UsageError for what cannot be used.
+    Raises click.UsageError and `errors.InvalidRequest` for what cannot be used.
     """
-
-    def run() -> int:
-        if not command:
-            raise click.UsageError("--runtime needs the command that starts the runtime")
-        if os.geteuid() != 0:
-            raise click.UsageError("the cases attach loop devices and mount: run it as root")
+    if list_cases:
+        return _list("R", flags.get("only", ()), flags.get("skip", ()))
+    if not command:
+        raise click.UsageError("--runtime needs the command that starts the runtime")
+    if os.geteuid() != 0:
+        raise click.UsageError("the cases attach loop devices and mount: run it as root")
+    chosen = options.RunOptions(**{"timeout_s": options.RUNTIME_TIMEOUT_S, **flags})
+    with _checked_run("R", chosen):
         from crust.conformance.runtimes import suite
 
-        chosen = options.RunOptions(**{"timeout_s": suite.TIMEOUT_S, **flags})
-        _check("R", chosen)
         return suite.run(command, chosen).exit_code
 
-    return _ran("R", run, flags, list_cases=list_cases)
 
+@contextmanager
+def _checked_run(kind: str, chosen: options.RunOptions) -> Iterator[None]:
+    """Around the run, whose cases exist and whose reports can be written. Raises `errors.InvalidRequest`.
 
-def _ran(kind: str, run: Callable[[], int], flags: dict[str, Any], *, list_cases: bool) -> int:
+    SIGTERM ends it as SIGINT does: the suite removes what the running case has created.
+    """
     if importlib.util.find_spec("pytest") is None:
         raise click.UsageError("pytest is not installed: pip install 'crust-csi[conformance]'")
-    try:
-        if list_cases:
-            return _list(kind, flags.get("only", ()), flags.get("skip", ()))
-        with _termination_as_interrupt():
-            return run()
-    except errors.InvalidRequest as err:
-        raise click.UsageError(err.shown()) from err
-
-
-def _check(kind: str, chosen: options.RunOptions) -> None:
-    """Raise `errors.InvalidRequest` for cases that are not there, and for reports that cannot be written."""
     catalogue.chosen(catalogue.cases(kind), chosen.only, chosen.skip)
     for report in filter(None, (chosen.junit, chosen.json)):
         _check_writable(report)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
@@ -96,16 +91,6 @@ def _list(kind: str, only: tuple[str, ...], skip: tuple[str, ...]) -> int:
         needs = f" (needs {', '.join(case.needs)})" if case.needs else ""
         click.echo(f"{number} {case.strength:<6} {case.rule}{needs}")
     return 0
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as SIGINT does: the suite removes what the running case has created."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check_directory(target_root: Path) -> None:

@@ -127,20 +127,15 @@ class SandboxEvents:
 
     async def claimed(self) -> None:
         """Return when a sandbox has claimed the volume. Raises EventsEnded."""
-        while True:
-            kind = await self._next()
-            if kind == "claimed":
-                return
-            if kind == "missed" and (await self._state()).sandbox_id:
-                return
+        await self._until("claimed", is_claimed=True)
 
     async def released(self) -> None:
         """Return when no sandbox has the volume any more. Raises EventsEnded."""
-        while True:
-            kind = await self._next()
-            if kind == "released":
-                return
-            if kind == "missed" and not (await self._state()).sandbox_id:
+        await self._until("released", is_claimed=False)
+
+    async def _until(self, awaited: str, *, is_claimed: bool) -> None:
+        while (kind := await self._next()) != awaited:
+            if kind == "missed" and bool((await self._state()).sandbox_id) is is_claimed:
                 return
 
     async def _next(self) -> str:

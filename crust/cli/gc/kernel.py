@@ -8,7 +8,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from crust.host.block import device_nodes, holders, loop
 from crust.host.mounts import mount_api, mountinfo, propagation
@@ -23,47 +22,14 @@ class Users:
     others: tuple[str, ...]
 
 
-class Kernel(Protocol):
+class Kernel:
     """The host, for a proof. Every method blocks."""
 
     def not_visible(self) -> str:
-        """What of the host cannot be seen from here; empty: nothing is hidden."""
-        ...
+        """What of the host cannot be seen from here; empty: nothing is hidden.
 
-    def device_at(self, path: str) -> str:
-        """The block device that is bound at the path; empty if there is none."""
-        ...
-
-    def users_of(self, device: str) -> Users:
-        """Who uses the device now."""
-        ...
-
-    def bound_at(self, device: str) -> tuple[str, ...]:
-        """Where the device's node is bound."""
-        ...
-
-    def loops_of(self, path: str) -> tuple[str, ...]:
-        """The loop devices whose backing file is at the path."""
-        ...
-
-    def processes_of(self, pod_uid: str) -> tuple[str, ...]:
-        """The processes in a control group of the pod."""
-        ...
-
-    def detach(self, device: str, path: str) -> None:
-        """Detach the loop device, if its backing file is still at the path. Refused while anything has it open."""
-        ...
-
-    def unmount(self, path: str) -> None:
-        """Remove what is mounted at the path. Refused while it is busy."""
-        ...
-
-
-class Host:
-    """`Kernel` by this host's."""
-
-    def not_visible(self) -> str:
-        """The initial PID namespace sees all processes; its mount namespace is where the kubelet binds."""
+        The initial PID namespace sees all processes; its mount namespace is where the kubelet binds.
+        """
         if not propagation.host_is_visible():
             return "processes of the host (this process has a PID namespace of its own: hostPID)"
         if not propagation.in_namespace_of_host():
@@ -77,14 +43,16 @@ class Host:
         return ""
 
     def device_at(self, path: str) -> str:
-        """By its number: the node's name is that of /dev."""
+        """The block device that is bound at the path, by its number, under its name in /dev; empty without one."""
         with suppress(FileNotFoundError, NotADirectoryError):
             number = syscalls.block_device_at(path)
             return device_nodes.node_of(number) if number is not None else ""
         return ""
 
     def users_of(self, device: str) -> Users:
-        """Mounts, processes, other devices; and whether anybody has it open exclusively, in whatever namespace."""
+        """Who uses the device now: mounts, processes, other devices; and whether anybody has it open exclusively, in
+        whatever namespace.
+        """
         found = holders.device_in_use(device)
         others = [f"mounted at {each}" for each in found.mounts]
         others += [str(each) for each in (*found.holders, *found.stacked)]
@@ -93,7 +61,7 @@ class Host:
         return Users(found.loops, tuple(others))
 
     def bound_at(self, device: str) -> tuple[str, ...]:
-        """A bind of a node is a mount of the filesystem of /dev, whose root is the node."""
+        """Where the device's node is bound: a mount of the filesystem of /dev, whose root is the node."""
         root = f"/{device.removeprefix('/dev/')}"
         found = (each for each in mountinfo.read_all() if each.fs_type in ("devtmpfs", "tmpfs"))
         return tuple(
@@ -103,11 +71,14 @@ class Host:
         )
 
     def loops_of(self, path: str) -> tuple[str, ...]:
-        """By the backing file's present path."""
+        """The loop devices whose backing file is at the path now."""
         return tuple(each.path for each in _loops_of(path))
 
     def processes_of(self, pod_uid: str) -> tuple[str, ...]:
-        """By /proc/<pid>/cgroup: `pod<uid>`, with `_` for `-` where systemd makes the groups."""
+        """The processes in a control group of the pod.
+
+        By /proc/<pid>/cgroup: `pod<uid>`, with `_` for `-` where systemd makes the groups.
+        """
         wanted = (f"pod{pod_uid}", f"pod{pod_uid.replace('-', '_')}")
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -118,13 +89,16 @@ class Host:
         return tuple(found)
 
     def detach(self, device: str, path: str) -> None:
-        """The device is compared again, by `loop.detach` and here."""
+        """Detach the loop device, if its backing file is still at the path. Refused while anything has it open.
+
+        The device is compared again, by `loop.detach` and here.
+        """
         for each in _loops_of(path):
             if each.path == device:
                 loop.detach(each)
 
     def unmount(self, path: str) -> None:
-        """Never lazily."""
+        """Remove what is mounted at the path, never lazily. Refused while it is busy."""
         if mountinfo.at(path) is not None:
             mount_api.unmount(path)
 

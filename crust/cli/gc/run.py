@@ -12,7 +12,7 @@ from rich.text import Text
 from crust.cli import asking, output
 from crust.cli.checking import trial
 from crust.cli.gc import orphans, proof, settle
-from crust.cli.gc.kernel import Host, Kernel
+from crust.cli.gc.kernel import Kernel
 from crust.cli.inspecting import show, views, watching
 from crust.core import errors
 from crust.host.process import workers
@@ -42,7 +42,7 @@ class Options:
 
 def run(options: Options, form: output.Format) -> int:
     """Run the command; returns the exit code."""
-    results = asyncio.run(collect(options, Host()))
+    results = asyncio.run(collect(options, Kernel()))
     return watching.print_once(shown(results, options.kubelet_root), form)
 
 

@@ -57,9 +57,7 @@ def pools(driver: str = "") -> show.Question:
     """Every pool, or that of `driver`; healthy if none is low and no volume has a problem. Raises `NoPool`."""
 
     async def ask(proxy: Stub, _: str) -> show.Shown:
-        known = [
-            each for each in await show.drivers_of(proxy) if each.pool and driver in ("", each.name)
-        ]
+        known, volumes = await _pools(proxy, driver)
         if not known:
             raise errors.NotFound.named(
                 "NoPool",
@@ -67,9 +65,7 @@ def pools(driver: str = "") -> show.Question:
                 why=f"no driver {driver or 'of this node'} that answers has a pool of crust",
                 hint="`crust drivers` shows them",
             )
-        deferred = await show.volumes_of(proxy)
-        listed = await asyncio.gather(*(_volumes(each, deferred) for each in known))
-        return shown(known, [volume for volumes in listed for volume in volumes])
+        return shown(known, volumes)
 
     return ask
 
@@ -80,11 +76,9 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
     Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and what its driver refuses.
     """
     async with asking.inspecting(run_dir) as proxy:
-        known = [each for each in await show.drivers_of(proxy) if each.pool]
-        deferred = await show.volumes_of(proxy)
-        listed = await asyncio.gather(*(_volumes(each, deferred) for each in known))
+        known, volumes = await _pools(proxy)
     sockets = {each.name: each.socket for each in known}
-    found = [each for volumes in listed for each in volumes if name in (each.volume_id, each.pv)]
+    found = [volume for volume in volumes if name in (volume.volume_id, volume.pv)]
     if not found:
         raise errors.NotFound.named(
             "VolumeNotInPool",
@@ -132,6 +126,15 @@ def _users(volume: PoolVolume) -> str:
     pods = [f"pod {pod}" for pod in volume.pods]
     nodes = [f"node {node}" for node in volume.nodes]
     return ", ".join((*pods, *nodes)) or "a reason that its message says"
+
+
+async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.Driver], list[PoolVolume]]:
+    """The drivers that have a pool, or the one that is named, and the volumes of their pools."""
+    served = await show.drivers_of(proxy)
+    known = [each for each in served if each.pool and driver in ("", each.name)]
+    deferred = await show.volumes_of(proxy)
+    listed = await asyncio.gather(*(_volumes(each, deferred) for each in known))
+    return known, [volume for volumes in listed for volume in volumes]
 
 
 async def _volumes(driver: views.Driver, deferred: Iterable[views.Volume]) -> list[PoolVolume]:

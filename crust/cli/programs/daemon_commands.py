@@ -26,6 +26,14 @@ _ROWS = {"drivers": "NAME,SOCKET,BACKEND", "runtimes": "NAME,CONFIGURATION"}
 """Lists of tables that are flags, too."""
 
 
+def _row(text: str, fields: str) -> dict[str, str]:
+    """A row of such a list, as a table of the settings file has it."""
+    names, parts = fields.lower().split(","), text.split(",")
+    if len(parts) != len(names):
+        raise click.BadParameter(f"{text!r} is not {fields}")
+    return dict(zip(names, parts, strict=True))
+
+
 class _Setting(click.Option):
     """The flag of a setting. pydantic checks its value, as that of every other source."""
 
@@ -45,6 +53,8 @@ class _Setting(click.Option):
             more["shell_complete"] = lambda *asked: [
                 each for each in choices if each.startswith(asked[2])
             ]
+        if name in _ROWS:
+            more["type"] = lambda text: _row(text, _ROWS[name])
         self._default = field.default
         super().__init__(declared, default=None, **more)
 
@@ -134,7 +144,6 @@ def proxy(**flags: Any) -> None:
         from crust.core.settings.proxy import ProxySettings
         from crust.proxy import app
 
-    flags["drivers"] = daemons.drivers(flags["drivers"])
     daemons.serve(ProxySettings, "proxy", app.run, flags)
 
 
@@ -161,7 +170,6 @@ def kata(**flags: Any) -> None:
         from crust.core.settings.kata import KataSettings
         from crust.kata import process
 
-    flags["runtimes"] = daemons.kata_runtimes(flags["runtimes"])
     daemons.serve(KataSettings, "kata", process.run, flags)
 
 
@@ -185,7 +193,7 @@ def driver(context: click.Context, /, **flags: Any) -> None:
         "driver",
         serve.run,
         flags,
-        defaults=_here(),
+        defaults={"node_id": os.uname().nodename},
         stop_s=daemons.STOP_OF_DRIVER_S,
     )
 
@@ -225,10 +233,6 @@ def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     from crust.cli.manifest import command
 
     command.run(config, directory, **choices)
-
-
-def _here() -> dict[str, Any]:
-    return {"node_id": os.uname().nodename}
 
 
 COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata, keeper)

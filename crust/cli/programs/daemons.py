@@ -6,12 +6,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
 
 from crust.core import errors, logs
 
@@ -30,23 +28,6 @@ CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read where no --config is given."""
 
 Settings = TypeVar("Settings", bound="ProgramSettings")
-
-
-def drivers(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
-    """`NAME,SOCKET,BACKEND` flags as settings; None if there are none."""
-    found = []
-    for text in texts:
-        parts = text.split(",")
-        if len(parts) != 3:
-            raise click.BadParameter(f"{text!r} is not NAME,SOCKET,BACKEND")
-        found.append(dict(zip(("name", "socket", "backend"), parts, strict=True)))
-    return tuple(found) or None
-
-
-def kata_runtimes(texts: Sequence[str]) -> tuple[dict[str, str], ...] | None:
-    """`NAME,CONFIGURATION` flags as settings; None if there are none."""
-    pairs = [text.partition(",") for text in texts]
-    return tuple({"name": name, "configuration": path} for name, _, path in pairs) or None
 
 
 @contextmanager

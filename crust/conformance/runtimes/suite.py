@@ -18,9 +18,6 @@ from crust.runtime_handler import testing
 
 CASES = Path(__file__).parent
 
-TIMEOUT_S = 120.0
-"""For one answer: a virtual machine boots meanwhile."""
-
 
 def run(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
     """Run the cases against the command. Raises `errors.InvalidRequest` for a case that is not there.

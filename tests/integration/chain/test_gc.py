@@ -18,7 +18,7 @@ pytestmark = pytest.mark.root
 PV, POD = "pv-raw", "0a1b2c3d-gone"
 
 
-class Host(kernel.Host):
+class Host(kernel.Kernel):
     """The host as the tests have it: in namespaces of their own, with all that they made in view."""
 
     def not_visible(self) -> str:

@@ -125,9 +125,9 @@ async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: 
     killed = _KilledTrial(chain, step)
     options = run.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
     with killed:
-        assert await run.collect(options, kernel.Host()) == (), "it runs"
+        assert await run.collect(options, kernel.Kernel()) == (), "it runs"
         await asyncio.to_thread(killed.wait_for_step)
-    (settled,) = await run.collect(options, kernel.Host())
+    (settled,) = await run.collect(options, kernel.Kernel())
     assert (settled.orphan.kind, settled.outcome) == ("trial", "settled"), settled.message
     assert_nothing_left(chain)
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from crust.cli.gc import run
-from crust.cli.gc.kernel import Users
+from crust.cli.gc.kernel import Kernel, Users
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
 from tests.support.nodes import node as nodes
@@ -24,7 +24,7 @@ BASE = "plugins/kubernetes.io/csi/volumeDevices"
 
 
 @dataclass
-class FakeKernel:
+class FakeKernel(Kernel):
     """A host on which the kubelet's loop device is upon the device, and nobody else."""
 
     hidden: str = ""

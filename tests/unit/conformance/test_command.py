@@ -275,7 +275,10 @@ def _given(directory: Path, *only: str) -> Options:
     return Options(socket=str(socket), target_root=directory, only=only, timeout_s=3.0)
 
 
-@pytest.mark.parametrize("words", [["--list"], ["--runtime", "box"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--endpoint", "unix:///a/csi.sock", "--target-root", "/"], ["--runtime", "box"]],
+)
 def test_conformance_that_cannot_run_here_is_no_broken_must(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +329,7 @@ def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("mine", "--only", "R-101", "--timeout-s", "7", "--strict").exit_code == 0
     assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))
     assert run("mine").exit_code == 0
-    assert asked.pop() == ("mine", RunOptions(timeout_s=suite_of_runtimes.TIMEOUT_S))
+    assert asked.pop() == ("mine", RunOptions(timeout_s=options.RUNTIME_TIMEOUT_S))
 
 
 def test_case_for_runtimes_is_no_case_for_drivers() -> None:
