@@ -41,14 +41,12 @@ from crust.blockdriver.records.models import (
 )
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
-from crust.blockdriver.services.deadlines import Reads
-from crust.blockdriver.services.group_controller import GroupController
+from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, CsiProfile, NodeIdentity, Role
-from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
+from crust.blockdriver.services.snapshots import SnapshotCalls
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freeze_intents import Intents
 from crust.blockdriver.snapshots.freezer import Freezer
@@ -78,7 +76,6 @@ class _Shared:
     io_limits: IoLimits
     sources: ContentSources
     health_check: HealthCheck
-    calls: SnapshotCalls
     running: operations.KeyedOperations
 
 
@@ -112,7 +109,7 @@ def build(  # noqa: PLR0913 - one per setting
     identity = NodeIdentity(volumes.DriverName(name), node_id, csi_profile, role)
     threads = threads or Workers(f"the driver {name}")
     running = operations.KeyedOperations(threads)
-    reads = Reads(running)
+    calls = Calls(identity.driver, running)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
     stores = _stores(engine, run_dir, overcommit, pool_low_percent)
     slots = AttachSlots(
@@ -121,9 +118,9 @@ def build(  # noqa: PLR0913 - one per setting
     reachable = runtime_guests or guests.UnreachableGuests()
     io_limits = IoLimits(stores.node_state, throttle or throttling.Throttle(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, reachable, run_dir)
-    calls = SnapshotCalls(identity, snapshots, running, reads)
+    snapshot_calls = SnapshotCalls(identity, snapshots, stores.provisioning, calls)
     health_check = _health_check(stores, snapshots)
-    shared = _Shared(identity, stores, slots, io_limits, sources, health_check, calls, running)
+    shared = _Shared(identity, stores, slots, io_limits, sources, health_check, running)
     controller_rules = _controller_rules(shared)
     grow_image = controller_rules.modifier.grow_image if role.node_deployment else None
     node_rules = _node_rules(shared, target_roots, grow_image)
@@ -142,11 +139,10 @@ def build(  # noqa: PLR0913 - one per setting
             running,
             role=role,
         ),
-        controller=Controller(identity, controller_rules, running, reads),
-        pool=PoolService(stores.capacity, controller_rules.lister, stores.node_state, reads),
-        group_controller=GroupController(calls),
-        snapshot_metadata=SnapshotMetadata(calls, stores.provisioning, reads),
-        node=Node(identity, node_rules, running, reads),
+        controller=Controller(identity, controller_rules, snapshot_calls, calls),
+        pool=PoolService(stores.capacity, controller_rules.lister, stores.node_state, calls),
+        snapshot_calls=snapshot_calls,
+        node=Node(identity, node_rules, calls),
         settlement=Settlement(identity.driver, stores.volume_records, stores.provisioning, running),
         attachment_orphans=AttachmentGarbageCollector(
             identity.driver, stores.node_state, stores.access, io_limits, running
@@ -270,7 +266,6 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
             stores.supported,
             stores.provisioning,
         ),
-        snapshots=shared.calls,
         modifier=modifier,
         interrupted_changes=InterruptedChanges(
             shared.identity.driver, shared.running, modifier.interrupted, modifier.apply

@@ -14,12 +14,11 @@ from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.records import Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
-from crust.blockdriver.services.group_controller import GroupController
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.pool_service import PoolService
 from crust.blockdriver.services.roles import Role
-from crust.blockdriver.services.snapshot_metadata import SnapshotMetadata
+from crust.blockdriver.services.snapshots import SnapshotCalls
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, operations, volumes
 from crust.host.filesystems.tool_locks import ToolLocks
@@ -70,8 +69,7 @@ class Driver:
     identity: Identity
     controller: Controller
     pool: PoolService
-    group_controller: GroupController
-    snapshot_metadata: SnapshotMetadata
+    snapshot_calls: SnapshotCalls
     node: Node
     settlement: Settlement
     attachment_orphans: AttachmentGarbageCollector

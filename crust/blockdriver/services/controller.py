@@ -14,11 +14,11 @@ from crust.blockdriver.controller.modify_volume import (
     VolumeModifier,
 )
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.services import deadlines, messages, roles
-from crust.blockdriver.services.deadlines import Reads
+from crust.blockdriver.services import messages, roles
+from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
-from crust.blockdriver.services.snapshot_calls import SnapshotCalls
-from crust.core import errors, operations, volumes
+from crust.blockdriver.services.snapshots import SnapshotCalls
+from crust.core import errors, volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2
@@ -34,7 +34,6 @@ class ControllerRules:
     health_check: HealthCheck
     capacity_report: CapacityReport
     validation: Validation
-    snapshots: SnapshotCalls
     modifier: VolumeModifier
     interrupted_changes: InterruptedChanges
 
@@ -43,17 +42,14 @@ class Controller:
     """The Controller service."""
 
     def __init__(
-        self,
-        identity: NodeIdentity,
-        rules: ControllerRules,
-        running: operations.KeyedOperations,
-        reads: Reads,
+        self, identity: NodeIdentity, rules: ControllerRules, snapshots: SnapshotCalls, calls: Calls
     ) -> None:
         self._identity = identity
-        self._reads = reads
         self._rules = rules
-        self._provisioner = rules.provisioner
-        self._running = running
+        self._calls = calls
+        # those of groups are calls of another service
+        self.CreateSnapshot, self.DeleteSnapshot = snapshots.create, snapshots.delete
+        self.ListSnapshots, self.GetSnapshot = snapshots.list, snapshots.get
 
     async def ControllerGetCapabilities(
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, call: Call
@@ -72,27 +68,19 @@ class Controller:
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
         create = messages.create(request)
-        key = self._key(self._rules.provisioner.pool.ids.volume_id(create.name))
-
-        source = self._key(volumes.VolumeId(create.source.id)) if create.source else key
+        volume_id = self._rules.provisioner.pool.ids.volume_id(create.name)
+        source_id = create.source.id if create.source else volume_id
         is_snapshot = create.source is not None and create.source.kind == "snapshot"
 
         async def work() -> Volume:
             # A snapshot cannot change: any number of copies share it. (The volume's own id is none: NOT_FOUND.)
-            is_shared = is_snapshot and source != key
-            copies = self._running.shared(source, "CreateVolume")
+            is_shared = is_snapshot and source_id != volume_id
+            copies = self._calls.shared(source_id, "CreateVolume")
             with copies if is_shared else contextlib.nullcontext():
-                return await self._provisioner.create(create)
+                return await self._rules.provisioner.create(create)
 
-        volume = await deadlines.change(
-            self._running,
-            key,
-            "CreateVolume",
-            create,
-            work,
-            call,
-            also=() if is_snapshot else [source],
-        )
+        also = [] if is_snapshot else [source_id]
+        volume = await self._calls.change("CreateVolume", volume_id, create, work, call, also=also)
         return csi_pb2.CreateVolumeResponse(volume=messages.volume(volume, self._identity.segment))
 
     async def DeleteVolume(
@@ -100,49 +88,23 @@ class Controller:
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
-        await deadlines.change(
-            self._running,
-            self._key(volume_id),
+        await self._calls.change(
             "DeleteVolume",
+            volume_id,
             None,
-            lambda: self._provisioner.delete(volume_id),
+            lambda: self._rules.provisioner.delete(volume_id),
             call,
         )
         return csi_pb2.DeleteVolumeResponse()
-
-    async def CreateSnapshot(
-        self, request: csi_pb2.CreateSnapshotRequest, call: Call
-    ) -> csi_pb2.CreateSnapshotResponse:
-        """Idempotent by name; a point-in-time copy."""
-        return await self._rules.snapshots.create(request, call)
-
-    async def DeleteSnapshot(
-        self, request: csi_pb2.DeleteSnapshotRequest, call: Call
-    ) -> csi_pb2.DeleteSnapshotResponse:
-        """Idempotent: absent is a success."""
-        return await self._rules.snapshots.delete(request, call)
-
-    async def ListSnapshots(
-        self, request: csi_pb2.ListSnapshotsRequest, call: Call
-    ) -> csi_pb2.ListSnapshotsResponse:
-        """Ordered by id."""
-        return await self._rules.snapshots.list(request, call)
-
-    async def GetSnapshot(
-        self, request: csi_pb2.GetSnapshotRequest, call: Call
-    ) -> csi_pb2.GetSnapshotResponse:
-        """One entry of the list."""
-        return await self._rules.snapshots.get(request, call)
 
     async def ControllerPublishVolume(
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
         attach = messages.controller_publish(request)
-        await deadlines.change(
-            self._running,
-            self._key(attach.volume_id),
+        await self._calls.change(
             "ControllerPublishVolume",
+            attach.volume_id,
             attach,
             lambda: self._rules.publisher.publish(attach),
             call,
@@ -155,10 +117,9 @@ class Controller:
         """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
         node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        await deadlines.change(
-            self._running,
-            self._key(volume_id),
+        await self._calls.change(
             "ControllerUnpublishVolume",
+            volume_id,
             node_id,
             lambda: self._rules.publisher.unpublish(volume_id, node_id),
             call,
@@ -170,7 +131,7 @@ class Controller:
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self._reads.read(
+        page, token = await self._calls.read(
             "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), call
         )
         return csi_pb2.ListVolumesResponse(
@@ -188,7 +149,7 @@ class Controller:
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = limits.volume_id(request.volume_id)
-        found = await self._reads.read(
+        found = await self._calls.read(
             "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), call
         )
         return messages.got(
@@ -201,7 +162,7 @@ class Controller:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
         self._identity.require("1.13")
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self._reads.read(
+        page, token = await self._calls.read(
             "ControllerListVolumeHealth",
             wanted,
             lambda: self._rules.lister.health_page(*wanted),
@@ -217,7 +178,7 @@ class Controller:
         """CSI 1.13."""
         self._identity.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
-        found = await self._reads.read(
+        found = await self._calls.read(
             "ControllerGetVolumeHealth",
             volume_id,
             lambda: self._rules.health_check.examine(volume_id),
@@ -230,7 +191,7 @@ class Controller:
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
         asked = messages.capacity_query(request)
-        available = await self._reads.read(
+        available = await self._calls.read(
             "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
@@ -246,7 +207,7 @@ class Controller:
         known = frozenset(
             limits.required(each, "published_volume_ids") for each in request.published_volume_ids
         )
-        slots = await self._reads.read(
+        slots = await self._calls.read(
             "ControllerGetNodeInfo",
             (node_id, known),
             lambda: self._rules.publisher.slots(node_id, known),
@@ -268,7 +229,7 @@ class Controller:
         context_sent = limits.mapping(request.volume_context, "volume_context")
         sent = limits.mapping(request.parameters, "parameters")
         mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
-        why = await self._reads.read(
+        why = await self._calls.read(
             "ValidateVolumeCapabilities",
             request.SerializeToString(deterministic=True),
             lambda: self._rules.validation.why_not(
@@ -313,14 +274,10 @@ class Controller:
     async def _change(
         self, rpc: str, volume_id: volumes.VolumeId, change: Change, call: Call
     ) -> Outcome:
-        return await deadlines.change(
-            self._running,
-            self._key(volume_id),
+        return await self._calls.change(
             rpc,
+            volume_id,
             change,
             lambda: self._rules.modifier.apply(volume_id, change),
             call,
         )
-
-    def _key(self, volume_id: volumes.VolumeId) -> volumes.VolumeKey:
-        return volumes.VolumeKey(self._identity.driver, volume_id)

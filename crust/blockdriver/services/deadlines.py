@@ -7,6 +7,7 @@ their own, and fsGroup of many files.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from crust.core import operations, volumes
@@ -30,46 +31,50 @@ _LONG = frozenset(
 _READ_S = 30.0
 
 
-def change_s(rpc: str) -> float:
-    """How long a change may take before its callers are told that it is overdue."""
-    return _LONG_S if rpc in _LONG else _CHANGE_S
+class Calls:
+    """The calls of the driver of this name."""
 
-
-async def change(  # noqa: PLR0913 - an operation, and its caller
-    running: operations.KeyedOperations,
-    key: volumes.VolumeKey,
-    rpc: str,
-    identity: object,
-    work: Callable[[], Coroutine[Any, Any, T]],
-    call: Call,
-    *,
-    also: Iterable[volumes.VolumeKey] = (),
-) -> T:
-    """Run a change as the operation of `key` and of `also`, within the time of its kind and its caller's."""
-    return await running.run(
-        key,
-        rpc,
-        identity,
-        work,
-        also=also,
-        limit_s=change_s(rpc),
-        left_s=call.time_remaining(),
-    )
-
-
-class Reads:
-    """Calls that only read: a thread for each question at most, however often it is asked."""
-
-    def __init__(self, running: operations.KeyedOperations) -> None:
+    def __init__(self, driver: volumes.DriverName, running: operations.KeyedOperations) -> None:
+        self._driver = driver
         self._running = running
 
+    def key(self, thing_id: str) -> volumes.VolumeKey:
+        """The key of a volume, snapshot or group: their ids differ in their prefix."""
+        return volumes.VolumeKey(self._driver, volumes.VolumeId(thing_id))
+
+    async def change(
+        self,
+        rpc: str,
+        thing_id: str,
+        identity: object,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        call: Call,
+        *,
+        also: Iterable[str] = (),
+    ) -> T:
+        """Run a change as the operation of a volume, snapshot or group, and of those in `also`, within the time of
+        its kind and its caller's.
+        """
+        return await self._running.run(
+            self.key(thing_id),
+            rpc,
+            identity,
+            work,
+            also=[self.key(each) for each in also],
+            limit_s=_LONG_S if rpc in _LONG else _CHANGE_S,
+            left_s=call.time_remaining(),
+        )
+
+    def shared(self, thing_id: str, what: str) -> AbstractContextManager[None]:
+        """Keep a snapshot from being deleted while the block reads it; any number of readers."""
+        return self._running.shared(self.key(thing_id), what)
+
     async def read(self, rpc: str, asked: Hashable, function: Callable[[], T], call: Call) -> T:
-        """What `function` returns now; `rpc` and `asked` are the question. Raises as `KeyedOperations.look`."""
-        timeout_s = _read_s(call.time_remaining())
+        """What `function` returns now; `rpc` and `asked` are the question, for which there is one thread at most,
+        however often it is asked. Raises as `KeyedOperations.look`.
+        """
+        left_s = call.time_remaining()
+        timeout_s = _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)
         return await self._running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
         )
-
-
-def _read_s(left_s: float | None) -> float:
-    return _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)

@@ -1,8 +1,6 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
@@ -16,15 +14,13 @@ from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
-from crust.blockdriver.services import deadlines, messages
-from crust.blockdriver.services.deadlines import Reads
+from crust.blockdriver.services import messages
+from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.roles import NodeIdentity
-from crust.core import operations, volumes
+from crust.core import volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2
-
-T = TypeVar("T")
 
 _Rpc = csi_pb2.NodeServiceCapability.RPC
 _CAPABILITIES = (
@@ -67,17 +63,10 @@ class NodeRules:
 class Node:
     """The Node service."""
 
-    def __init__(
-        self,
-        identity: NodeIdentity,
-        rules: NodeRules,
-        running: operations.KeyedOperations,
-        reads: Reads,
-    ) -> None:
+    def __init__(self, identity: NodeIdentity, rules: NodeRules, calls: Calls) -> None:
         self._identity = identity
-        self._reads = reads
         self._rules = rules
-        self._running = running
+        self._calls = calls
         self._secrets: messages.Secrets = {}
         """In memory only."""
 
@@ -134,7 +123,7 @@ class Node:
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
         self._identity.require("1.13")
-        found = await self._reads.read(
+        found = await self._calls.read(
             "NodeGetStorageHealth", (), self._rules.health_check.pool, call
         )
         return messages.pool_health(found)
@@ -144,9 +133,9 @@ class Node:
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
         stage = messages.stage(request)
-        await self._run(
-            stage.volume_id,
+        await self._calls.change(
             "NodeStageVolume",
+            stage.volume_id,
             stage,
             lambda: self._rules.node_stage.stage(stage),
             call,
@@ -161,9 +150,9 @@ class Node:
         """Detach; not staged is a success."""
         volume_id = limits.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
-        await self._run(
-            volume_id,
+        await self._calls.change(
             "NodeUnstageVolume",
+            volume_id,
             path,
             lambda: self._rules.node_unstage.unstage(volume_id, path),
             call,
@@ -176,9 +165,9 @@ class Node:
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = messages.publish(request, self._secrets)
-        deferred = await self._run(
-            publish.volume_id,
+        deferred = await self._calls.change(
             "NodePublishVolume",
+            publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: self._deferred(publish),
             call,
@@ -202,9 +191,9 @@ class Node:
         """Unmount and remove the target; not published is a success."""
         volume_id = limits.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        await self._run(
-            volume_id,
+        await self._calls.change(
             "NodeUnpublishVolume",
+            volume_id,
             target,
             lambda: self._rules.node_unpublish.unpublish(volume_id, target),
             call,
@@ -235,9 +224,9 @@ class Node:
             else None,
             dict(request.secrets),
         )
-        size_bytes = await self._run(
-            expand.volume_id,
+        size_bytes = await self._calls.change(
             "NodeExpandVolume",
+            expand.volume_id,
             expand,
             lambda: self._rules.node_expand.expand(expand),
             call,
@@ -258,14 +247,3 @@ class Node:
             return volumes.TargetPath.parse(text, role="volume_path")
         except volumes.InvalidPath as err:
             raise NotPublishedAtPath(volume_id, text[:200]) from err
-
-    async def _run(
-        self,
-        volume_id: volumes.VolumeId,
-        name: str,
-        identity: object,
-        work: Callable[[], Coroutine[Any, Any, T]],
-        call: Call,
-    ) -> T:
-        key = volumes.VolumeKey(self._identity.driver, volume_id)
-        return await deadlines.change(self._running, key, name, identity, work, call)

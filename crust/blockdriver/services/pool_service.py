@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from crust.blockdriver.controller.capacity import PoolCapacity
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.services.deadlines import Reads
+from crust.blockdriver.services.deadlines import Calls
 from crust.core import errors, volumes
 from crust.rpc.call import Call
 from crust.wire.v1 import pool_pb2
@@ -22,18 +22,18 @@ class PoolService:
     """The Pool service."""
 
     def __init__(
-        self, capacity: PoolCapacity, lister: VolumeLister, node_state: NodeState, reads: Reads
+        self, capacity: PoolCapacity, lister: VolumeLister, node_state: NodeState, calls: Calls
     ) -> None:
         self._capacity = capacity
         self._lister = lister
         self._node_state = node_state
-        self._reads = reads
+        self._calls = calls
 
     async def GetPool(
         self, request: pool_pb2.GetPoolRequest, call: Call
     ) -> pool_pb2.GetPoolResponse:
         """The pool's space now, in bytes."""
-        measured = await self._reads.read("GetPool", (), self._capacity.measured, call)
+        measured = await self._calls.read("GetPool", (), self._capacity.measured, call)
         return pool_pb2.GetPoolResponse(
             **{f"{kind}_bytes": number for kind, number in measured.items()}
         )
@@ -45,7 +45,7 @@ class PoolService:
         token = ""
         while True:
             look = functools.partial(self._lister.page, _PAGE, token)
-            page, token = await self._reads.read("ListPoolVolumes", token, look, call)
+            page, token = await self._calls.read("ListPoolVolumes", token, look, call)
             for listed in page:
                 yield self._volume(listed)
             if not token:

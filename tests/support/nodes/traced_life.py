@@ -120,7 +120,7 @@ class Life:
         await answered("DeleteSnapshot", co.delete_snapshot(snapshot.snapshot_id))
 
     async def _group(self, *volume_ids: str) -> None:
-        groups = self._bench.driver.group_controller
+        groups = self._bench.driver.snapshot_calls
         request = csi_pb2.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=volume_ids)
         call = groups.CreateVolumeGroupSnapshot(request, caller())
         taken = (await answered("CreateVolumeGroupSnapshot", call)).group_snapshot

@@ -69,7 +69,7 @@ async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) 
     request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
         group_snapshot_id=taken.group_snapshot_id, snapshot_ids=members
     )
-    await cloning.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
+    await cloning.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
     assert cloning.driver.snapshots.records.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
 

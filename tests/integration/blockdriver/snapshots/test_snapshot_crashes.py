@@ -110,7 +110,7 @@ class Scene:
             group_snapshot_id=taken.group_snapshot_id,
             snapshot_ids=[each.snapshot_id for each in taken.snapshots],
         )
-        await self.bench.driver.group_controller.DeleteVolumeGroupSnapshot(request, caller())
+        await self.bench.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
 
     async def clone(self) -> None:
         clone = await made_of(self.bench, "clone", volume_id=self.volumes[1])

@@ -1,0 +1,348 @@
+"""The snapshot calls of CSI's Controller, GroupController and SnapshotMetadata: decode, call, encode.
+
+A snapshot or group is an operation of its own id, which holds its volumes as well: no call publishes, expands or
+deletes a volume while it is copied, and a call during the copy gets ABORTED (CSI).
+
+The allocated blocks of a snapshot and the changed blocks of two are read in one thread hop, from snapshots that
+cannot change, and streamed in several messages. A part that is not listed is zeros (allocated) or equal (delta); a
+listed part may be either. Where the engine cannot compute the list, it refuses (`NoChangeTracking`).
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+from crust.blockdriver.controller import list_volumes, topology
+from crust.blockdriver.engines.protocol import Provisioning, Region
+from crust.blockdriver.records.models import Snapshot, SnapshotSet
+from crust.blockdriver.services import messages
+from crust.blockdriver.services.deadlines import Calls
+from crust.blockdriver.services.roles import NodeIdentity
+from crust.blockdriver.snapshots import snapshot_sets
+from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
+from crust.core import errors, volumes
+from crust.host.process import workers
+from crust.rpc.call import Call
+from crust.rpc.messages import limits
+from crust.wire.csi.v1 import csi_pb2
+
+_SIDECARS = "csi.storage.k8s.io/"
+_NS = 1_000_000_000
+PIECE_MAX = 4096
+"""The most blocks in one message, also without a limit in the request."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotCalls:
+    """The services GroupController and SnapshotMetadata, and the Controller's snapshot calls. `identity` is that of
+    driver and node.
+    """
+
+    identity: NodeIdentity
+    sets: SnapshotSets
+    provisioning: Provisioning
+    calls: Calls
+
+    async def create(
+        self, request: csi_pb2.CreateSnapshotRequest, call: Call
+    ) -> csi_pb2.CreateSnapshotResponse:
+        """Idempotent by name."""
+        volume_id = volumes.VolumeId(limits.required(request.source_volume_id, "source_volume_id"))
+        name = limits.required(request.name, "name")
+        check_parameters(limits.mapping(request.parameters, "parameters"))
+        wanted = messages.requirement(request.accessibility_requirements)
+        if not topology.is_met(wanted, self.identity.segment):
+            raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
+        snapshot_id = self.sets.pool.ids.snapshot_id(name)
+
+        taken = await self.calls.change(
+            "CreateSnapshot",
+            snapshot_id,
+            volume_id,
+            lambda: self.sets.create(name, volume_id),
+            call,
+            also=[volume_id],
+        )
+        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(taken, taken.snapshots[0]))
+
+    async def delete(
+        self, request: csi_pb2.DeleteSnapshotRequest, call: Call
+    ) -> csi_pb2.DeleteSnapshotResponse:
+        """Idempotent: absent is a success."""
+        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        await self.calls.change(
+            "DeleteSnapshot",
+            snapshot_id,
+            None,
+            lambda: workers.run(self.sets.delete, snapshot_id),
+            call,
+        )
+        return csi_pb2.DeleteSnapshotResponse()
+
+    async def get(
+        self, request: csi_pb2.GetSnapshotRequest, call: Call
+    ) -> csi_pb2.GetSnapshotResponse:
+        """A snapshot that exists."""
+        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        return csi_pb2.GetSnapshotResponse(
+            snapshot=self.to_wire(*await self.found(snapshot_id, call))
+        )
+
+    async def found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
+        """A snapshot and its set; raises SnapshotNotFound."""
+        return await self.calls.read(
+            "GetSnapshot", snapshot_id, lambda: self.sets.find(snapshot_id), call
+        )
+
+    async def list(
+        self, request: csi_pb2.ListSnapshotsRequest, call: Call
+    ) -> csi_pb2.ListSnapshotsResponse:
+        """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
+
+        A snapshot whose record cannot be read is not listed, because nothing is known about it: the pool's health
+        reports it, and a request by its id gets `RecordUnreadable`.
+        """
+        source = limits.optional(request.source_volume_id, "source_volume_id")
+        snapshot_id = limits.optional(request.snapshot_id, "snapshot_id")
+        if request.max_entries < 0:
+            raise limits.NegativeMaxEntries(request.max_entries)
+        token = request.starting_token
+        if token and not self.sets.pool.ids.is_snapshot_id(token):
+            raise limits.InvalidStartingToken(token)
+        page, next_token = await self.calls.read(
+            "ListSnapshots",
+            (source, snapshot_id, token, request.max_entries),
+            lambda: self._page(source, snapshot_id, token, request.max_entries),
+            call,
+        )
+        entries = [
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(*each)) for each in page
+        ]
+        return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
+
+    def _page(
+        self, source: str, snapshot_id: str, token: str, count: int
+    ) -> tuple[tuple[tuple[SnapshotSet, Snapshot], ...], str]:
+        if not snapshot_id:
+            found = self.sets.page(source, token)
+            return list_volumes.cut(found, count, lambda each: each[1].snapshot_id)
+        try:
+            kept, snapshot = self.sets.find(snapshot_id)
+        except errors.NotFound:
+            return (), ""
+        is_wanted = source in ("", snapshot.source_volume_id) and snapshot_id != token
+        return ((kept, snapshot),) if is_wanted else (), ""
+
+    def to_wire(self, kept: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
+        """A snapshot of a set; in CSI 1.13 with its topology."""
+        pb = csi_pb2.Snapshot(
+            size_bytes=snapshot.size_bytes,
+            snapshot_id=snapshot.snapshot_id,
+            source_volume_id=snapshot.source_volume_id,
+            ready_to_use=True,
+            group_snapshot_id=kept.set_id if kept.set_id != snapshot.snapshot_id else "",
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(kept.created_ns, _NS)
+        if self.identity.csi_profile == "1.13":
+            pb.accessible_topology.extend(messages.places(self.identity.segment))
+        return pb
+
+    def group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
+        """A group with its snapshots."""
+        pb = csi_pb2.VolumeGroupSnapshot(
+            group_snapshot_id=group.set_id,
+            snapshots=[self.to_wire(group, each) for each in group.snapshots],
+            ready_to_use=True,
+        )
+        pb.creation_time.seconds, pb.creation_time.nanos = divmod(group.created_ns, _NS)
+        return pb
+
+    async def GroupControllerGetCapabilities(
+        self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, call: Call
+    ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
+        """All of the service's capabilities."""
+        rpc = csi_pb2.GroupControllerServiceCapability.RPC
+        one = csi_pb2.GroupControllerServiceCapability(
+            rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
+        )
+        return csi_pb2.GroupControllerGetCapabilitiesResponse(capabilities=[one])
+
+    async def CreateVolumeGroupSnapshot(
+        self, request: csi_pb2.CreateVolumeGroupSnapshotRequest, call: Call
+    ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
+        """Idempotent by name; a point-in-time copy of all volumes."""
+        name = limits.required(request.name, "name")
+        ids = _volume_ids(request.source_volume_ids)
+        check_parameters(limits.mapping(request.parameters, "parameters"))
+        found = await self.calls.change(
+            "CreateVolumeGroupSnapshot",
+            self.sets.pool.ids.group_id(name),
+            ids,
+            lambda: self.sets.create_group(name, ids),
+            call,
+            also=ids,
+        )
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self.group_to_wire(found))
+
+    async def DeleteVolumeGroupSnapshot(
+        self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
+    ) -> csi_pb2.DeleteVolumeGroupSnapshotResponse:
+        """Idempotent: absent is a success."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        named = _snapshot_ids(request.snapshot_ids)
+        group = await self.calls.read(
+            "members of a group", group_id, lambda: self.sets.find_group(group_id), call
+        )
+        await self.calls.change(
+            "DeleteVolumeGroupSnapshot",
+            group_id,
+            named,
+            lambda: workers.run(self.sets.delete_group, group_id, named),
+            call,
+            also=[each.snapshot_id for each in group.snapshots] if group else [],
+        )
+        return csi_pb2.DeleteVolumeGroupSnapshotResponse()
+
+    async def GetVolumeGroupSnapshot(
+        self, request: csi_pb2.GetVolumeGroupSnapshotRequest, call: Call
+    ) -> csi_pb2.GetVolumeGroupSnapshotResponse:
+        """A group that exists."""
+        group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
+        named = _snapshot_ids(request.snapshot_ids)
+        found = await self.calls.read(
+            "GetVolumeGroupSnapshot",
+            (group_id, named),
+            lambda: self.sets.get_group(group_id, named),
+            call,
+        )
+        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self.group_to_wire(found))
+
+    async def GetMetadataAllocated(
+        self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
+    ) -> AsyncIterator[csi_pb2.GetMetadataAllocatedResponse]:
+        """The blocks that may be other than zeros."""
+        snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
+        _check_count(request.max_results)
+        _, record = await self.found(snapshot_id, call)
+        check_offset(request.starting_offset, record)
+        image = snapshot_sets.image_of(record)
+        found = await self._look((snapshot_id,), lambda: self.provisioning.allocated(image), call)
+        for piece in _pieces(found, request.starting_offset, record, request.max_results):
+            yield csi_pb2.GetMetadataAllocatedResponse(
+                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
+                volume_capacity_bytes=record.size_bytes,
+                block_metadata=piece,
+            )
+
+    async def GetMetadataDelta(
+        self, request: csi_pb2.GetMetadataDeltaRequest, call: Call
+    ) -> AsyncIterator[csi_pb2.GetMetadataDeltaResponse]:
+        """The blocks of the target that may differ from the base."""
+        base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
+        target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
+        _check_count(request.max_results)
+        _, base = await self.found(base_id, call)
+        _, target = await self.found(target_id, call)
+        check_related(base, target)
+        check_offset(request.starting_offset, target)
+        images = [snapshot_sets.image_of(each) for each in (base, target)]
+        found = await self._look(
+            (base_id, target_id), lambda: self.provisioning.changed(*images), call
+        )
+        for piece in _pieces(found, request.starting_offset, target, request.max_results):
+            yield csi_pb2.GetMetadataDeltaResponse(
+                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
+                volume_capacity_bytes=target.size_bytes,
+                block_metadata=piece,
+            )
+
+    async def _look(
+        self, snapshot_ids: tuple[str, ...], work: Callable[[], Sequence[Region]], call: Call
+    ) -> Sequence[Region]:
+        """Keep snapshots from being deleted while they are read."""
+        with contextlib.ExitStack() as held:
+            for each in snapshot_ids:
+                held.enter_context(self.calls.shared(each, "a read of its block list"))
+            return await self.calls.read("GetMetadata", snapshot_ids, work, call)
+
+
+def check_parameters(sent: Iterable[str]) -> None:
+    """Raise `UnknownSnapshotParameter` for any key that is not a sidecar's."""
+    for key in sent:
+        if not key.startswith(_SIDECARS):
+            raise errors.InvalidRequest.named(
+                "UnknownSnapshotParameter",
+                f"the parameter {key[:128]!r} is not known",
+                why="this driver knows no parameters of snapshots",
+                hint="correct the VolumeSnapshotClass",
+            )
+
+
+def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
+    """The ids in a fixed order, so that requests can be compared."""
+    ids = tuple(
+        volumes.VolumeId(limits.required(each, f"source_volume_ids[{n}]"))
+        for n, each in enumerate(sent)
+    )
+    if not ids:
+        raise limits.MissingField("source_volume_ids")
+    if len(set(ids)) != len(ids):
+        raise errors.InvalidRequest.named(
+            "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
+        )
+    return tuple(sorted(ids))
+
+
+def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
+    """None is possible: external-snapshotter names no members of a group that it does not know."""
+    return tuple(sorted(limits.required(each, f"snapshot_ids[{n}]") for n, each in enumerate(sent)))
+
+
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise errors.InvalidRequest.named(
+            "NegativeMaxResults", "max_results is invalid", why=f"{count} is negative"
+        )
+
+
+def _pieces(
+    found: Sequence[Region], start: int, record: Snapshot, count: int
+) -> Iterator[list[csi_pb2.BlockMetadata]]:
+    """Blocks from `start` to the snapshot's end, so many to a message."""
+    blocks = within(found, start, record.size_bytes)
+    limit = min(count or PIECE_MAX, PIECE_MAX)
+    while piece := list(itertools.islice(blocks, limit)):
+        yield [
+            csi_pb2.BlockMetadata(byte_offset=each.offset, size_bytes=each.length) for each in piece
+        ]
+
+
+def check_related(base: Snapshot, target: Snapshot) -> None:
+    """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
+    if base.source_volume_id != target.source_volume_id:
+        raise errors.InvalidRequest.named(
+            "UnrelatedSnapshots",
+            f"{base.snapshot_id} and {target.snapshot_id} cannot be compared",
+            why="they are of different volumes",
+        )
+
+
+def check_offset(offset: int, record: Snapshot) -> None:
+    """Raise `OffsetPastEnd` for an offset outside the snapshot."""
+    # The end itself is valid: a caller that has read everything continues there.
+    if not 0 <= offset <= record.size_bytes:
+        raise errors.OutOfRange.named(
+            "OffsetPastEnd",
+            "starting_offset is invalid",
+            why=f"{offset} is not within the snapshot's {record.size_bytes} bytes",
+        )
+
+
+def within(found: Sequence[Region], start: int, end: int) -> Iterator[Region]:
+    """The parts of `found` from `start` to `end`, in bytes."""
+    for region in found:
+        first = max(region.offset, start)
+        last = min(region.offset + region.length, end)
+        if first < last:
+            yield Region(first, last - first)
