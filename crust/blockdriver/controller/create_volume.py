@@ -176,7 +176,7 @@ class Provisioner:
         # a new image has none, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
         if self.limits is not None and is_limited:
-            self.limits.set_limits(volumes.VolumeId(record.volume_id), record.io_limits)
+            self.limits.set_limits(volumes.VolumeId(record.volume_id), record.limits.value)
         data = record.encode()
         records = {RecordKind.CONTENT: content.as_written().encode(), RecordKind.VOLUMES: data}
         with self.volume_records.changing(record.volume_id, record.summary):

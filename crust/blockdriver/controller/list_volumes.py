@@ -144,7 +144,7 @@ class Validation:
             limits = class_parameters.parse_mutable(sent_mutable)
         except errors.InvalidRequest as err:
             return str(err)
-        if class_parameters.changed(record.io_limits, limits) != record.io_limits:
+        if class_parameters.changed(record.limits.value, limits) != record.limits.value:
             return "the volume has other mutable_parameters now"
         if sent_parameters and sent.kept != record.parameters:
             return "the volume was created with other parameters"

@@ -86,7 +86,7 @@ class VolumeModifier:
             return outcome
         before = (intended.limits_before or intended.limits).value
         try:
-            await self.enforcement.set_in_guests(volume_id, intended.io_limits, before)
+            await self.enforcement.set_in_guests(volume_id, intended.limits.value, before)
         except errors.PeerUnavailable as err:
             return replace(outcome, unmodified=err)
         except errors.CrustError as err:
@@ -131,7 +131,7 @@ class VolumeModifier:
         if change.limits is None or unmodified is not None:
             return Outcome(expanded, unmodified), None
         try:
-            self.enforcement.set_on_host(volume_id, wanted.io_limits)
+            self.enforcement.set_on_host(volume_id, wanted.limits.value)
         except errors.CrustError as err:
             self._restore_limits(wanted)
             return Outcome(expanded, err), None
@@ -144,13 +144,13 @@ class VolumeModifier:
         if change.limits is None:
             return record, None
         volume_id = volumes.VolumeId(record.volume_id)
-        limits = class_parameters.changed(record.io_limits, change.limits)
+        limits = class_parameters.changed(record.limits.value, change.limits)
         try:
             self.provisioning.check_image(volume_id)
             self.enforcement.check(volume_id, limits)
         except errors.CrustError as err:
             return record, err
-        if limits == record.io_limits:
+        if limits == record.limits.value:
             return record, None
         # An interrupted change is unknown only to guests: on this host the start has made it.
         deferred = self.node.deferred_targets(volume_id)
@@ -200,7 +200,7 @@ class VolumeModifier:
         record = self.volume_records.save(intended.but(limits=before, limits_before=None))
         volume_id = volumes.VolumeId(record.volume_id)
         try:
-            self.enforcement.set_on_host(volume_id, record.io_limits)
+            self.enforcement.set_on_host(volume_id, record.limits.value)
         except errors.CrustError as err:
             extra = {"volume_id": volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)

@@ -140,7 +140,7 @@ class IoLimits:
             try:
                 record = known.find(volume_id)
                 if record is not None:
-                    self.set_on_host(volume_id, record.io_limits, shown)
+                    self.set_on_host(volume_id, record.limits.value, shown)
             except errors.CrustError as err:
                 extra = {"volume_id": volume_id, "error": err}
                 _log.error("the I/O limits of a volume are not enforced", extra=extra)

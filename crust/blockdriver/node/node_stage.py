@@ -142,7 +142,7 @@ class NodeStage:
             attachment = self.access.attach(request.volume_id, request.access)
         if attachment.device is None:
             return self._for_hypervisor(request, entry, record, content, attachment)
-        self.io_limits.settle(record.io_limits, attachment)
+        self.io_limits.settle(record.limits.value, attachment)
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
             return _Begun(entry, record, content, attachment, None)

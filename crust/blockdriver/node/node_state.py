@@ -159,12 +159,17 @@ class NodeState:
 
     def note_published(self, entry: Published) -> None:
         """Record a publish."""
-        self._write_publishes(volumes.VolumeId(entry.volume_id), entry.target, (entry,))
+        volume_id = volumes.VolumeId(entry.volume_id)
+        file = self._file(volume_id)
+        others = tuple(each for each in file.publishes if each.target != entry.target)
+        self._write(volume_id, file.model_copy(update={"publishes": (*others, entry)}))
 
     def forget_published(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         """Remove a publish; absent is a success."""
-        if any(each.target == target.text for each in self._file(volume_id).publishes):
-            self._write_publishes(volume_id, target.text, ())
+        file = self._file(volume_id)
+        others = tuple(each for each in file.publishes if each.target != target.text)
+        if others != file.publishes:
+            self._write(volume_id, file.model_copy(update={"publishes": others}))
 
     def forget_staged(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume's file, with its publishes; absent is a success."""
@@ -209,7 +214,7 @@ class NodeState:
 
     def live_publishes(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
         """The publishes of the volume that exist."""
-        return tuple(self._live(self.published_of(volume_id)))
+        return tuple(self._live(self._file(volume_id).publishes))
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
         """The targets of the volume's deferred publishes."""
@@ -233,13 +238,6 @@ class NodeState:
             if volume_id in self._unreadable:
                 raise UnreadableEntry(self._path(volume_id))
             return self._files.get(volume_id, _NOTHING)
-
-    def _write_publishes(
-        self, volume_id: volumes.VolumeId, target: str, instead: tuple[Published, ...]
-    ) -> None:
-        file = self._file(volume_id)
-        others = tuple(each for each in file.publishes if each.target != target)
-        self._write(volume_id, file.model_copy(update={"publishes": others + instead}))
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:
         data = file.model_dump_json().encode() + b"\n"

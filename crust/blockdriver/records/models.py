@@ -23,6 +23,7 @@ rewritten. A snapshot is independent of its volume, and keeps the state of the c
 after the volume was changed or deleted. A set exists while its record does, like a volume (`Provisioning.taking`).
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, Self
 
@@ -116,17 +117,17 @@ class StoredRecord(pydantic.BaseModel):
         return self
 
     @classmethod
-    def parse(cls, data: bytes, path: str) -> Self:
-        """Decode a record; raises `RecordUnreadable`."""
+    def parse(cls, data: bytes, shown: Callable[[], str]) -> Self:
+        """Decode a record; raises `RecordUnreadable` for the file that is `shown`."""
         try:
             made = cls.model_validate_json(data)
         except pydantic.ValidationError as err:
-            _check_schema(data, path)
+            _check_schema(data, shown)
             first = err.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise RecordUnreadable(path, f"{where}: {first['msg']}") from err
+            raise RecordUnreadable(shown(), f"{where}: {first['msg']}") from err
         if "version" not in made.model_fields_set or made.version > SCHEMA:
-            _check_schema(data, path)
+            _check_schema(data, shown)
         return made.note_stored(data)
 
     def encode(self) -> bytes:
@@ -150,14 +151,14 @@ class _Head(pydantic.BaseModel):
     version: Annotated[int, pydantic.Field(alias="schema")]
 
 
-def _check_schema(data: bytes, path: str) -> None:
+def _check_schema(data: bytes, shown: Callable[[], str]) -> None:
     try:
         found = _Head.model_validate_json(data).version
     except pydantic.ValidationError as err:
-        raise RecordUnreadable(path, "it is not JSON with a schema number") from err
+        raise RecordUnreadable(shown(), "it is not JSON with a schema number") from err
     if found > SCHEMA:
         why = f"it has schema {found}, and this version of the driver knows schemas up to {SCHEMA}"
-        raise RecordUnreadable(path, why)
+        raise RecordUnreadable(shown(), why)
 
 
 class Usage(pydantic.BaseModel):
@@ -249,11 +250,6 @@ class VolumeRecord(StoredRecord):
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
         """There is no such volume."""
         return VolumeNotFound(record_id)
-
-    @property
-    def io_limits(self) -> volumes.IoLimits:
-        """`limits` as a value."""
-        return self.limits.value
 
 
 class ContentRecord(StoredRecord):

@@ -163,10 +163,9 @@ class Records(Generic[M]):
         data = self._store.load(key)
         if data is None:
             return None
-        shown = self._store.shown(key)
-        record = self._model.parse(data, shown)
+        record = self._model.parse(data, lambda: self._store.shown(key))
         if record.id != key:
-            raise RecordUnreadable(shown, f"it describes {record.id}")
+            raise RecordUnreadable(self._store.shown(key), f"it describes {record.id}")
         return record
 
     def find(self, key: str) -> M | None:

@@ -10,7 +10,6 @@ from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
-from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.records.records import Records
@@ -169,7 +168,11 @@ class Node:
             "NodePublishVolume",
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
-            lambda: self._deferred(publish),
+            lambda: (
+                self._rules.deferred_publish.publish(publish)
+                if publish.deferred
+                else self._rules.node_publish.publish(publish)
+            ),
             call,
         )
         if deferred is None:
@@ -177,13 +180,6 @@ class Node:
         return csi_pb2.NodePublishVolumeResponse(
             deferred_mount=csi.deferred_mount_to_wire(deferred)
         )
-
-    async def _deferred(self, publish: Publish) -> volumes.DeferredMount | None:
-        """Publish; returns the mount for a guest, or None if the host has mounted the volume."""
-        if publish.deferred:
-            return await self._rules.deferred_publish.publish(publish)
-        await self._rules.node_publish.publish(publish)
-        return None
 
     async def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call

@@ -91,7 +91,7 @@ async def test_modify_with_one_invalid_key_changes_nothing(
     with pytest.raises(errors.InvalidRequest):
         await limited.modify(made, **sent)
     assert in_force(limited, kernel, made) == LIMITS
-    assert limited.driver.stores.volume_records.load(volumes.VolumeId(made)).io_limits == LIMITS
+    assert limited.driver.stores.volume_records.load(volumes.VolumeId(made)).limits.value == LIMITS
     with pytest.raises(errors.InvalidRequest):
         await limited.create("other", mutable=sent)
 
@@ -241,7 +241,7 @@ async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
     made = await limited.create(mutable=SENT)
     copy = await limited.create("copy", size=0, volume=made.volume_id)
     record = limited.driver.stores.volume_records.load(volumes.VolumeId(copy.volume_id))
-    assert record.io_limits == NONE
+    assert record.limits.value == NONE
 
 
 async def test_validate_confirms_the_present_limits(limited: Bench) -> None:

@@ -71,9 +71,9 @@ class DeferredNodePublish:
                 # The holder of the device is a guest whose publish this driver lost, or another program.
                 os.close(devices.open_exclusive(ready.device))
             self._note_guest(ready)
-        if ready.record.io_limits != io_limits.NONE:
+        if ready.record.limits.value != io_limits.NONE:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
-            self.io_limits.settle(ready.record.io_limits, ready.attachment)
+            self.io_limits.settle(ready.record.limits.value, ready.attachment)
         self.node_state.note_published(ready.entry)
 
     def _note_guest(self, ready: Ready) -> None:
@@ -143,7 +143,7 @@ def _describe(
         readonly=ready.entry.readonly,
         capacity_bytes=ready.attachment.size_bytes,
         content_generation=ready.content.generation,
-        io_limits=ready.record.io_limits,
+        io_limits=ready.record.limits.value,
         format=_format(ready),
         encryption=deferral_keys.encryption(ready.record.parameters),
         secrets=secrets,

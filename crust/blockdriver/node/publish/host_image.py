@@ -103,7 +103,7 @@ class HostImage:
         attachment = access.attach(request.volume_id, _access(request, on_host=True))
         if attachment.device is None:
             raise NoHostDevice()
-        self.io_limits.settle(ready.record.io_limits, attachment)
+        self.io_limits.settle(ready.record.limits.value, attachment)
         return ready.on(attachment)
 
     def _note(self, staged: Staged, host: str) -> None:

@@ -80,9 +80,9 @@ class NodePublish:
         if preparation := self.host_image.make_ready(request):
             return preparation
         ready = self.publish_check.check(request)
-        self.io_limits.check_host(ready.record.io_limits)
+        self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
-            self.io_limits.hold(ready.record.io_limits, ready.attachment)
+            self.io_limits.hold(ready.record.limits.value, ready.attachment)
             return None
         mounted = self._look(ready)
         # A mount without an entry may have been answered long ago: a pod may be using it.
@@ -97,7 +97,7 @@ class NodePublish:
                 self._mount(ready)
             if group is not None:
                 fs_group.apply(ready.entry.target, group)
-            self.io_limits.hold(ready.record.io_limits, ready.attachment)
+            self.io_limits.hold(ready.record.limits.value, ready.attachment)
         except errors.CrustError:
             self._undo_or_log(ready, unmounts=unanswered)
             raise

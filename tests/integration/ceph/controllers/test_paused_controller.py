@@ -316,7 +316,7 @@ async def test_paused_change_of_limits_sets_none_on_the_volume_that_replaced_it(
         with pytest.raises(REFUSED):
             await late
     assert _limit(ceph, controllers.namespace, volume_id) == ""
-    assert second.stores.volume_records.load(volume_id).io_limits == volumes.IoLimits()
+    assert second.stores.volume_records.load(volume_id).limits.value == volumes.IoLimits()
 
 
 async def test_limits_of_a_paused_controller_do_not_replace_newer_ones(
@@ -333,4 +333,4 @@ async def test_limits_of_a_paused_controller_do_not_replace_newer_ones(
         with pytest.raises(REFUSED):
             await late
     assert _limit(ceph, controllers.namespace, volume_id) == "300"
-    assert second.stores.volume_records.load(volume_id).io_limits.read_iops == 300
+    assert second.stores.volume_records.load(volume_id).limits.value.read_iops == 300

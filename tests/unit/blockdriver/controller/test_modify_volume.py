@@ -42,7 +42,7 @@ class Bench:
 
     @property
     def limits(self) -> volumes.IoLimits:
-        return self.state.stores.volume_records.load(self.volume_id).io_limits
+        return self.state.stores.volume_records.load(self.volume_id).limits.value
 
     async def change(self, what: Change = NEW) -> modify_volume.Outcome:
         return await driver_state.change(self.state, self.volume_id, what)
@@ -178,7 +178,7 @@ async def test_modify_writes_size_and_limits_at_once(
     expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
     outcome = await bench.change(replace(NEW, expansion=expansion))
     assert outcome == modify_volume.Outcome(Expanded(128 * MIB, node_expansion_required=True))
-    assert (written[0].capacity_bytes, written[0].io_limits) == (128 * MIB, AFTER)
+    assert (written[0].capacity_bytes, written[0].limits.value) == (128 * MIB, AFTER)
     assert written[1].encode() == written[0].but(limits_before=None).encode()
     assert len(written) == 2
 
@@ -200,7 +200,7 @@ async def test_modify_with_refused_limits_still_applies_the_size(bench: Bench) -
     assert isinstance(outcome.expanded, Expanded)
     assert isinstance(outcome.unmodified, errors.NotReady)
     record = bench.state.stores.volume_records.load(bench.volume_id)
-    assert (record.capacity_bytes, record.io_limits) == (128 * MIB, OLD)
+    assert (record.capacity_bytes, record.limits.value) == (128 * MIB, OLD)
 
 
 async def test_expand_without_limits_does_not_call_the_guest(bench: Bench) -> None:
@@ -223,7 +223,7 @@ async def test_create_mutable_parameters_override_the_storage_class(bench: Bench
     request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
     made = await bench.state.controller_rules.provisioner.create(request)
     record = bench.state.stores.volume_records.load(made.volume_id)
-    assert record.io_limits == volumes.IoLimits(read_iops=30, write_iops=400)
+    assert record.limits.value == volumes.IoLimits(read_iops=30, write_iops=400)
 
 
 async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:

@@ -115,7 +115,7 @@ def test_save_keeps_a_field_of_a_later_version(
     later["usages"][0]["label"] = "fast"
     path.write_text(json.dumps(later))
     read = records.load(VOLUME)
-    assert read.io_limits == volumes.IoLimits()
+    assert read.limits.value == volumes.IoLimits()
     records.save(read.but(capacity_bytes=2))
     written = json.loads(path.read_text())
     assert (written["shiny"], written["usages"][0]["label"]) == ([1], "fast")
