@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NO_DEVICE = "/dev/crust-no-device-until-claimed/"
 _CALL_S = 200.0
 _SERVES = {"node": "proxy serves", "kata": "registered with the proxy"}
 
@@ -52,16 +53,25 @@ class KataNode:
 
     directory: Path
     handler: str
+    configuration: Path
     is_rust: bool
     state: Path
+
+    def __post_init__(self) -> None:
+        self.drop_in = self.configuration.parent / "config.d" / "99-crust-test.toml"
+        self.crust = self.daemon("node")
 
     def run(self, *command: str) -> Answer:
         """Run a command in the node's namespaces."""
         return _answer([str(self.directory / "run" / "in.sh"), *command])
 
-    def cri(self, *command: str, handler: str = "") -> Answer:
-        """The node's CRI client."""
-        environment = {**os.environ, "HANDLER": handler or self.handler}
+    def cri(self, *command: str, handler: str = "", attempt: int = 0) -> Answer:
+        """The node's CRI client. `attempt` counts the sandboxes of one pod."""
+        environment = {
+            **os.environ,
+            "HANDLER": handler or self.handler,
+            "ATTEMPT": str(attempt),
+        }
         return _answer([str(self.directory / "run" / "cri"), *command], environment)
 
     def daemon(self, name: str) -> "Daemon":
@@ -97,6 +107,37 @@ class KataNode:
             for at, line in enumerate(lines)
             if line.startswith("{")
         }
+
+    def pod(
+        self, name: str, handler: str = "", *, attempt: int = 0, annotations: str = "{}"
+    ) -> str:
+        """A sandbox; returns its id."""
+        answer = self.cri("pod", name, f"uid-{name}", annotations, handler=handler, attempt=attempt)
+        assert answer.is_ok, answer.text
+        return answer.text.splitlines()[-1]
+
+    def container(
+        self, pod: str, name: str, source: str, script: str = "sleep 1000", **mount: object
+    ) -> Answer:
+        """Create and start a container with one mount; with an empty source without any."""
+        mounts = [{"host": source, "ctr": "/data", **mount}] if source else []
+        return self.cri("ctr", pod, name, json.dumps(mounts), "/bin/sh", "-c", script)
+
+    def started(
+        self, pod: str, name: str, source: str, script: str = "sleep 1000", **mount: object
+    ) -> str:
+        """The same, which must succeed; returns the container's id."""
+        answer = self.container(pod, name, source, script, **mount)
+        assert answer.is_ok, answer.text
+        return answer.text.splitlines()[-1]
+
+    def is_hidden(self) -> bool:
+        """Whether no entry of Kata's names a device."""
+        return all(device.startswith(NO_DEVICE) for device in self.entries().values())
+
+    def sandboxes(self) -> list[str]:
+        """Ids of Kata's sandboxes, orphans too."""
+        return self.run("sh", "-c", "ls /run/vc/sbs /run/kata 2>/dev/null | grep -v :").text.split()
 
     def claim(self) -> dict[str, object]:
         """The one claim of the node; empty without one."""
@@ -141,14 +182,13 @@ def node(
         '[[proxy.drivers]]\nname = "block.csi.crust.dev"\nsocket = "/run/crust-csi.sock"\n'
         'backend = "/run/crust/shim/csi.sock"\n[driver]\ncreate_pool = true\n'
     )
-    kata = tomllib.loads(Path(_runtimes()[request.param][0]).read_text())
-    is_rust = "name" in kata["runtime"]
-    made = KataNode(directory, str(request.param), is_rust, state)
-    daemon = made.daemon("node")
+    configuration = Path(_runtimes()[request.param][0])
+    is_rust = "name" in tomllib.loads(configuration.read_text())["runtime"]
+    made = KataNode(directory, str(request.param), configuration, is_rust, state)
     try:
         yield made
     finally:
-        daemon.end()
+        made.crust.end()
 
 
 @pytest.fixture
@@ -167,9 +207,8 @@ def volume(node: KataNode, bridge: object) -> Iterator[tuple[str, str]]:
     assert answer.is_ok, answer.text
     node.wait(node.entries)
     yield name, answer.text.splitlines()[-1]
-    for pod in node.run(
-        "sh", "-c", "ls /run/vc/sbs /run/kata 2>/dev/null | grep -v :"
-    ).text.split():
+    for pod in node.sandboxes():
         node.cri("stopp", pod)
         node.cri("rmp", pod)
+        node.run("sh", "-c", f"kill -9 $(pgrep -f 'api-socket.*{pod}')")  # an orphan
     node.wait(lambda: node.co("down", name).is_ok)

@@ -1,4 +1,4 @@
-"""orchestrator.py up|stats|grow|unpublish|down NAME HANDLER STATE: a volume's CSI calls, in a kubelet's order."""
+"""orchestrator.py up|replay|stats|grow|unpublish|down NAME HANDLER STATE: CSI calls, in a kubelet's order."""
 
 import asyncio
 import sys
@@ -20,8 +20,9 @@ async def main(what: str, name: str, handler: str, state: str) -> None:
     options = [("grpc.default_authority", "localhost")]
     async with grpc.aio.insecure_channel("unix:///run/crust-csi.sock", options=options) as channel:
         co = Co(channel)
-        if what == "up":
+        if what in ("up", "replay"):
             wishes = {"crust.dev/defer": "always", "crust.dev/runtime-handler": handler}
+            # the same name is the same volume, so a replay learns its context
             volume = await co.create(f"pvc-{name}", parameters=wishes)
             remembered.write_text(volume.volume_id)
             context = dict(volume.volume_context)

@@ -1,48 +1,20 @@
 """A real Kata runtime, unmodified, under a real containerd: the life of a volume, and what is refused."""
 
-import json
 import signal
 
-from tests.real_kata.conftest import Answer, Daemon, KataNode
+from tests.real_kata.conftest import Daemon, KataNode
 
-NO_DEVICE = "/dev/crust-no-device-until-claimed/"
 Volume = tuple[str, str]
-
-
-def _mount(source: str, **more: object) -> str:
-    return json.dumps([{"host": source, "ctr": "/data", **more}])
-
-
-def _pod(node: KataNode, name: str, handler: str = "") -> str:
-    answer = node.cri("pod", name, f"uid-{name}", handler=handler)
-    assert answer.is_ok, answer.text
-    return answer.text.splitlines()[-1]
-
-
-def _container(
-    node: KataNode, pod: str, name: str, source: str, script: str = "sleep 1000"
-) -> Answer:
-    return node.cri("ctr", pod, name, _mount(source), "/bin/sh", "-c", script)
-
-
-def _started(node: KataNode, pod: str, name: str, source: str, script: str = "sleep 1000") -> str:
-    answer = _container(node, pod, name, source, script)
-    assert answer.is_ok, answer.text
-    return answer.text.splitlines()[-1]
-
-
-def _hidden(node: KataNode) -> bool:
-    return all(device.startswith(NO_DEVICE) for device in node.entries().values())
 
 
 def test_a_container_writes_to_the_volume_and_unpublish_waits_for_the_sandbox(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
-    assert _hidden(node)
-    pod = _pod(node, name)
-    container = _started(node, pod, "app", target, "echo hello > /data/x; sync; sleep 1000")
-    assert _hidden(node)
+    assert node.is_hidden()
+    pod = node.pod(name)
+    container = node.started(pod, "app", target, "echo hello > /data/x; sync; sleep 1000")
+    assert node.is_hidden()
     assert node.claim()["state"] == "mounted"
     shown = node.cri(
         "exec", container, "/bin/sh", "-c", "cat /data/x; grep /data /proc/mounts"
@@ -59,8 +31,8 @@ def test_a_container_writes_to_the_volume_and_unpublish_waits_for_the_sandbox(
 
 def test_statistics_are_the_guest_s_and_growth_is_refused(node: KataNode, volume: Volume) -> None:
     name, target = volume
-    pod = _pod(node, name)
-    app = _started(node, pod, "app", target)
+    pod = node.pod(name)
+    app = node.started(pod, "app", target)
     node.cri("exec", app, "/bin/sh", "-c", "dd if=/dev/zero of=/data/f bs=1M count=8 && sync")
     total, used = map(int, node.co("stats", name).text.split())
     assert 40 << 20 < total < 64 << 20
@@ -72,13 +44,13 @@ def test_init_container_then_app_then_a_second_container_and_a_crash_loop(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
-    pod = _pod(node, name)
-    first = _started(node, pod, "init", target, "echo from-init > /data/i; sync")
+    pod = node.pod(name)
+    first = node.started(pod, "init", target, "echo from-init > /data/i; sync")
     node.cri("stop", first)
     node.cri("rm", first)
-    app = _started(node, pod, "app", target, "sleep 1000")
+    app = node.started(pod, "app", target, "sleep 1000")
     assert node.cri("exec", app, "cat", "/data/i").text == "from-init"
-    beside = _container(node, pod, "sidecar", target)
+    beside = node.container(pod, "sidecar", target)
     if node.is_rust:
         assert "[VolumeInUseInSandbox]" in beside.text
         node.cri("stop", app)
@@ -87,26 +59,26 @@ def test_init_container_then_app_then_a_second_container_and_a_crash_loop(
         assert beside.is_ok, beside.text
         assert node.cri("exec", beside.text.splitlines()[-1], "cat", "/data/i").text == "from-init"
     for at in range(3):
-        crashed = _started(node, pod, f"loop{at}", target, "test -e /data/i; exit 1")
+        crashed = node.started(pod, f"loop{at}", target, "test -e /data/i; exit 1")
         node.cri("stop", crashed)
         node.cri("rm", crashed)
-    assert _hidden(node)
+    assert node.is_hidden()
 
 
 def test_other_runtimes_paths_in_the_volume_and_other_sandboxes_are_refused(
     node: KataNode, volume: Volume
 ) -> None:
     name, target = volume
-    pod = _pod(node, name)
-    inside = _container(node, pod, "sub", f"{target}/sub")
+    pod = node.pod(name)
+    inside = node.container(pod, "sub", f"{target}/sub")
     assert not inside.is_ok
     assert "no space left on device" in inside.text  # the engine's mkdir on the guard
-    _started(node, pod, "app", target)
-    other = _pod(node, f"{name}-runc", handler="runc")
-    refused = _container(node, other, "app", target)
+    node.started(pod, "app", target)
+    other = node.pod(f"{name}-runc", handler="runc")
+    refused = node.container(other, "app", target)
     assert "[WrongRuntime]" in refused.text
     assert target in refused.text
-    second = _container(node, _pod(node, f"{name}-2"), "app", target)
+    second = node.container(node.pod(f"{name}-2"), "app", target)
     assert "[HeldBySandbox]" in second.text
     assert pod in second.text
     node.cri("stopp", other)
@@ -117,15 +89,15 @@ def test_without_the_bridge_kata_refuses_and_with_it_again_the_pod_starts(
     node: KataNode, volume: Volume, bridge: Daemon
 ) -> None:
     name, target = volume
-    pod = _pod(node, name)
+    pod = node.pod(name)
     bridge.end(signal.SIGKILL)
     for at in range(2):  # the first create after its death may be the validator's to refuse
-        refused = _container(node, pod, f"app{at}", target)
+        refused = node.container(pod, f"app{at}", target)
         assert not refused.is_ok
     assert node.claim() == {}
     again = node.daemon("kata")
     try:
-        container = _started(node, pod, "app", target, "echo x > /data/x && sleep 1000")
+        container = node.started(pod, "app", target, "echo x > /data/x && sleep 1000")
         assert node.claim()["sandbox_id"] == pod
         again.end(signal.SIGKILL)
         assert node.cri("exec", container, "cat", "/data/x").text == "x"
@@ -139,23 +111,23 @@ def test_a_killed_shim_leaves_a_machine_that_keeps_the_volume_until_it_is_ended(
 ) -> None:
     """Kata's shim dies, its machine lives on, and the engine says that the sandbox is gone."""
     name, target = volume
-    pod = _pod(node, name)
-    _started(node, pod, "app", target)
+    pod = node.pod(name)
+    node.started(pod, "app", target)
     node.run("sh", "-c", f"kill -9 $(pgrep -f 'containerd-shim-kata.*{pod}')")
     node.cri("stopp", pod)
     node.cri("rmp", pod)
     assert "HeldBySandbox" in node.co("unpublish", name).text
-    refused = _container(node, _pod(node, f"{name}-2"), "app", target)
+    refused = node.container(node.pod(f"{name}-2"), "app", target)
     assert "[HeldBySandbox]" in refused.text
     machine = refused.text.partition("for which process ")[2].partition(" ")[0]
     assert node.run("kill", "-9", machine).is_ok
-    node.wait(lambda: _container(node, _pod(node, f"{name}-3"), "app", target).is_ok)
+    node.wait(lambda: node.container(node.pod(f"{name}-3"), "app", target).is_ok)
 
 
 def test_a_killed_machine_gives_the_volume_back(node: KataNode, volume: Volume) -> None:
     name, target = volume
-    pod = _pod(node, name)
-    app = _started(node, pod, "app", target)
+    pod = node.pod(name)
+    app = node.started(pod, "app", target)
     assert node.cri("exec", app, "true").is_ok
     node.run("sh", "-c", f"kill -9 $(pgrep -f 'api-socket.*{pod}')")
     node.wait(lambda: node.co("unpublish", name).is_ok)
