@@ -3,16 +3,26 @@
 Each test has a node of its own, because it restarts processes.
 """
 
+import asyncio
+import json
+import os
+import signal
+import sys
 from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from crust.cli.main import main
+from crust.conformance import catalogue
 from crust.core import volumes
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
+from examples.kata.runtime import messages
+from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
 from tests.support.nodes.whole_node import MIB, WholeNode, refusal
 from tests.support.runtimes import runtime_api
 
@@ -83,3 +93,97 @@ async def test_killed_daemon_leaves_the_volume_usable(fresh_node: WholeNode, vic
         each for each in loop.list_named(lambda _: True) if volume.volume_id in each.backing
     ]
     assert mountinfo.at(str(target)) is None
+
+
+def sandboxes(fresh_node: WholeNode) -> list[str]:
+    return sorted(path.name for path in (fresh_node.daemons.paths.kata_run / "sandboxes").iterdir())
+
+
+async def run_until_first_output(fresh_node: WholeNode, target: Path) -> asyncio.Task[object]:
+    """A running command in a temporary sandbox, which does not end by itself."""
+    spoke = asyncio.Event()
+    mount = messages.Mount(source=str(target), destination="/data")
+    request = messages.Run(
+        sandbox="once", argv=("/bin/sh", "-c", "echo begun; sleep 999"), mounts=(mount,)
+    )
+    running: asyncio.Task[object] = asyncio.create_task(
+        fresh_node.runtime.run(request, lambda *_: spoke.set())
+    )
+    async with asyncio.timeout(60):
+        await spoke.wait()
+    return running
+
+
+async def test_stopped_runtime_ends_running_sandbox_and_its_claim(fresh_node: WholeNode) -> None:
+    volume = await fresh_node.volume()
+    target = await fresh_node.publish(volume)
+    running = await run_until_first_output(fresh_node, target)
+    await fresh_node.daemons.stop("runtime")
+    with pytest.raises(RuntimeUnreachable):
+        await running
+    assert sandboxes(fresh_node) == []
+    await fresh_node.unpublish(volume, target)
+    await fresh_node.daemons.start("runtime")
+    await fresh_node.kubelet.wait_ready(HANDLER)
+
+
+async def test_hung_guest_blocks_no_start_of_the_runtime(fresh_node: WholeNode) -> None:
+    volume = await fresh_node.volume()
+    target = await fresh_node.publish(volume)
+    await fresh_node.output("stuck", target, "echo kept > /data/f; sync")
+    qemu = await fresh_node.qemu_pid("stuck")
+    await fresh_node.daemons.kill("runtime")
+    os.kill(qemu, signal.SIGSTOP)
+    await fresh_node.daemons.start("runtime")
+    await fresh_node.kubelet.wait_ready(HANDLER)
+    assert await fresh_node.runtime.not_adopted() == ("stuck",)
+    with pytest.raises(RuntimeRefused, match="stuck"):
+        await fresh_node.run("stuck", target, "true")
+    code, _ = await refusal(fresh_node.kubelet.unpublish(volume, target))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still has the claim"
+    await fresh_node.runtime.stop("stuck")
+    assert await fresh_node.output("next", target, "cat /data/f") == "kept"
+
+
+COMMAND = (
+    f"{sys.executable} -m examples.kata conformance --handlers-socket {{registry}} "
+    "--volumes-root {directory}/volumes --run-dir {directory}/kata --boot-timeout-s 240"
+)
+NOT_OFFERED_BY_ALL = {
+    "R-212",  # it has READ_ONLY,
+    "R-213",  # IO_LIMITS,
+    "R-214",  # GROUP,
+    "R-215",
+    "R-217",  # FORMAT,
+    "R-219",  # LUKS,
+    "R-220",  # SUB_PATH,
+    "R-307",  # and FREEZE
+}
+"""Cases for runtimes that lack a feature."""
+NEED_A_KEEPER = {"R-110", "R-111", "R-112", "R-113"}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cases", ["R-100..R-199", "R-200..R-299", "R-300..R-399"])
+def test_example_microvm_runtime_breaks_no_duty(tmp_path: Path, cases: str) -> None:
+    report = tmp_path / "report.json"
+    flags = ["--runtime", COMMAND, "--only", cases, "--timeout-s", "300", "--json", str(report)]
+    ran = CliRunner().invoke(main, ["conformance", *flags])
+    outcomes = {case["number"]: case["outcome"] for case in json.loads(report.read_text())["cases"]}
+    assert outcomes == {
+        number: "skipped" if number in NOT_OFFERED_BY_ALL | NEED_A_KEEPER else "passed"
+        for number in catalogue.cases("R")
+        if number[2] == cases[2]
+    }, ran.output
+    assert ran.exit_code == 0
+
+
+@pytest.mark.timeout(1800)
+def test_its_keepers_break_no_duty(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    flags = ["--runtime", f"{COMMAND} --claims keeper", "--only", ",".join(sorted(NEED_A_KEEPER))]
+    ran = CliRunner().invoke(
+        main, ["conformance", *flags, "--timeout-s", "300", "--json", str(report)]
+    )
+    outcomes = {case["number"]: case["outcome"] for case in json.loads(report.read_text())["cases"]}
+    assert outcomes == dict.fromkeys(NEED_A_KEEPER, "passed"), ran.output

@@ -173,29 +173,6 @@ async def test_each_raw_mode_is_staged_and_published(bench: Bench, mode: str) ->
     await volume.leave()
 
 
-async def test_readers_read_and_cannot_write(bench: Bench) -> None:
-    first = await bench.volume()
-    await first.stage()
-    await first.publish()
-    await first.write("kept")
-    await first.unpublish()
-    await first.unstage()
-    volume = await bench.volume("MULTI_NODE_READER_ONLY", source=first.id)
-    with bench.claimed(volume.id) as there:
-        claims.take(there, Mode.READERS, Host("node-b", "b"), "sandbox", "vm")
-        await volume.stage()
-        await volume.publish(readonly=True)
-        assert await volume.read() == "kept"
-        with pytest.raises(kernel_node.NodeFailed, match=r"[Rr]ead-only|not permitted"):
-            await volume.write("late")
-        assert {each.node for each in volume.holders()} == {"node-a", "node-b"}
-        with pytest.raises(claims.ImageClaimed):
-            claims.take(there, Mode.WRITER, Host("node-c", "c"), "sandbox", "other")
-        claims.give_back(there, "vm")
-    await volume.leave()
-    await first.leave()
-
-
 async def test_writers_of_two_nodes_share_a_raw_volume(bench: Bench) -> None:
     volume = await bench.volume("MULTI_NODE_MULTI_WRITER")
     await volume.stage()
@@ -266,49 +243,6 @@ async def test_pod_with_a_network_of_its_own_maps_in_the_hosts_or_not_at_all(ben
     sees_no_host = ("unshare", "--net", "--pid", "--fork", "--mount-proc")
     assert "hostPID" in await bench.vm.run(*sees_no_host, *script)
     await volume.leave()
-
-
-async def test_mapping_without_a_driver_keeps_its_claim_until_cut_off(bench: Bench) -> None:
-    """The claim has no lease that somebody must renew, and the driver that is started again has no key."""
-    volume, other = [await bench.volume() for _ in range(2)]
-    await volume.stage()
-    await volume.publish()
-    await volume.write("of A")
-    await bench.kill_driver()
-    _check_nobody_else_gets(volume)
-    await bench.start_driver()
-    _check_nobody_else_gets(volume)
-    await volume.write("of A again")
-    [address] = await volume.mapped()
-    with bench.claimed(volume.id) as there:
-        cut = fencing.fence(there, "node-a", even_if_connected=True)
-        assert cut == (address,)
-        claims.take(there, Mode.WRITER, Host("node-b", "b"), "sandbox", "vm")
-        with rbd.Image(there.ioctx, volume.id) as image:
-            assert image.read(0, 10) == b"of A again"
-            image.write(b"of B", 0)
-            image.flush()
-        await other.stage()
-        assert address not in {each.address for each in other.holders()}
-        with pytest.raises(kernel_node.NodeFailed):
-            await volume.write("late")
-        with rbd.Image(there.ioctx, volume.id, read_only=True) as image:
-            assert image.read(0, 4) == b"of B"
-        claims.give_back(there, "vm")
-    await volume.leave()
-    await other.leave()
-
-
-def _check_nobody_else_gets(volume: Volume) -> None:
-    """Neither another node, early or late, nor one that fences without insisting."""
-    other = Host("node-b", "b")
-    with volume.bench.claimed(volume.id) as there:
-        with pytest.raises(claims.ImageClaimed):
-            claims.check_claimable(there.ioctx, volume.id, Mode.WRITER, other)
-        with pytest.raises(claims.ImageClaimed):
-            claims.take(there, Mode.WRITER, other, "sandbox", "vm")
-        with raised("HolderConnected", match="the kernel of node node-a"):
-            fencing.fence(there, "node-a")
 
 
 async def test_readers_mapping_is_kept_by_its_claim_until_fenced(bench: Bench) -> None:

@@ -1,20 +1,14 @@
 """ControllerModifyVolume: the kernel is given the limits of the mounted volumes, and no others."""
 
-import asyncio
 import os
-import tempfile
 
 import pytest
 
-from crust.blockdriver import serve
 from crust.blockdriver.engines.protocol import Access, Attachment
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
-from crust.rpc.messages import csi
-from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
-from tests.support.faults.crashes import crash_points
+from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.nodes.fake_throttle import FakeThrottle
 from tests.support.raised import raised
 from tests.support.runtimes.fake_guests import FakeGuests
@@ -64,36 +58,6 @@ async def test_io_limits_hold_from_publish_to_unstage(
     await limited.unstage(made)
     assert kernel.limits_of(identity) == NONE
     await limited.delete(made)
-
-
-async def test_modify_keeps_limits_it_does_not_name(limited: Bench, kernel: FakeThrottle) -> None:
-    made, _ = await limited.published()
-    assert in_force(limited, kernel, made) == NONE
-    for _ in range(2):
-        await limited.modify(made, **SENT)
-        assert in_force(limited, kernel, made) == LIMITS
-    await limited.modify(made, writeIOPS="77", readIOPS="0")
-    after = volumes.IoLimits(write_iops=77, write_bytes_per_second=20 * MIB)
-    assert in_force(limited, kernel, made) == after
-    await limited.modify(made, writeIOPS="0", writeBytesPerSecond="0")
-    assert in_force(limited, kernel, made) == NONE
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [{"readIOPS": "50", "iops": "1"}, {"readIOPS": "50", "writeIOPS": "9"}, {"readIOPS": "fast"}],
-    ids=["unknown", "too-little", "no-number"],
-)
-async def test_modify_with_one_invalid_key_changes_nothing(
-    limited: Bench, kernel: FakeThrottle, sent: dict[str, str]
-) -> None:
-    made, _ = await limited.published(mutable=SENT)
-    with pytest.raises(errors.InvalidRequest):
-        await limited.modify(made, **sent)
-    assert in_force(limited, kernel, made) == LIMITS
-    assert limited.driver.stores.volume_records.load(volumes.VolumeId(made)).limits.value == LIMITS
-    with pytest.raises(errors.InvalidRequest):
-        await limited.create("other", mutable=sent)
 
 
 async def test_modify_request_is_validated_by_the_csi_rules(limited: Bench) -> None:
@@ -175,30 +139,6 @@ async def test_start_restores_the_limits_on_record(limited: Bench, kernel: FakeT
     assert in_force(limited, kernel, idle.volume_id) == NONE
 
 
-def test_killed_modify_has_all_limits_or_none(limited: Bench, kernel: FakeThrottle) -> None:
-    made = asyncio.run(limited.create(mutable=SENT))
-    target = limited.target("pod-a")
-    asyncio.run(limited.stage(made.volume_id))
-    asyncio.run(limited.publish(made.volume_id, target))
-    change = {"readIOPS": "0", "writeIOPS": "55", "writeBytesPerSecond": "1Mi"}
-    after = volumes.IoLimits(write_iops=55, write_bytes_per_second=MIB)
-    seen = set()
-    points = 0
-    for _ in crash_points(
-        lambda _: asyncio.run(limited.modify(made.volume_id, **SENT, writeIOPS="0")),
-        lambda _: asyncio.run(limited.modify(made.volume_id, **change)),
-    ):
-        limited.restart()
-        seen.add(in_force(limited, kernel, made.volume_id))
-        asyncio.run(limited.modify(made.volume_id, **change))
-        assert in_force(limited, kernel, made.volume_id) == after
-        points += 1
-    assert seen == {LIMITS, after}
-    assert points > 10
-    asyncio.run(limited.unpublish(made.volume_id, target))
-    asyncio.run(limited.unstage(made.volume_id))
-
-
 async def test_limits_follow_a_volume_to_the_host(limited: Bench, kernel: FakeThrottle) -> None:
     limited.runtime_guests = FakeGuests()
     limited.restart()
@@ -242,57 +182,3 @@ async def test_copy_has_limits_of_its_own(limited: Bench) -> None:
     copy = await limited.create("copy", size=0, volume=made.volume_id)
     record = limited.driver.stores.volume_records.load(volumes.VolumeId(copy.volume_id))
     assert record.limits.value == NONE
-
-
-async def test_validate_confirms_the_present_limits(limited: Bench) -> None:
-    made = await limited.create(mutable=SENT)
-    request = csi_pb2.ValidateVolumeCapabilitiesRequest(
-        volume_id=made.volume_id,
-        volume_capabilities=[csi.capability_to_wire(mount())],
-        mutable_parameters=SENT,
-    )
-    validate = limited.driver.controller.ValidateVolumeCapabilities
-    assert dict((await validate(request, caller())).confirmed.mutable_parameters) == SENT
-    request.mutable_parameters["readIOPS"] = "11"
-    refused = await validate(request, caller())
-    assert not refused.HasField("confirmed")
-    assert "mutable_parameters" in refused.message
-
-
-async def test_start_sends_the_guest_an_interrupted_change(limited: Bench) -> None:
-    limited.runtime_guests = end = FakeGuests()
-    limited.restart()
-    made, target = await limited.published(mutable=SENT, deferred=True)
-    guest = end.add(target)
-    guest.error = errors.PeerUnavailable("killed before the call")
-    with pytest.raises(errors.PeerUnavailable):
-        await limited.modify(made, readIOPS="50")
-    guest.error = None
-    limited.restart()
-    with tempfile.TemporaryDirectory(prefix="crust-") as short:
-        async with serve.running(
-            limited.driver,
-            socket=f"{short}/csi.sock",
-            run_dir=str(limited.root / "run"),
-        ):
-            await guest.limited.wait()
-    assert guest.limits.read_iops == 50
-    assert end.closed
-    limited.restart()
-
-
-async def test_second_change_at_once_is_aborted(limited: Bench, kernel: FakeThrottle) -> None:
-    made = await limited.create(mutable=SENT)
-    target = limited.target("pod-a")
-    await limited.stage(made.volume_id, block())
-    await limited.publish(made.volume_id, target, block())
-    outcomes = await asyncio.gather(
-        limited.grow(made.volume_id, 128 * MIB),
-        limited.modify(made.volume_id, readIOPS="50"),
-        return_exceptions=True,
-    )
-    assert sum(isinstance(each, errors.OperationPending) for each in outcomes) == 1
-    await limited.grow(made.volume_id, 128 * MIB)
-    await limited.modify(made.volume_id, readIOPS="50")
-    assert in_force(limited, kernel, made.volume_id).read_iops == 50
-    assert device_of(limited, made.volume_id).size_bytes == 128 * MIB

@@ -2,19 +2,25 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.node import node_unpublish
+from crust.blockdriver.records.capability_check import PublishedToOtherNode
+from crust.blockdriver.records.models import Attached, Usage
 from crust.core import volumes
-from crust.host.block import loop
+from crust.host.block import devices, loop
 from crust.host.filesystems import superblocks
-from crust.host.mounts import mountinfo
+from crust.host.mounts import mount_api, mountinfo
 from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import publish_request
-from tests.support.drivers.block_driver import MIB, Bench, caller, is_there, mount
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
@@ -138,3 +144,156 @@ async def test_stage_formats_with_the_storage_class_options(bench: Bench) -> Non
     found = os.statvfs(target)
     assert found.f_files == 64 * MIB // 65536
     assert found.f_bfree - found.f_bavail >= found.f_blocks // 25
+
+
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+
+
+@contextmanager
+def held(path: str) -> Iterator[None]:
+    """With the loop device by which a kubelet holds a raw volume's device."""
+    argv = ["losetup", "--find", "--show", path]
+    holder = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        yield
+    finally:
+        subprocess.run(["losetup", "--detach", holder], check=True)
+
+
+async def test_kubelet_maps_and_unmaps_a_raw_volume(bench: Bench) -> None:
+    volume_id = (await bench.create(capability=block())).volume_id
+    kubelets = bench.root / "volumeDevices"
+    (kubelets / "publish").mkdir(parents=True)
+    (kubelets / "dev").mkdir()
+    target, bound = f"{kubelets}/publish/pod-uid", kubelets / "dev" / "pod-uid"
+    await bench.stage(volume_id, block())
+    await bench.publish(volume_id, target, block())
+    bound.touch()
+    mount_api.bind(target, str(bound))
+
+    with held(str(bound)):
+        for path in (target, str(bound)):
+            stats = await bench.stats(volume_id, path)
+            assert stats.usage == (volumes.VolumeUsage(volumes.UsageUnit.BYTES, 64 * MIB, 0, 0),)
+        await bench.grow(volume_id, 128 * MIB)
+        assert devices.size_bytes(str(bound)) == 128 * MIB
+        assert await bench.expand(volume_id, target, 128 * MIB) == 128 * MIB
+        bench.restart()
+        await bench.publish(volume_id, target, block())
+
+    mount_api.unmount(str(bound))
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    assert not is_there(target)
+    await bench.delete(volume_id)
+
+
+async def test_publish_repeated_with_fresh_tokens_succeeds(bench: Bench) -> None:
+    volume_id, target = await bench.staged(), bench.target("pod-a")
+    await bench.publish(volume_id, target, context={TOKENS: "first", "crust.dev/defer": "never"})
+    before = mountinfo.at(target)
+    with (Path(target) / "open").open("w"):
+        for token in ("second", "third"):
+            bench.restart()
+            context = {TOKENS: token, "crust.dev/defer": "never"}
+            await bench.publish(volume_id, target, context=context)
+    assert mountinfo.at(target) == before
+    written = b"".join(path.read_bytes() for path in bench.root.glob("run/*/*/*.json"))
+    assert b"first" not in written
+    assert b"third" not in written
+
+
+async def test_unpublish_leaves_only_the_kubelets_file_in_the_pod_directory(bench: Bench) -> None:
+    """It is removed by rmdir alone; anything of ours would keep the pod there for good."""
+    volume_id = (await bench.create()).volume_id
+    target = Path(bench.target("pod-a"))
+    (target.parent / "vol_data.json").write_text("{}")
+    await bench.stage(volume_id)
+    for deferred in (False, True):
+        await bench.publish(volume_id, str(target), deferred=deferred)
+        assert set(os.listdir(target.parent)) <= {"vol_data.json", "mount"}
+        bench.restart()
+        await bench.unpublish(volume_id, str(target))
+        assert os.listdir(target.parent) == ["vol_data.json"]
+    assert os.listdir(bench.staging(volume_id)) == []
+
+
+async def test_unpublish_after_a_reboot_succeeds_without_node_state(bench: Bench) -> None:
+    """After a reboot nothing is mounted or attached, and the kubelet takes down what its files say was up."""
+    volume_id = (await bench.create()).volume_id
+    target = Path(bench.target("pod-a"))
+    target.mkdir()
+    await bench.unpublish(volume_id, str(target))
+    assert not target.exists()
+    await bench.unstage(volume_id)
+    await bench.unstage(volume_id, path=f"{bench.root}/staging/removed-meanwhile")
+    await bench.delete(volume_id)
+    await bench.unpublish(volume_id, str(target))
+    await bench.unstage(volume_id)
+
+
+async def entries(bench: Bench) -> dict[str, Any]:
+    answer = await bench.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
+    return {each.volume.volume_id: each for each in answer.entries}
+
+
+async def test_volume_published_read_only_to_a_node_refuses_writes(bench: Bench) -> None:
+    volume_id = await bench.staged()
+    target = bench.target("a")
+    await bench.publish(volume_id, target)
+    await bench.unpublish(volume_id, target)
+    await bench.unstage(volume_id)
+    await bench.attach(volume_id, readonly=True)
+    bench.restart()
+    await bench.stage(volume_id)
+    await bench.publish(volume_id, target)
+    with pytest.raises(OSError, match="Read-only"):
+        Path(target, "file").write_text("words")
+    await bench.publish(volume_id, target)
+
+
+async def test_stage_needs_no_controller_publish_unless_another_node_has_it(bench: Bench) -> None:
+    """With attachRequired: false the CO publishes to no node; a moved pool may still name its old one."""
+    volume_id = volumes.VolumeId((await bench.create()).volume_id)
+    volume_records = bench.driver.stores.volume_records
+    usage = Usage(kind="mount", fs_type="ext4", mode=7)
+    elsewhere = Attached(node_id="renamed-since", usage=usage, readonly=False)
+    volume_records.save(volume_records.load(volume_id).but(nodes=(elsewhere,)))
+    with pytest.raises(PublishedToOtherNode, match="renamed-since"):
+        await bench.stage(volume_id)
+    assert bench.driver.stores.access.attached(volume_id) is None
+    volume_records.save(volume_records.load(volume_id).but(nodes=()))
+    await bench.stage(volume_id)
+
+
+async def test_lost_image_is_reported_by_both_profiles_and_keeps_its_record(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    volume_id = (await bench.create(capability=mount())).volume_id
+    image = pool_layout.image(tmp_path / "state", volume_id)
+    image.rename(tmp_path / "away")
+    entry = (await entries(bench))[volume_id]
+    assert entry.status.volume_condition.abnormal
+    with raised("NotInCsiProfile"):
+        await bench.driver.controller.ControllerListVolumeHealth(
+            csi_pb2.ControllerListVolumeHealthRequest(), caller()
+        )
+    newer = Bench(tmp_path, profile="1.13")
+    assert not (await entries(newer))[volume_id].status.HasField("volume_condition")
+    controller, node = newer.driver.controller, newer.driver.node
+    answer = await controller.ControllerGetVolumeHealth(
+        csi_pb2.ControllerGetVolumeHealthRequest(volume_id=volume_id), caller()
+    )
+    (status,) = answer.volume_health.health_statuses
+    assert (status.status, status.reason) == (csi_pb2.DATA_LOSS, "ImageMissing")
+    assert len(status.message.encode()) <= 128
+    (tmp_path / "away").rename(image)
+    healthy = await node.NodeGetVolumeHealth(
+        csi_pb2.NodeGetVolumeHealthRequest(volume_id=volume_id), caller()
+    )
+    assert healthy.volume_health.volume_id == volume_id
+    assert not healthy.volume_health.health_statuses
+    pool = await node.NodeGetStorageHealth(csi_pb2.NodeGetStorageHealthRequest(), caller())
+    assert not pool.backend_health
+    image.parent.parent.rename(tmp_path / "pool")
+    pool = await node.NodeGetStorageHealth(csi_pb2.NodeGetStorageHealthRequest(), caller())
+    assert [each.status for each in pool.backend_health] == [csi_pb2.STORAGE_UNREACHABLE]

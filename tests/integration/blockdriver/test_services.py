@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 
 from crust.blockdriver import app, serve
 from crust.blockdriver.controller import topology
-from crust.blockdriver.controller.modify_volume import InterruptedChanges
 from crust.blockdriver.driver import Driver
 from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.host.files import flocks
@@ -172,35 +171,6 @@ async def test_probe_reports_a_missing_folder_and_recovers_without_a_restart(
     assert not folder.exists()
     (tmp_path / "away").rename(folder)
     await until(ready=True)
-
-
-async def test_background_task_that_fails_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the calls are served all the same."""
-    driver = build(tmp_path)
-
-    async def broken(_: object) -> None:
-        raise ValueError("a mistake of ours")
-
-    monkeypatch.setattr(InterruptedChanges, "finish", broken)
-    async with (
-        asyncio.timeout(60),
-        serve.running(
-            driver,
-            socket=f"{tmp_path}/csi.sock",
-            run_dir=f"{tmp_path}/run",
-        ),
-        channel.connect(f"{tmp_path}/csi.sock") as connected,
-    ):
-        identity = csi_pb2_grpc.IdentityStub(connected)
-        while not (
-            ended := [each for each in caplog.records if each.message == "background work failed"]
-        ):
-            assert (await identity.Probe(csi_pb2.ProbeRequest())).ready.value
-    record = ended[0]
-    assert record.exc_info is not None
-    assert "a mistake of ours" in str(record.exc_info[1])
 
 
 async def test_absent_things_are_not_found_before_anything_else(served: grpc.aio.Channel) -> None:

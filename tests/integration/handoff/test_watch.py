@@ -9,18 +9,21 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from watchdog.observers import inotify_c
 
-from crust.handoff import claims, entry
+from crust.core import errors
+from crust.handoff import claims, entry, layout
+from crust.handoff.claims import ClaimLock, UntrustedLock
 from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
-from crust.handoff.store import Store
+from crust.handoff.store import Store, UntrustedDirectory
 from crust.handoff.watch import Watch
+from crust.runtime_handler import resolve_source
 from tests.support.records.records import TARGET, a_record
 
 HOUR_S = 3600.0
@@ -272,3 +275,56 @@ async def test_leaving_the_watch_leaves_no_thread_and_no_handler(store: Store) -
     assert left == set()
     assert logging.getLogger("watchdog").handlers == handlers
     looking.notify()
+
+
+pytestmark = pytest.mark.root
+
+STRANGER = 65534
+
+
+@pytest.fixture
+def trusted(tmp_path: Path) -> Store:
+    made = Store(f"{tmp_path}/volumes")
+    made.open()
+    made.write(a_record())
+    return made
+
+
+@pytest.fixture
+def paths(trusted: Store) -> layout.EntryPaths:
+    return trusted.layout.entry(TARGET)
+
+
+@pytest.mark.parametrize("path_of", [lambda paths: paths.record, lambda paths: paths.directory])
+def test_directory_or_file_of_another_user_is_an_error_for_every_reader(
+    trusted: Store, paths: layout.EntryPaths, path_of: Callable[[layout.EntryPaths], str]
+) -> None:
+    os.chown(path_of(paths), STRANGER, STRANGER)
+    (entry,) = trusted.scan()
+    assert isinstance(entry.error, errors.Refused)
+    assert str(STRANGER) in str(entry.error)
+    for attempt in (
+        lambda: trusted.write(a_record()),
+        lambda: resolve_source(trusted.root, TARGET.text),
+    ):
+        with pytest.raises(errors.Refused):
+            attempt()
+    assert os.path.exists(paths.record)
+
+
+def test_lock_of_another_user_is_not_used(trusted: Store, paths: layout.EntryPaths) -> None:
+    Path(paths.claim).write_text("{}")
+    os.chown(paths.claim, STRANGER, STRANGER)
+    with pytest.raises(errors.Refused):
+        claims.read(paths)
+    os.chown(paths.claim_lock, STRANGER, STRANGER)
+    with pytest.raises(UntrustedLock):
+        ClaimLock.acquire(paths, TARGET)
+    with pytest.raises(UntrustedLock):
+        trusted.begin_removal(TARGET)
+
+
+def test_open_refuses_a_root_of_another_user(trusted: Store) -> None:
+    os.chown(trusted.root, STRANGER, STRANGER)
+    with pytest.raises((UntrustedDirectory, errors.Refused), match=str(STRANGER)):
+        trusted.open()

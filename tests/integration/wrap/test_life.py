@@ -1,5 +1,6 @@
 """The life of a deferred volume of a driver that knows nothing of deferral, beside an ordinary one."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from crust.core.operations import KeyedOperations
 from crust.host.block import devices
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
-from tests.integration.wrap.conftest import DEFERRED, Wrapped, node_with
+from tests.integration.wrap.conftest import DEFERRED, SECRETS, TIMEOUT_S, Wrapped, node_with
 from tests.support.co import MIB
 from tests.support.faults.refusals import refused
 
@@ -170,3 +171,152 @@ async def test_device_is_the_drivers_own_and_not_devtmpfs(node: Wrapped) -> None
 def _bytes(request: object) -> bytes:
     data: bytes = request.SerializeToString()  # type: ignore[attr-defined]
     return data
+
+
+Code = grpc.StatusCode
+
+
+async def test_driver_grows_the_device_as_block(cloud: Wrapped) -> None:
+    volume, target = await cloud.published_volume()
+    assert await cloud.expand(volume, target, 96 * MIB) == 96 * MIB
+    (asked,) = cloud.driver.calls("NodeExpandVolume")
+    paths = cloud.paths(volume)
+    assert (asked.volume_path, asked.staging_target_path) == (paths.leaf(target), paths.staging)
+    assert asked.volume_capability.HasField("block")
+    assert not asked.defer_fs_ops
+    record = cloud.record(target)
+    assert devices.size_bytes(record.device) == record.mount.capacity_bytes == 96 * MIB
+
+
+async def test_staged_volume_is_published_while_it_grows(cloud: Wrapped) -> None:
+    """A kubelet expands between stage and publish."""
+    volume, target = await cloud.staged_volume()
+    assert await cloud.expand(volume, cloud.staging(volume), 96 * MIB) == 96 * MIB
+    assert cloud.driver.names()[-3:] == [
+        "NodePublishVolume", "NodeExpandVolume", "NodeUnpublishVolume",
+    ]  # fmt: skip
+    cloud.check_unpublished(volume, target)
+    await cloud.publish(volume, target)
+    assert cloud.record(target).mount.capacity_bytes == 96 * MIB
+
+
+async def test_expansion_without_a_path_is_refused(cloud: Wrapped) -> None:
+    volume = await cloud.volume()
+    await cloud.stage(volume)
+    request = csi_pb2.NodeExpandVolumeRequest(volume_id=volume.volume_id)
+    calls = cloud.driver.names()
+    await refused(
+        cloud.node.NodeExpandVolume(request, timeout=60),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "volume_path",
+    )
+    assert cloud.driver.names() == calls
+
+
+async def test_failed_expansion_leaves_a_staged_volume_unpublished(cloud: Wrapped) -> None:
+    volume, target = await cloud.staged_volume()
+    cloud.driver.misbehave(NodeExpandVolume="fail INTERNAL no rescan")
+    await refused(cloud.expand(volume, cloud.staging(volume), 96 * MIB), Code.INTERNAL, "no rescan")
+    cloud.check_unpublished(volume, target)
+
+
+@pytest.mark.parametrize("kind", ["cloud", "minimal"])
+async def test_expansion_of_an_ordinary_volume_is_the_drivers(kind: str) -> None:
+    async with node_with(kind) as node:
+        volume, target = await node.volume(context={}), node.target("one")
+        deferred, other = await node.volume("deferred"), node.target("other")
+        await node.stage(volume)
+        await node.publish(volume, target)
+        request = csi_pb2.NodeExpandVolumeRequest(
+            volume_id=volume.volume_id,
+            volume_path=target,
+            capacity_range=csi_pb2.CapacityRange(required_bytes=64 * MIB),
+        )
+        if kind == "minimal":  # nothing is deferred, so nothing was advertised that it has not
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await node.stage(deferred)
+        await node.publish(deferred, other)
+        asked = len(node.driver.names())
+        answer = await node.node.NodeExpandVolume(request, timeout=TIMEOUT_S)
+        assert answer.capacity_bytes == 64 * MIB
+        assert ("NodeExpandVolume" in node.driver.names()[asked:]) is (kind == "cloud")
+
+
+async def test_capabilities_are_the_drivers_while_nothing_is_deferred(node: Wrapped) -> None:
+    async def advertised() -> set[int]:
+        answer = await node.node.NodeGetCapabilities(
+            csi_pb2.NodeGetCapabilitiesRequest(), timeout=TIMEOUT_S
+        )
+        return {each.rpc.type for each in answer.capabilities}
+
+    rpc = csi_pb2.NodeServiceCapability.RPC
+    before = await advertised()
+    volume, target = await node.published_volume()
+    assert await advertised() == before | {rpc.GET_VOLUME_STATS, rpc.EXPAND_VOLUME}
+    await node.unpublish(volume, target)
+    await node.unstage(volume)
+    assert await advertised() == before
+    assert not before & {rpc.VOLUME_MOUNT_GROUP, rpc.SINGLE_NODE_MULTI_WRITER}
+
+
+async def test_secrets_of_a_stage_are_in_no_file(cloud: Wrapped) -> None:
+    volume, _ = await cloud.published_volume()
+    found = [
+        path
+        for place in (cloud.places.kubelet, cloud.places.run)
+        for path in Path(place).rglob("*")
+        if path.is_file() and b"correct-token" in path.read_bytes()
+    ]
+    assert found == []
+    assert os.stat(cloud.paths(volume).staging).st_mode & 0o7777 == 0o1750
+
+
+PASSPHRASE = "correct horse battery staple"
+OF_STAGE = {**SECRETS, "passphrase": PASSPHRASE}
+LUKS = {**DEFERRED, "crust.dev/encryption": "luks", "crust.dev/created-empty": "true"}
+
+
+def _has_passphrase(root: str) -> list[str]:
+    files = (path for path in Path(root).rglob("*") if path.is_file() and not path.is_symlink())
+    return [str(path) for path in files if PASSPHRASE.encode() in path.read_bytes()]
+
+
+async def test_passphrase_of_the_stage_is_for_the_guest_alone(cloud: Wrapped) -> None:
+    volume, target = await cloud.volume(context=LUKS, mkfs=False), cloud.target("one")
+    await cloud.stage(volume, OF_STAGE)
+    await cloud.publish(volume, target)
+    mount = cloud.record(target).mount
+    assert (mount.encryption, mount.format) == (volumes.Encryption.LUKS, volumes.GuestFormat())
+    asked = [*cloud.driver.calls("NodeStageVolume"), *cloud.driver.calls("NodePublishVolume")]
+    assert asked
+    assert all("passphrase" not in each.secrets for each in asked)
+    assert asked[0].secrets["token"] == SECRETS["token"]
+    assert await asyncio.to_thread(_has_passphrase, cloud.places.root) == []
+
+
+async def test_without_a_passphrase_nothing_is_published(cloud: Wrapped) -> None:
+    volume, target = await cloud.staged_volume(context=LUKS, mkfs=False)
+    publish = cloud.publish(volume, target)
+    await refused(publish, Code.FAILED_PRECONDITION, "PassphraseMissing", "delete the pod")
+    cloud.check_unpublished(volume, target)
+
+
+async def test_after_a_restart_the_publish_must_bring_it(cloud: Wrapped) -> None:
+    volume, target = await cloud.volume(context=LUKS, mkfs=False), cloud.target("one")
+    await cloud.stage(volume, OF_STAGE)
+    await cloud.restart_shim()
+    await refused(cloud.publish(volume, target), Code.FAILED_PRECONDITION, "PassphraseMissing")
+    await cloud.publish(volume, target, secrets={**SECRETS, "passphrase": "of the publish"})
+    assert cloud.entry(target) is not None
+
+
+async def test_undeferred_encrypted_volume_is_staged_as_block_only(cloud: Wrapped) -> None:
+    context = {"crust.dev/encryption": "luks"}
+    volume, target = await cloud.volume(context=context, mkfs=False), cloud.target("one")
+    await cloud.stage(volume, OF_STAGE)
+    assert not os.path.ismount(cloud.staging(volume))
+    publish = cloud.publish(volume, target)
+    await refused(publish, Code.FAILED_PRECONDITION, "EncryptedOnHost")
+    cloud.check_unpublished(volume, target)

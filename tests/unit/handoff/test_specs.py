@@ -24,7 +24,7 @@ TESTS = {
     1: (f"{UNIT}/test_specs.py", "an_entry_is_named_by_the_digest_of_the_target_path"),
     2: (f"{UNIT}/test_specs.py", "names_for_building_and_removing_are_hidden_and_temporary"),
     3: (f"{UNIT}/test_store.py", "unknown_names_are_reported_and_kept_by_unpublish"),
-    4: (f"{INTEGRATION}/handoff/test_owners.py", "directory_or_file_of_another_user_is_an_error_for_every_reader"),
+    4: (f"{INTEGRATION}/handoff/test_watch.py", "directory_or_file_of_another_user_is_an_error_for_every_reader"),
     5: (f"{UNIT}/test_record.py", "keys_of_a_later_version_are_ignored_unless_they_are_required"),
     6: (f"{UNIT}/test_record.py", "newer_schema_is_reported_whatever_else_differs"),
     7: (f"{UNIT}/test_record.py", "a_record_in_another_entry_is_refused"),
@@ -74,7 +74,7 @@ TESTS = {
     55: (MOVES, "wrong_key_stops_before_the_hypervisor"),
     56: (f"{INTEGRATION}/runtime_handler/test_keeper_files.py", "it_goes_with_what_ends_first"),
     35: (MOVES, "grown_image_grows_in_the_guest_alone"),
-    48: ("tests/e2e/test_runtime_conformance.py", "example_microvm_runtime_breaks_no_duty"),
+    48: ("tests/e2e/test_daemons_killed.py", "example_microvm_runtime_breaks_no_duty"),
 }  # fmt: skip
 
 ELSEWHERE = {

@@ -1,14 +1,29 @@
 """Errors, status codes and residue: no final code for a publish of which something exists or may exist."""
 
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import grpc
+import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from crust.core import errors
+from crust.core import errors, logs
 from crust.rpc import outcome, status
+from crust.rpc.call import CallFields
+from crust.rpc.messages import redaction
 from crust.rpc.outcome import Residue
 from crust.rpc.status import PeerStatus
+from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import handlers_pb2
+from tests.support.co import capability as capability_of
+from tests.support.drivers.fake_driver import Failure
 from tests.support.kubelet.csi import NOT_FINAL
+from tests.support.nodes import node as nodes
 from tests.support.pages import error_table
 
 Code = grpc.StatusCode
@@ -141,3 +156,188 @@ def test_finality_is_the_kubelets() -> None:
         error = PeerStatus(code, "x")
         if code is not Code.OK:
             assert outcome.is_final(error) is (code not in NOT_FINAL), code
+
+
+SECRET = "s3same-0pen"
+
+
+def test_fields_that_csi_marks_are_replaced() -> None:
+    request = csi_pb2.NodePublishVolumeRequest(volume_id="v", secrets={"user": SECRET})
+    described = redaction.describe(request)
+    assert described == {"volume_id": "v", "secrets": "***"}
+
+
+def test_mount_flags_are_replaced_deep_inside() -> None:
+    request = csi_pb2.CreateVolumeRequest(name="v")
+    capability = request.volume_capabilities.add()
+    capability.mount.mount_flags.append(f"password={SECRET}")
+    capability.mount.fs_type = "ext4"
+    described = redaction.describe(request)
+    assert described["volume_capabilities"] == [
+        {"mount": {"fs_type": "ext4", "mount_flags": "***"}}
+    ]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "csi.storage.k8s.io/serviceAccount.tokens",
+        "adminPassword",
+        "SECRET_ref",
+        "apiKey",
+        "credentials",
+    ],
+)
+def test_map_values_with_credential_like_keys_are_replaced(key: str) -> None:
+    request = csi_pb2.NodePublishVolumeRequest(volume_context={key: SECRET, "pool": "a"})
+    assert redaction.describe(request) == {"volume_context": {key: "***", "pool": "a"}}
+
+
+def test_every_field_that_csi_marks_in_every_message_is_replaced() -> None:
+    marked = 0
+    for message in csi_pb2.DESCRIPTOR.message_types_by_name.values():
+        for field in message.fields:
+            if redaction.is_marked(field):
+                marked += 1
+                built = getattr(csi_pb2, message.name)(**{field.name: {"k": SECRET}})
+                assert SECRET not in str(redaction.describe(built))
+    assert marked >= 10
+
+
+def test_unset_fields_are_absent_and_plain_lists_unchanged() -> None:
+    info = csi_pb2.NodeGetInfoResponse(node_id="n", supported_file_systems=["ext4", "xfs"])
+    assert redaction.describe(info) == {
+        "node_id": "n",
+        "supported_file_systems": ["ext4", "xfs"],
+    }
+
+
+@pytest.fixture
+def everything_logged() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure(level="debug", fmt="json", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_a_planted_secret_is_in_no_log_line_no_file_and_no_error(
+    everything_logged: io.StringIO, short: str
+) -> None:
+    """The whole life of a volume with secrets in every field that can hold one, logged at level debug."""
+    places = nodes.Places.make(short)
+    context = {"csi.storage.k8s.io/serviceAccount.tokens": SECRET, "pool": "a"}
+    async with nodes.running(places) as node, node.handler():
+        target = places.target("one")
+        fields: dict[str, Any] = {"secrets": {"key": SECRET}, "volume_context": context}
+        await node.co.publish("vol-1", target, **fields)
+        await node.co.publish("vol-1", target, **fields)
+        flags = [f"password={SECRET}"]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await node.co.publish(
+                "vol-2", places.target("two"), capability_of(mount_flags=flags), **fields
+            )
+        assert SECRET not in str(refused.value)
+        assert _files_with(SECRET, short) == []
+        with node.sandbox(target):
+            await node.co.stats("vol-1", target)
+        await node.co.unpublish("vol-1", target)
+    text = everything_logged.getvalue()
+    assert "NodePublishVolume" in text
+    assert "deferred" in [json.loads(line)["message"] for line in text.splitlines()]
+    assert SECRET not in text
+
+
+async def test_a_secret_in_a_drivers_error_reaches_the_caller_and_no_log_line(
+    everything_logged: io.StringIO, short: str
+) -> None:
+    """In a call that passes as bytes, in a deferred one, and in one whose code the proxy changes."""
+    places = nodes.Places.make(short)
+    secrets = {"key": SECRET, "pin": "q7x"}
+    failure = Failure(grpc.StatusCode.INTERNAL, f"login {SECRET} with q7x failed")
+    async with nodes.running(places) as node, node.handler():
+        for defer in (False, True):
+            node.driver.failures["NodePublishVolume"] = failure
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await node.co.publish("vol-1", places.target("one"), defer=defer, secrets=secrets)
+            assert refused.value.details() == f"login {SECRET} with q7x failed"
+        stage = csi_pb2.NodeStageVolumeRequest(volume_id="vol-1", secrets=secrets)
+        node.driver.failures["NodeStageVolume"] = failure
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await node.co.node.NodeStageVolume(stage, timeout=10)
+        assert SECRET in str(refused.value.details())
+    text = everything_logged.getvalue()
+    assert "login *** with *** failed" in text
+    assert SECRET not in text
+    assert "q7x" not in text
+
+
+@pytest.mark.parametrize("key", ["userID", "adminID", "node.session.auth.username"])
+def test_name_of_a_user_beside_a_secret_is_not_hidden_in_an_error(key: str) -> None:
+    secrets = {key: "admin", "userKey": SECRET}
+    request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets=secrets)
+    text = f"client.admin cannot log in with {SECRET}: ask an administrator for its caps"
+    shown = redaction.without_secrets(text, "/csi.v1.Node/NodeStageVolume", request)
+    assert shown == text.replace(SECRET, "***")
+    assert redaction.describe(request)["secrets"] == "***"
+
+
+@pytest.mark.parametrize("key", ["userKey", "secretID", "user.password", "pin"])
+def test_secret_that_is_a_common_word_is_hidden_in_an_error(key: str) -> None:
+    request = csi_pb2.NodeStageVolumeRequest(volume_id="v", secrets={key: "admin"})
+    shown = redaction.without_secrets("no admin", "/csi.v1.Node/NodeStageVolume", request)
+    assert shown == "no ***"
+
+
+def _files_with(secret: str, root: str) -> list[str]:
+    return [
+        str(path)
+        for path in Path(root).rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    ]
+
+
+PUBLISH = "/csi.v1.Node/NodePublishVolume"
+
+
+def test_passed_request_is_read_and_not_kept() -> None:
+    request = csi_pb2.NodePublishVolumeRequest(
+        volume_id="v", target_path="/t", staging_target_path="/s", secrets={"a": "hidden"}
+    )
+    fields = CallFields(PUBLISH, request.SerializeToString(), "d")
+    assert {key: fields[key] for key in ("driver", "volume_id", "target")} == {
+        "driver": "d",
+        "volume_id": "v",
+        "target": "/t",
+    }
+    assert "hidden" not in repr((fields, vars(fields)))
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b""])
+def test_request_that_is_no_message_has_the_id_alone(data: bytes) -> None:
+    assert list(CallFields(PUBLISH, data)) == ["request_id"]
+    assert list(CallFields("/other.Service/Method", data)) == ["request_id"]
+
+
+def test_id_of_the_caller_is_taken() -> None:
+    fields = CallFields(PUBLISH, b"", metadata=[("crust-request-id", "0a1b2c")])
+    assert fields["request_id"] == "0a1b2c"
+
+
+@pytest.mark.parametrize("named", ["", "a b", "a\nb", "x" * 65, b"bytes"])
+def test_id_that_is_none_is_replaced(named: str | bytes) -> None:
+    fields = CallFields(PUBLISH, b"", metadata=[("crust-request-id", named)])
+    assert len(fields["request_id"]) == 12
+
+
+def test_volume_of_a_request_with_the_target_alone_is_in_the_metadata() -> None:
+    request = handlers_pb2.GetVolumeStatsRequest(target_path="/t")
+    fields = CallFields("/x", request, metadata=[("crust-volume-bin", "d\0é".encode())])
+    assert (fields["driver"], fields["volume_id"], fields["target"]) == ("d", "é", "/t")
+
+
+def test_a_long_name_is_cut() -> None:
+    fields = CallFields("/x", csi_pb2.DeleteVolumeRequest(volume_id="v" * 9999))
+    assert len(fields["volume_id"]) == 256

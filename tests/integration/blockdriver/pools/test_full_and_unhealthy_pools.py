@@ -61,22 +61,6 @@ async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:
     assert pool_layout.files(small.root / "state") == set()
 
 
-async def test_overcommitted_volumes_exceed_the_pool(small: Bench) -> None:
-    small.overcommit = 2.0
-    small.restart()
-
-    async def capacity() -> int:
-        answer = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
-        return answer.maximum_volume_size.value
-
-    made = [await small.create(name, size=await capacity() - 64 * MIB) for name in ("one", "two")]
-    there_is = os.statvfs(small.root).f_bavail * os.statvfs(small.root).f_frsize
-    assert made[0].capacity_bytes < there_is - 64 * MIB
-    assert sum(each.capacity_bytes for each in made) > there_is
-    grown = await small.grow(made[1].volume_id, made[1].capacity_bytes + 64 * MIB)
-    assert grown.capacity_bytes > made[1].capacity_bytes
-
-
 async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
     await small.create("one", size=64 * MIB)
     before = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
@@ -86,27 +70,6 @@ async def test_capacity_excludes_other_files_in_the_pool(small: Bench) -> None:
     small.restart()
     after = await small.driver.controller.GetCapacity(csi_pb2.GetCapacityRequest(), caller())
     assert abs(before.available_capacity - after.available_capacity - 100 * MIB) <= MIB
-
-
-async def test_unreadable_image_is_reported_and_others_are_listed(
-    small: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unhealthy, healthy = await small.create("unhealthy"), await small.create("healthy")
-    look = os.lstat
-
-    def sometimes(path: str) -> os.stat_result:
-        if str(path).endswith(f"{unhealthy.volume_id}.img"):
-            raise OSError(5, "Input/output error", path)
-        return look(path)
-
-    monkeypatch.setattr(os, "lstat", sometimes)
-    listed = await small.driver.controller.ListVolumes(csi_pb2.ListVolumesRequest(), caller())
-    found = {each.volume.volume_id: each.status.volume_condition for each in listed.entries}
-    assert {each: condition.abnormal for each, condition in found.items()} == {
-        unhealthy.volume_id: True,
-        healthy.volume_id: False,
-    }
-    assert found[unhealthy.volume_id].message.startswith("cannot stat ")
 
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.node import node_unpublish
-from crust.core import errors, operations, volumes
+from crust.core import errors, volumes
 from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api, mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, block, is_there, mount
@@ -72,23 +72,6 @@ async def test_volume_that_a_guest_or_a_raw_user_had_is_mounted_nosuid_and_nodev
     assert await host_options(bench, raw_id) == {"nosuid", "nodev"}
 
 
-async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
-    volume = await bench.create()
-    guest, host = bench.target("pod-guest"), bench.target("pod-host")
-    await bench.stage(volume.volume_id)
-    await bench.publish(volume.volume_id, guest, deferred=True)
-    with raised("PublishedElsewhere", match="pod-guest"):
-        await bench.publish(volume.volume_id, host)
-    with raised("PublishedElsewhere", match="pod-guest"):
-        await bench.publish(volume.volume_id, host, deferred=True)
-    with pytest.raises(node_unpublish.StillPublished, match="pod-guest"):
-        await bench.unstage(volume.volume_id)
-    await bench.unpublish(volume.volume_id, guest)
-    await bench.publish(volume.volume_id, host)
-    with raised("PublishedElsewhere", match="pod-host"):
-        await bench.publish(volume.volume_id, guest, deferred=True)
-
-
 async def test_deferred_publish_with_an_unknown_host_mount_is_refused(bench: Bench) -> None:
     volume = await bench.create()
     foreign = bench.root / "foreign"
@@ -149,30 +132,6 @@ async def test_many_volumes_in_parallel_stay_independent(bench: Bench) -> None:
     ] == []
 
 
-async def test_identical_calls_join_and_a_different_one_is_aborted(bench: Bench) -> None:
-    volume = await bench.create()
-    path = bench.staging(volume.volume_id)
-    calls = [asyncio.create_task(bench.stage(volume.volume_id, path=path)) for _ in range(8)]
-    await asyncio.sleep(0)  # they begin
-    with pytest.raises(operations.OperationInProgress, match="NodeStageVolume"):
-        await bench.unstage(volume.volume_id)
-    await asyncio.gather(*calls)
-    image = str(pool_layout.image(bench.root / "state", volume.volume_id))
-    assert len(loop.find(image)) == 1
-
-
-async def test_cancelled_caller_does_not_stop_the_operation(bench: Bench) -> None:
-    volume = await bench.create()
-    call = asyncio.create_task(bench.stage(volume.volume_id))
-    await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await bench.driver.operations.drain()
-    bench.restart()
-    await bench.publish(volume.volume_id, bench.target("pod-a"))
-
-
 async def test_deferred_publish_of_a_mounted_btrfs_is_refused(bench: Bench) -> None:
     """Its mounts show a device number of their own, which no device has."""
     capability = mount("btrfs")
@@ -215,3 +174,20 @@ async def test_read_only_many_is_published_to_several_pods_of_the_volumes_node(
         assert (Path(bench.target(pod)) / "file").read_text() == "for all"
         with pytest.raises(OSError, match="Read-only"):
             (Path(bench.target(pod)) / "other").touch()
+
+
+async def test_publish_on_host_and_deferred_exclude_each_other(bench: Bench) -> None:
+    volume = await bench.create()
+    guest, host = bench.target("pod-guest"), bench.target("pod-host")
+    await bench.stage(volume.volume_id)
+    await bench.publish(volume.volume_id, guest, deferred=True)
+    with raised("PublishedElsewhere", match="pod-guest"):
+        await bench.publish(volume.volume_id, host)
+    with raised("PublishedElsewhere", match="pod-guest"):
+        await bench.publish(volume.volume_id, host, deferred=True)
+    with pytest.raises(node_unpublish.StillPublished, match="pod-guest"):
+        await bench.unstage(volume.volume_id)
+    await bench.unpublish(volume.volume_id, guest)
+    await bench.publish(volume.volume_id, host)
+    with raised("PublishedElsewhere", match="pod-host"):
+        await bench.publish(volume.volume_id, guest, deferred=True)

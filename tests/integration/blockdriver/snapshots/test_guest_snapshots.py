@@ -15,7 +15,6 @@ from crust.blockdriver.snapshots import freezer
 from crust.core import volumes
 from crust.host.block import devices, holders
 from crust.host.filesystems import fsfreeze
-from crust.host.mounts import mountinfo
 from tests.support.drivers.block_driver import MIB, Bench, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.frozen import is_frozen
@@ -227,34 +226,3 @@ async def test_copy_of_a_device_held_by_another_process_is_refused(on_xfs: Scene
     os.close(hold)
     await snapshot(bench, source.volume_id)
     await on_xfs.down(source.volume_id)
-
-
-async def test_start_thaws_a_guest_left_frozen(
-    on_xfs: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = on_xfs.bench
-    source = await bench.create("source")
-    inside = await on_xfs.up(source.volume_id)
-
-    class Killed(BaseException):
-        """The end of a process that does nothing more."""
-
-    async def die(*_: object) -> None:
-        raise Killed
-
-    def kill() -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        meanwhile(on_xfs, patched, kill)
-        patched.setattr(bench.driver.snapshots.freezer, "_let_go", die)
-        with pytest.raises(Killed):
-            await snapshot(bench, source.volume_id)
-    assert is_frozen(inside)
-    bench.restart()
-    await bench.driver.snapshots.freezer.recover()
-    assert not is_frozen(inside)
-    assert on_xfs.left() == []
-    await snapshot(bench, source.volume_id)
-    await on_xfs.down(source.volume_id)
-    assert mountinfo.below(str(bench.root / "pods")) == ()

@@ -1,5 +1,10 @@
 """Capacity for a snapshot's copy, topology of snapshots, and snapshot records that cannot be read."""
 
+import fcntl
+import itertools
+import os
+import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +13,24 @@ import pytest
 from crust.blockdriver.controller import topology
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import FileTaking
-from crust.blockdriver.records import models
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.drivers.block_driver import MIB, Bench, caller
+from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.drivers.pools import bench_on
 from tests.support.raised import raised
 from tests.support.records import pool_layout
-from tests.support.records.copies import down, group, in_use, snapshot, up, write
+from tests.support.records.copies import (
+    blocks,
+    covered,
+    differing_blocks,
+    down,
+    drop,
+    group,
+    in_use,
+    read_image,
+    snapshot,
+    up,
+    write,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -112,42 +128,6 @@ async def test_snapshot_required_in_another_topology_is_refused(bench: Bench) ->
     assert (await create(request, caller())).snapshot.ready_to_use
 
 
-async def test_unreadable_snapshot_record_is_reported_and_kept(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, profile="1.13")
-    source = await bench.create("source")
-    taken = await snapshot(bench, source.volume_id)
-    made = await group(bench, source.volume_id)
-    state = tmp_path / "state"
-    ids = (taken.snapshot_id, made.group_snapshot_id)
-    damaged = [pool_layout.snapshot_set(state, each) for each in ids]
-    for path in damaged:
-        path.write_bytes(b"{}")
-    bench.restart()
-    health = await bench.driver.node.NodeGetStorageHealth(
-        csi_pb2.NodeGetStorageHealthRequest(), caller()
-    )
-    assert [each.reason for each in health.backend_health] == ["SnapshotRecordUnreadable"] * 2
-    assert {each.status for each in health.backend_health} == {csi_pb2.STORAGE_DEGRADED}
-    for call in (
-        bench.driver.controller.ListSnapshots(
-            csi_pb2.ListSnapshotsRequest(snapshot_id=taken.snapshot_id), caller()
-        ),
-        bench.driver.controller.GetSnapshot(
-            csi_pb2.GetSnapshotRequest(snapshot_id=taken.snapshot_id), caller()
-        ),
-        bench.driver.controller.DeleteSnapshot(
-            csi_pb2.DeleteSnapshotRequest(snapshot_id=taken.snapshot_id), caller()
-        ),
-        snapshot(bench, source.volume_id),
-        group(bench, source.volume_id),
-    ):
-        with pytest.raises(models.RecordUnreadable):
-            await call
-    assert [path.read_bytes() for path in damaged] == [b"{}"] * 2
-    kept = {each.snapshot_id for each in (taken, *made.snapshots)}
-    assert pool_layout.snapshot_images(state) == kept
-
-
 async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     tmp_path: Path,
 ) -> None:
@@ -173,3 +153,147 @@ async def test_snapshot_or_image_without_the_other_is_reported_and_kept(
     assert orphan.exists()
     listed = await bench.driver.controller.ListSnapshots(csi_pb2.ListSnapshotsRequest(), caller())
     assert {kept.snapshot_id, lost.snapshot_id} < {e.snapshot.snapshot_id for e in listed.entries}
+
+
+KIB = 1024
+_BLKDISCARD = 0x1277
+
+
+class RandomWriter:
+    """Does things to a raw device, with chances of its own."""
+
+    def __init__(self, seed: int, path: str) -> None:
+        self._chance = random.Random(seed)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def act(self) -> None:
+        """A handful of writes, unaligned ones too, some of them zeros or what is there already; and discards."""
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        for _ in range(self._chance.randrange(1, 20)):
+            self._chance.choice((self._write, self._write_again, self._zero, self._discard))(size)
+        if self._chance.random() < 0.5:
+            os.fsync(self._fd)
+
+    def _place(self, size: int, step: int) -> tuple[int, int]:
+        offset = self._chance.randrange(size // step) * step
+        longest = self._chance.choice((step, 64 * KIB, MIB))
+        return offset, min(self._chance.randrange(1, longest // step + 1) * step, size - offset)
+
+    def _write(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, self._chance.randbytes(length), offset)
+
+    def _write_again(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, os.pread(self._fd, length, offset), offset)
+
+    def _zero(self, size: int) -> None:
+        offset, length = self._place(size, 512)
+        os.pwrite(self._fd, bytes(length), offset)
+
+    def _discard(self, size: int) -> None:
+        fcntl.ioctl(self._fd, _BLKDISCARD, struct.pack("=QQ", *self._place(size, 4 * KIB)))
+
+
+async def check(bench: Bench, taken: list[str]) -> None:
+    """Every list of every snapshot, against the bytes."""
+    images = {each: read_image(bench, each) for each in taken}
+    for each, data in images.items():
+        listed = covered(await blocks(bench, each))
+        assert listed >= differing_blocks(bytes(len(data)), data)
+    for base, target in itertools.permutations(taken, 2):
+        old, new = images[base], images[target]
+        padded = old.ljust(len(new), b"\0")[: len(new)]
+        listed = covered(await blocks(bench, target, base))
+        assert listed >= differing_blocks(padded, new), (base, target)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_changed_blocks_of_a_raw_device_are_exact(cloning: Bench, seed: int) -> None:
+    source, target = await in_use(cloning, "source", block(), size=16 * MIB)
+    scribbler, taken = RandomWriter(seed, target), []
+    try:
+        for number in range(6):
+            scribbler.act()
+            taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
+            if number % 2:
+                await cloning.grow(source, (16 + 4 * number) * MIB + 512 * number)
+            if number == 3:  # blocks of a deleted snapshot are reused
+                await drop(cloning, taken.pop(1))
+    finally:
+        scribbler.close()
+    await check(cloning, taken)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "size"), [("ext4", 32 * MIB), ("xfs", 320 * MIB), ("btrfs", 128 * MIB)]
+)
+async def test_changed_blocks_of_a_filesystem_after_creates_and_deletes_are_exact(
+    cloning: Bench, fs_type: str, size: int
+) -> None:
+    chance = random.Random(fs_type)
+    source, target = await in_use(cloning, "source", mount(fs_type), size=size)
+    taken: list[str] = []
+    for number in range(3):
+        churn(chance, Path(target))
+        taken.append((await snapshot(cloning, source, f"s{number}")).snapshot_id)
+    await check(cloning, taken)
+
+
+def churn(chance: random.Random, directory: Path) -> None:
+    for _ in range(12):
+        path = directory / str(chance.randrange(8))
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.seek(chance.randrange(MIB))
+            file.write(chance.randbytes(chance.randrange(1, 256 * KIB)))
+            if chance.random() < 0.3:
+                file.flush()
+                cut(file.fileno(), chance.randrange(256) * 4 * KIB, 64 * KIB)
+        if chance.random() < 0.2:
+            path.unlink()
+
+
+def cut(fd: int, offset: int, length: int) -> None:
+    """End a file early and lengthen it again: what it loses, the filesystem may give to another."""
+    size = os.fstat(fd).st_size
+    if offset < size:
+        os.ftruncate(fd, offset)
+        os.ftruncate(fd, max(size, offset + length))
+
+
+async def test_changed_blocks_with_more_extents_than_one_fiemap_call_are_complete(
+    cloning: Bench,
+) -> None:
+    source, target = await in_use(cloning, "source", block(), size=16 * MIB)
+    base = await snapshot(cloning, source, "base")
+    wanted = set(range(0, 16 * MIB, 8 * KIB))
+    fd = os.open(target, os.O_RDWR)
+    for offset in sorted(wanted, key=lambda each: each % (64 * KIB)):  # never two neighbours
+        os.pwrite(fd, b"x" * 4 * KIB, offset)
+        if offset >= 16 * MIB - 64 * KIB:
+            os.fsync(fd)
+    os.close(fd)
+    new = await snapshot(cloning, source, "new")
+    assert covered(await blocks(cloning, new.snapshot_id, base.snapshot_id)) == wanted
+    assert covered(await blocks(cloning, new.snapshot_id)) == wanted
+    await drop(cloning, new.snapshot_id)
+
+
+async def test_changed_blocks_on_ext4_are_unsupported_and_allocated_ones_known(
+    copying: Bench,
+) -> None:
+    source, target = await in_use(copying, "source")
+    write(target, "file", os.urandom(MIB))
+    base = await snapshot(copying, source, "base")
+    new = await snapshot(copying, source, "new")
+    await down(copying, source)
+    image = read_image(copying, new.snapshot_id)
+    allocated = covered(await blocks(copying, new.snapshot_id))
+    assert allocated >= differing_blocks(bytes(len(image)), image)
+    with pytest.raises(protocol.NoChangeTracking):
+        await blocks(copying, new.snapshot_id, base.snapshot_id)
+    with raised("NegativeMaxResults"):
+        await blocks(copying, new.snapshot_id, count=-1)

@@ -1,20 +1,34 @@
 """mkfs on real devices, by the real programs."""
 
 import os
+import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crust.host.block import devices, holders, signatures
-from crust.host.filesystems import fsck, mkfs, superblocks, supported
+from crust.blockdriver.records.models import ContentRecord
+from crust.core import errors
+from crust.core.volumes import UsageUnit
+from crust.host.block import devices, holders, loop, signatures
+from crust.host.filesystems import (
+    format_decision,
+    fsck,
+    fsfreeze,
+    growth,
+    mkfs,
+    superblocks,
+    supported,
+    usage,
+)
 from crust.host.mounts import mount_api
-from crust.host.process import commands
+from crust.host.process import capabilities, commands
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 from tests.support.raised import raised
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
 
@@ -154,3 +168,166 @@ async def test_make_on_a_device_held_for_a_moment_is_tried_again(
         with pytest.raises(holders.DeviceInUse):
             await mkfs.make(device.path, fs_type)
         assert isinstance(signatures.probe(device.path), signatures.Blank)
+
+
+_SIZES = {"ext4": 32 * MIB, "xfs": 300 * MIB, "btrfs": 128 * MIB}
+_CHECK = {
+    "ext4": ("e2fsck", "-f", "-n"),
+    "xfs": ("xfs_repair", "-n"),
+    "btrfs": ("btrfs", "check", "--readonly"),
+}
+_WRITES = "write,pwrite64,writev,pwritev,fsync,fdatasync,sync_file_range,ioctl,fallocate"
+_MOMENTS = 24
+_UUID = "11111111-0000-4000-8000-000000000000"
+
+
+@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
+def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
+    attach: Attach, tmp_path: Path, fs_type: str
+) -> None:
+    device = attach(_SIZES[fs_type])
+    content = ContentRecord(volume_id="v", state="formatting", fs_type=fs_type, planned_uuid=_UUID)
+    writes = _made(device.path, fs_type, tmp_path / "calls", kill_at=0)
+    assert writes > _MOMENTS
+    assert _decision(content, device.path) is format_decision.Action.ADOPT
+
+    decisions = []
+    for number in range(1, writes + 1, max(1, writes // _MOMENTS)):
+        _clear(device.path)
+        _made(device.path, fs_type, tmp_path / "calls", kill_at=number)
+        decisions.append(_decision(content, device.path))
+        if decisions[-1] is format_decision.Action.ADOPT:
+            subprocess.run([*_CHECK[fs_type], device.path], check=True, capture_output=True)
+    assert format_decision.Action.CLEAR_AND_MAKE in decisions
+
+
+def _made(device: str, fs_type: str, calls: Path, *, kill_at: int) -> int:
+    """Make the filesystem by the driver's own command, killed at a call if there is a number; the calls so far."""
+    row = mkfs._TABLE[fs_type]
+    uuid = [word.format(_UUID) for word in row.uuid]
+    inject = ("-e", f"inject={_WRITES}:signal=SIGKILL:when={kill_at}") if kill_at else ()
+    program = row.command.index(f"mkfs.{fs_type}")
+    strace = ("strace", "-o", str(calls), "-e", f"trace={_WRITES}", *inject)
+    argv = [*row.command[:program], *strace, *row.command[program:], *uuid, device]
+    subprocess.run(argv, check=not kill_at, capture_output=True)
+    return len(re.findall(r"^\w+\(", calls.read_text(), re.MULTILINE))
+
+
+def _decision(content: ContentRecord, device: str) -> format_decision.Action:
+    return format_decision.judge_interrupted(
+        content,
+        signatures.probe_untrusted(device),
+        left=lambda fs_type: superblocks.read(device, fs_type),
+    )
+
+
+def _clear(device: str) -> None:
+    subprocess.run(["blkdiscard", "--zeroout", device], check=True, capture_output=True)
+
+
+async def test_mounted_xfs_grows_to_its_device(attach: Attach, mountpoint: str) -> None:
+    device = attach(300 * MIB)
+    await mkfs.make(device.path, "xfs")
+    os.truncate(device.backing, 600 * MIB)
+    loop.refresh_size(device)
+    mount_api.mount_device(device.path, mountpoint, "xfs")
+    before = usage.measure(mountpoint).usage[0].total
+    await growth.grow_mounted(mountpoint, "xfs")
+    await growth.grow_mounted(mountpoint, "xfs")
+    assert usage.measure(mountpoint).usage[0].total > before + 250 * MIB
+
+
+async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoint: str) -> None:
+    device = attach(64 * MIB)
+    await mkfs.make(device.path, "ext4")
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    await growth.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
+    os.truncate(device.backing, 128 * MIB)
+    loop.refresh_size(device)
+    assert bool(growth.obstacle("ext4")) != capabilities.has_cap_sys_resource()
+    if not growth.obstacle("ext4"):
+        await growth.grow_mounted(mountpoint, "ext4")
+        assert usage.measure(mountpoint).usage[0].total > 100 * MIB
+        return
+    with pytest.raises(growth.MissingCapability, match="CAP_SYS_RESOURCE"):
+        await growth.grow_mounted(mountpoint, "ext4")
+
+
+async def test_grow_mounted_without_mount_is_refused(mountpoint: str) -> None:
+    with pytest.raises(errors.NotReady, match="no ext4 is mounted"):
+        await growth.grow_mounted(mountpoint, "ext4")
+
+
+async def test_measure_counts_bytes_and_inodes(attach: Attach, mountpoint: str) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    before = {line.unit: line for line in usage.measure(mountpoint).usage}
+    (Path(mountpoint) / "file").write_bytes(b"x" * MIB)
+    os.sync()
+    after = {line.unit: line for line in usage.measure(mountpoint).usage}
+    assert after[UsageUnit.BYTES].used - before[UsageUnit.BYTES].used == MIB
+    assert after[UsageUnit.INODES].used - before[UsageUnit.INODES].used == 1
+    for line in after.values():
+        assert 0 < line.available <= line.total - line.used
+
+
+async def test_second_freeze_is_refused_and_no_thaw(attach: Attach, mountpoint: str) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    mount_api.mount_device(device.path, mountpoint, "ext4")
+    freeze = fsfreeze.Freeze(mountpoint)
+    try:
+        with pytest.raises(errors.NotReady, match="frozen already"):
+            fsfreeze.Freeze(mountpoint)
+    finally:
+        freeze.thaw()
+    fsfreeze.thaw(mountpoint)
+    (Path(mountpoint) / "file").touch()
+
+
+async def test_check_of_ext4_not_unmounted_leaves_it_clean(attach: Attach) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)  # "not unmounted cleanly"
+    assert not superblocks.read_ext4(device.path).clean
+    await fsck.check(device.path, "ext4")
+    assert superblocks.read_ext4(device.path).clean
+
+
+async def test_check_of_damaged_ext4_raises_filesystem_needs_repair(attach: Attach) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "clri <2>", device.path)
+    run("debugfs", "-w", "-R", "ssv state 2", device.path)  # "errors detected"
+    with raised("FilesystemNeedsRepair") as caught:
+        await fsck.check(device.path, "ext4")
+    assert "Root inode is not a directory" in caught.value.why
+
+
+async def test_check_of_an_unknown_ext4_feature_fails(attach: Attach) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)
+    run("debugfs", "-w", "-R", "feature FEATURE_I31", device.path)
+    with raised("FilesystemCheckFailed", match="unsupported feature"):
+        await fsck.check(device.path, "ext4")
+
+
+async def test_check_of_exclusively_held_device_raises_device_in_use(attach: Attach) -> None:
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "ssv state 0", device.path)
+    hold = devices.open_exclusive(device.path)
+    try:
+        with pytest.raises(holders.DeviceInUse):
+            await fsck.check(device.path, "ext4")
+    finally:
+        os.close(hold)
+
+
+async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:
+    device = attach()
+    for fs_type in supported.SUPPORTED:
+        with pytest.raises(errors.Corrupt):
+            await fsck.check(device.path, fs_type)

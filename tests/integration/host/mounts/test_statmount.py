@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,95 @@ def test_the_mount_that_holds_a_path_is_the_deepest_and_the_topmost_of_the_list(
             assert (held.mount_id, held.target) == (listed.mount_id, listed.target)
     finally:
         mount_api.unmount(str(inner))
+
+
+_CHECK = """
+import sys
+from crust.core import errors
+from crust.host.mounts import propagation
+try:
+    propagation.check([sys.argv[1]])
+    print("propagates")
+except errors.CrustError as error:
+    print(error.error_name, error)
+"""
+
+_SEEN = _CHECK.replace("check([sys.argv[1]])", "check_seen(sys.argv[1])")
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Path]:
+    """A kubelet's root on a mount that is shared, as all are under systemd."""
+    root = tmp_path / "kubelet"
+    root.mkdir()
+    _run("mount", "-t", "tmpfs", "tmpfs", root)
+    _run("mount", "--make-shared", root)
+    (root / "pods").mkdir()
+    yield root
+    for mount in mountinfo.below(str(root)):
+        mount_api.unmount(mount.target)
+    mount_api.unmount(str(root))
+
+
+def _run(*argv: object) -> str:
+    done = subprocess.run(
+        list(map(str, argv)), check=True, capture_output=True, text=True, timeout=50
+    )
+    return done.stdout
+
+
+def _checked(root: Path, *, propagation: str, before: str = "true", check: str = _CHECK) -> str:
+    """What the check says in a mount namespace of its own, in which `before` was done."""
+    script = f'{before} && exec "$@"'
+    return _run(
+        "unshare", "--mount", "--propagation", propagation,
+        "sh", "-ec", script, "sh", sys.executable, "-c", check, root,
+    )  # fmt: skip
+
+
+def test_mounts_of_a_peer_of_the_host_propagate(kubelet: Path) -> None:
+    assert _checked(kubelet, propagation="unchanged") == "propagates\n"
+
+
+def test_a_slave_of_the_host_is_refused_with_the_remedy(kubelet: Path) -> None:
+    """What PrivateTmp= and HostToContainer give."""
+    said = _checked(kubelet, propagation="slave")
+    assert said.startswith("MountsNotPropagated")
+    assert "slave" in said
+    assert "Bidirectional" in said
+    assert "PrivateTmp=" in said
+
+
+def test_a_slave_that_is_shared_again_is_refused(kubelet: Path) -> None:
+    """`shared:2 master:33`: what systemd makes of a unit's root, and `ctr` of an rshared bind."""
+    said = _checked(kubelet, propagation="slave", before=f"mount --make-shared {kubelet}")
+    assert "slave" in said
+
+
+def test_a_private_mount_is_refused(kubelet: Path) -> None:
+    assert "private to this mount namespace" in _checked(kubelet, propagation="private")
+
+
+def test_a_private_mount_below_the_kubelets_root_is_refused(kubelet: Path) -> None:
+    """A disk of its own for the pods, say."""
+    pods = kubelet / "pods"
+    before = f"mount -t tmpfs tmpfs {pods} && mount --make-private {pods}"
+    said = _checked(kubelet, propagation="unchanged", before=before)
+    assert f"{pods} is private" in said
+
+
+def test_a_root_that_is_not_there_yet_is_judged_by_its_parent(kubelet: Path) -> None:
+    assert _checked(kubelet / "later" / "still", propagation="unchanged") == "propagates\n"
+
+
+@pytest.mark.parametrize("propagation", ["unchanged", "slave"])
+def test_a_driver_mounts_are_seen_by_a_peer_and_by_a_slave(kubelet: Path, propagation: str) -> None:
+    below = kubelet / "plugins" / "kubernetes.io" / "csi" / "volumeDevices"
+    assert _checked(below, propagation=propagation, check=_SEEN) == "propagates\n"
+
+
+def test_shim_that_would_miss_mounts_is_refused(kubelet: Path) -> None:
+    told = _checked(kubelet / "plugins", propagation="private", check=_SEEN)
+    assert told.startswith("MountsNotSeen")
+    for word in ("HostToContainer", "check_propagation = false", "wrap = false", str(kubelet)):
+        assert word in told

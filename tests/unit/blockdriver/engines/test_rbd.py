@@ -1,10 +1,11 @@
 """RBD as an engine, as far as no cluster is needed: header, pool and access of a node."""
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args
 
 import pytest
 
@@ -14,11 +15,12 @@ from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning import header
+from crust.ceph import failures
 from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering
+from crust.ceph.failures import CephNamespaceMissing, CephNotAnswering, Step
 from crust.ceph.user import CephUser
-from crust.core import volumes
+from crust.core import errors, volumes
 from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
 from crust.host.block.krbd import KernelRbd
@@ -248,3 +250,57 @@ def test_node_without_a_user_has_an_engine_that_only_calls_open(tmp_path: Path) 
     table = its.rbd.model_copy(update={"monitors": "192.0.2.1"})
     with raised("MonitorsInvalid"):
         serve.driver_of(its.model_copy(update={"rbd": table}))
+
+
+def _translated(number: int, step: Step) -> errors.CrustError:
+    return failures.translated(
+        number, "cannot do it", step=step, user="u", monitors="v2:a:1", pool="p"
+    )
+
+
+@pytest.mark.parametrize("step", get_args(Step))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ETIMEDOUT",
+        "ECONNREFUSED",
+        "ENOTCONN",
+        "EPIPE",
+        "EHOSTUNREACH",
+        "ESTALE",
+        "EAGAIN",
+        "EBUSY",
+        "ECANCELED",
+        "EROFS",
+        "EINTR",
+        "ESHUTDOWN",
+    ],
+)
+def test_error_that_a_retry_may_not_get_is_unavailable(name: str, step: Step) -> None:
+    assert isinstance(_translated(getattr(errno, name), step), errors.PeerUnavailable)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EDOM, errno.ENOENT, 0, 99999])
+def test_anything_else_is_a_failure_with_its_number(number: int) -> None:
+    found = _translated(number, "data")
+    assert isinstance(found, failures.CephFailed)
+    assert str(number) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "kind"),
+    [
+        (errno.EACCES, "connect", failures.CephKeyRefused),
+        (errno.EINVAL, "connect", failures.CephKeyRefused),
+        (errno.EPERM, "data", failures.CephNotPermitted),
+        (errno.EDQUOT, "data", failures.CephQuotaReached),
+        (errno.ENOSPC, "data", failures.CephQuotaReached),
+        (errno.ENOENT, "pool", failures.CephPoolMissing),
+        (errno.ETIMEDOUT, "data", failures.CephNotAnswering),
+        (errno.ETIMEDOUT, "monitors", failures.CephMonitorsUnreachable),
+        (errno.ESHUTDOWN, "data", failures.CephClientBlocklisted),
+        (errno.ESTALE, "data", failures.CephImageBusy),
+    ],
+)
+def test_errno_has_its_own_error(number: int, step: Step, kind: type[errors.CrustError]) -> None:
+    assert type(_translated(number, step)) is kind
