@@ -139,28 +139,15 @@ def _text(err: errors.CrustError | OSError) -> str:
 
 
 def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
-    async def status() -> bytes:
-        return _json(await show.answer(places.run_dir, show.status))
-
-    async def checks() -> bytes:
-        return _json(await doctor.examine(places.run_dir))
-
-    async def versions() -> bytes:
-        return "\n".join([*_versions(), ""]).encode()
-
-    async def loops() -> bytes:
-        return await workers.run(_loops)
-
-    async def journal() -> bytes:
-        units = [f"--unit={each}" for each in _UNITS]
-        return await _program(
-            places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso"
-        )
-
+    units = [f"--unit={unit}" for unit in _UNITS]
+    journal = (places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso")
     return {
-        "status.json": status, "doctor.json": checks, "versions.txt": versions,
-        "loop-devices.txt": loops, "journal.txt": journal,
-    }  # fmt: skip
+        "status.json": lambda: _json(show.answer(places.run_dir, show.status)),
+        "doctor.json": lambda: _json(doctor.examine(places.run_dir)),
+        "versions.txt": lambda: workers.run(_versions),
+        "loop-devices.txt": lambda: workers.run(_loops),
+        "journal.txt": lambda: _program(*journal),
+    }
 
 
 def _file_sets(places: NodeFiles) -> tuple[tuple[str, str, str], ...]:
@@ -244,15 +231,15 @@ def _filtered(data: bytes) -> bytes:
     return "\n".join(map(credentials.hidden, lines)).encode()
 
 
-def _json(shown: show.Shown) -> bytes:
-    return output.document(shown.document).encode()
+async def _json(asked: Awaitable[show.Shown]) -> bytes:
+    return output.document((await asked).document).encode()
 
 
-def _versions() -> list[str]:
+def _versions() -> bytes:
     found = [f"crust {crust.__version__}", f"python {sys.version.split()[0]}", platform.platform()]
     for name in _PACKAGES:
         found.append(f"{name} {importlib.metadata.version(name)}")
-    return found
+    return "\n".join([*found, ""]).encode()
 
 
 def _loops() -> bytes:

@@ -1,16 +1,85 @@
-"""The daemons: their sockets, their versions, what they say of themselves, the handlers."""
+"""The daemons: their settings, their sockets, their versions, what they say of themselves, the handlers.
+
+Every settings file is accepted, and the sockets that they name lead from one program to the next.
+"""
 
 from collections.abc import Iterator
+from functools import partial
 
 import crust
 from crust.cli import asking
-from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.finding import Finding, check, error, of, ok, tried, warning
+from crust.cli.doctor.node import CONFIG_DIR, Node, ProxyAnswer
 from crust.cli.inspecting import versions as versions_
 from crust.cli.inspecting import views
 from crust.core import errors
+from crust.core.settings.driver import DriverSettings
+from crust.core.settings.proxy import ProxySettings
+from crust.core.settings.shim import ShimSettings
 
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
+
+
+@check("settings")
+def accepted(node: Node) -> Iterator[Finding]:
+    """Every file that is there has valid keys and values, and is the administrator's alone to change."""
+    found = node.installed()
+    if not found:
+        yield warning(
+            f"there are no settings in {CONFIG_DIR}",
+            "the daemons have been given other files, or none",
+            "run crust install --systemd, or ignore this where flags say everything",
+        )
+    for program, path in found.items():
+        try:
+            node.load(program)
+        except errors.InvalidRequest as problem:
+            yield error(
+                f"{path} is refused",
+                problem.why,
+                "correct it; man crust-node has the settings' flags",
+            )
+            continue
+        if node.at(path).stat().st_mode & 0o022:
+            why = "others than its owner can change what daemons run as root do"
+            yield error(f"{path} can be written by others", why, f"chmod go-w {path}")
+        else:
+            yield ok(f"{path} is accepted")
+
+
+@check("sockets-match")
+def sockets_match(node: Node) -> Iterator[Finding]:
+    """Files of proxy, shim and driver that are used together name the same sockets."""
+    proxy, shim, driver = (node.settings_of(each) for each in ("proxy", "shim", "driver"))
+    if not (isinstance(proxy, ProxySettings) and isinstance(shim, ShimSettings)):
+        return
+    wrong = [*_proxy_and_shim(proxy, shim)]
+    if isinstance(driver, DriverSettings):
+        wrong += _driver_and_others(driver, proxy, shim)
+    for what, why in wrong:
+        yield error(what, why, f"name the same socket in both files of {CONFIG_DIR}")
+    if not wrong:
+        yield ok("proxy, shim and driver name the same sockets")
+
+
+def _proxy_and_shim(proxy: ProxySettings, shim: ShimSettings) -> Iterator[tuple[str, str]]:
+    backends = {each.backend for each in proxy.drivers}
+    runtime = f"{proxy.run_dir}/runtime.sock"
+    if shim.socket not in backends:
+        why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
+        yield f"nobody calls the shim at {shim.socket}", why
+    if not shim.controller and shim.runtime_socket != runtime:
+        yield f"the shim asks the proxy at {shim.runtime_socket}", f"the proxy serves {runtime}"
+
+
+def _driver_and_others(
+    driver: DriverSettings, proxy: ProxySettings, shim: ShimSettings
+) -> Iterator[tuple[str, str]]:
+    runtime = f"{proxy.run_dir}/runtime.sock"
+    if driver.socket != shim.driver_socket:
+        yield f"nobody calls the driver at {driver.socket}", f"the shim calls {shim.driver_socket}"
+    if driver.runtime_socket and driver.runtime_socket != runtime:
+        yield f"the driver asks the proxy at {driver.runtime_socket}", f"the proxy serves {runtime}"
 
 
 @check("sockets")
@@ -27,12 +96,8 @@ def sockets(node: Node) -> Iterator[Finding]:
         yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
     missing = [path for path in paths if not node.at(path).exists()]
     for path in (each for each in paths if each not in missing):
-        try:
-            asking.check_socket("the proxy", str(node.at(path)), start="start it")
-        except errors.CrustError as problem:
-            yield of(problem)
-        else:
-            yield ok(f"{path} is served")
+        look = partial(asking.check_socket, "the proxy", str(node.at(path)), start="start it")
+        yield tried(look, f"{path} is served")
     if missing:
         yield error(
             f"{', '.join(missing)}: not there",
@@ -58,9 +123,9 @@ def proxy(node: Node) -> Iterator[Finding]:
 @check("drivers")
 def drivers(node: Node) -> Iterator[Finding]:
     """Each driver answers a Probe."""
-    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+    if (answer := node.answer) is None:
         return
-    for driver in node.proxy.drivers:
+    for driver in answer.drivers:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
             for low in views.low_pools((driver,)):
@@ -74,9 +139,9 @@ def drivers(node: Node) -> Iterator[Finding]:
 @check("versions")
 def versions(node: Node) -> Iterator[Finding]:
     """Each daemon that runs is of the version that is installed."""
-    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+    if (answer := node.answer) is None:
         return
-    for name, version in versions_.running(node.proxy.version, node.proxy.drivers).items():
+    for name, version in versions_.running(answer.version, answer.drivers).items():
         if version == crust.__version__:
             yield ok(f"{name} runs {version}")
         else:
@@ -86,16 +151,16 @@ def versions(node: Node) -> Iterator[Finding]:
 @check("handlers")
 def handlers(node: Node) -> Iterator[Finding]:
     """A runtime handler is registered."""
-    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+    if (answer := node.answer) is None:
         return
-    for handler in node.proxy.handlers:
+    for handler in answer.handlers:
         if handler.message:
             yield error(
                 f"handler {handler.name} cannot be called", handler.message, "crust handlers"
             )
             continue
         yield ok(f"handler {handler.name} is registered")
-    if not node.proxy.handlers:
+    if not answer.handlers:
         yield error(
             "no runtime handler is registered",
             "every publish that is to be deferred is refused",
@@ -106,9 +171,9 @@ def handlers(node: Node) -> Iterator[Finding]:
 @check("orphans")
 def orphans(node: Node) -> Iterator[Finding]:
     """No virtual machine has a volume that nobody can stop any more."""
-    if node.proxy is None or isinstance(node.proxy, errors.CrustError):
+    if (answer := node.answer) is None:
         return
-    found = [each for each in node.proxy.volumes if each.is_orphaned]
+    found = [each for each in answer.volumes if each.is_orphaned]
     for volume in found:
         yield error(
             f"volume {volume.name}: {volume.message}",

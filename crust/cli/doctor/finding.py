@@ -58,6 +58,15 @@ def error(what: str, why: str, todo: str) -> Finding:
     return Finding(Level.ERROR, what, why, todo)
 
 
+def tried(look: Callable[[], object], what: str) -> Finding:
+    """As it should be, unless the look raises an error of crust."""
+    try:
+        look()
+    except errors.CrustError as problem:
+        return of(problem)
+    return ok(what)
+
+
 def of(problem: errors.CrustError) -> Finding:
     """An error, as it says it."""
     return error(f"[{problem.error_name}] {problem.what}", problem.why, problem.hint)

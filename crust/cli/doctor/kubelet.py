@@ -1,10 +1,10 @@
 """The kubelet's directories, and what the cluster must have that no node can see."""
 
 from collections.abc import Iterator
+from functools import partial
 
-from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
+from crust.cli.doctor.finding import Finding, check, error, ok, tried, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
-from crust.core import errors
 from crust.core.settings.driver import OWN_DRIVER
 from crust.core.settings.proxy import ProxySettings
 
@@ -56,12 +56,7 @@ def propagation(node: Node) -> Iterator[Finding]:
     if node.check_propagation is None:
         return
     for path in node.kubelet_roots():
-        try:
-            node.check_propagation(path)
-        except errors.CrustError as problem:
-            yield of(problem)
-        else:
-            yield ok(f"mounts below {path} reach the host")
+        yield tried(partial(node.check_propagation, path), f"mounts below {path} reach the host")
 
 
 @check("forced-detach")

@@ -71,6 +71,11 @@ class Node:
     csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
     """What of the cluster's CSIDriver objects does not go with the settings; None: nobody is asked. Blocks."""
 
+    @property
+    def answer(self) -> ProxyAnswer | None:
+        """What the proxy answered; None if it was not asked, or did not answer."""
+        return self.proxy if isinstance(self.proxy, ProxyAnswer) else None
+
     def at(self, path: str) -> Path:
         """An absolute path of the node."""
         return self.root / path.lstrip("/")

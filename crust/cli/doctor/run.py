@@ -8,15 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from crust.cli import asking, output
-from crust.cli.doctor import (
-    configuration,
-    csi_driver_objects,
-    daemons,
-    kata,
-    kernel,
-    kubelet,
-    programs,
-)
+from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
 from crust.cli.doctor.finding import CHECKS, Finding, Level, error
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import show, watching
@@ -25,7 +17,7 @@ from crust.host.mounts import propagation
 from crust.host.process import workers
 from crust.wire.v1 import inspect_pb2
 
-MODULES = (kernel, programs, configuration, kubelet, daemons, kata, csi_driver_objects)
+MODULES = (host, kubelet, daemons, kata, csi_driver_objects)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}

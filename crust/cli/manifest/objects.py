@@ -1,4 +1,4 @@
-"""The files of deploy/kubernetes for a configuration, with what its settings say.
+"""The files of deploy/kubernetes for a configuration, with what its settings say; `kubectl apply -k` takes them.
 
 A cluster has two kinds of settings: those of `crust node`, for the DaemonSet, and, where the controller is apart
 from the nodes, those of its `crust driver`, for the Deployment. Each has its objects, and both know the driver's
@@ -6,14 +6,22 @@ name. What a pod needs is checked (`problems`), so that the objects are not acce
 in each pod.
 """
 
+import os
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
+
+from crust.cli.install import shipped
 from crust.cli.manifest import composition, names, problems
 from crust.cli.manifest.composition import Object
+from crust.cli.programs import daemons
+from crust.core.settings import loading
 from crust.core.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
 from crust.core.settings.loading import InvalidSettings
+from crust.host.process import oserrors
 from crust.node.settings import NodeSettings
 
 _PROGRAM = "driver manifest"
@@ -178,3 +186,42 @@ def _set_port(workload: Object, address: str) -> None:
     for container in workload["spec"]["template"]["spec"].get("containers", ()):
         if container["name"] == "crust" and "ports" in container and port.isdigit():
             container["ports"][0]["containerPort"] = int(port)
+
+
+def run(config: Path | None, directory: Path, **choices: Any) -> None:
+    """Write the directory. Raises `InvalidSettings`, and one of crust's errors for what the kernel refuses."""
+    source = shipped() / "kubernetes"
+    text = _settings_text(config, source)
+    settings = _settings(text)
+    wanted = Configuration(settings=settings, **choices)
+    made = composed(source, wanted)
+    name = "node.toml" if isinstance(settings, NodeSettings) else "controller.toml"
+    with oserrors.translating(f"cannot write {directory}"):
+        made.write(directory, wanted.namespace or NAMESPACE, (name, text))
+    click.echo(f"kubectl apply -k {directory}")
+
+
+def _settings(text: str) -> NodeSettings | DriverSettings:
+    """Those of the controller if they say so, else those of the nodes. Without the environment of this process: the
+    pods have their own.
+    """
+    if _is_of_controller(text):
+        node_identity = {"node_id": os.uname().nodename}  # each pod has its own
+        return loading.load(
+            DriverSettings, "driver", toml=text, environ={}, flags={}, defaults=node_identity
+        )
+    return loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
+
+
+def _is_of_controller(text: str) -> bool:
+    try:
+        return tomllib.loads(text).get("mode") == "controller"
+    except tomllib.TOMLDecodeError:
+        return False  # refused when it is loaded, with its line
+
+
+def _settings_text(config: Path | None, source: Path) -> str:
+    path = config or daemons.installed("node")
+    if path is not None:
+        return daemons.text("node", path)
+    return (source / "overlays" / "block-driver" / "node.toml").read_text(encoding="utf-8")

@@ -230,9 +230,9 @@ def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     For those of `crust node` the nodes' objects, for those of `crust driver` in mode controller the controller's.
     Without --config for those of this node, or of deploy/kubernetes where there are none. No cluster is asked.
     """
-    from crust.cli.manifest import command
+    from crust.cli.manifest import objects
 
-    command.run(config, directory, **choices)
+    objects.run(config, directory, **choices)
 
 
 COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata, keeper)
