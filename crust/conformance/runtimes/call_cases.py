@@ -4,6 +4,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from crust.conformance.runtimes.subject import MIB, SIZE, Subject
+from crust.core import volumes
 from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, types_pb2
 
@@ -62,14 +63,20 @@ async def test_r304_grown(s: Subject) -> None:
 
 
 async def test_r305_expand(s: Subject) -> None:
-    target = await s.volume()
+    device = await s.formatted()
+    target = s.publish(device)
     await s.started("box-1", target)
+    size = SIZE + SIZE // 2
+    s.grow(device, size)
     for _ in range(2):
-        wanted = types_pb2.CapacityRange(required_bytes=SIZE)
+        wanted = types_pb2.CapacityRange(required_bytes=size)
         request = handlers_pb2.ExpandVolumeRequest(target_path=target, capacity_range=wanted)
-        s.transcript.append(f"-> ExpandVolume {SIZE}")
+        s.transcript.append(f"-> ExpandVolume {size}")
         answer = await s.runtime.stub.ExpandVolume(request, timeout=CALL_S)
-        assert answer.capacity_bytes >= SIZE - MIB, f"capacity_bytes is {answer.capacity_bytes}"
+        assert answer.capacity_bytes >= size - MIB, f"capacity_bytes is {answer.capacity_bytes}"
+    if volumes.HandlerFeature.STATS in s.runtime.features:
+        total = await _total(s, target)
+        assert total > SIZE, f"the filesystem has {total} bytes, the device {size}"
 
 
 async def test_r306_freeze(s: Subject) -> None:
@@ -88,3 +95,36 @@ async def test_r307_no_freeze(s: Subject) -> None:
     s.transcript.append("-> FreezeVolume /nowhere")
     code = await _code(s, s.runtime.stub.FreezeVolume(request, timeout=CALL_S))
     assert code == "UNIMPLEMENTED", f"the code is {code}"
+
+
+async def _is_refused(s: Subject, call: str, request: Any) -> None:
+    """Nothing stands for a volume that no sandbox has: the call is a precondition that failed."""
+    s.transcript.append(f"-> {call} {request.target_path}")
+    code = await _code(s, getattr(s.runtime.stub, call)(request, timeout=CALL_S))
+    assert code == "FAILED_PRECONDITION", f"the code of {call} is {code}"
+
+
+async def test_r308_expand_without_sandbox(s: Subject) -> None:
+    wanted = types_pb2.CapacityRange(required_bytes=SIZE)
+    target = await s.volume()
+    request = handlers_pb2.ExpandVolumeRequest(target_path=target, capacity_range=wanted)
+    await _is_refused(s, "ExpandVolume", request)
+
+
+async def test_r309_freeze_without_sandbox(s: Subject) -> None:
+    target = await s.volume()
+    freeze = handlers_pb2.FreezeVolumeRequest(target_path=target, thaw_after_seconds=1)
+    await _is_refused(s, "FreezeVolume", freeze)
+    await _is_refused(s, "ThawVolume", handlers_pb2.ThawVolumeRequest(target_path=target))
+
+
+async def test_r310_limits(s: Subject) -> None:
+    target = await s.volume(io_limits=volumes.IoLimits(read_iops=1000))
+    limits = types_pb2.IoLimits(read_iops=500)
+    request = handlers_pb2.SetVolumeLimitsRequest(target_path=target, limits=limits)
+    await _is_refused(s, "SetVolumeLimits", request)
+    await s.started("box-1", target)
+    for _ in range(2):
+        s.transcript.append("-> SetVolumeLimits read_iops=500")
+        code = await _code(s, s.runtime.stub.SetVolumeLimits(request, timeout=CALL_S))
+        assert code == "OK", f"the code is {code}"

@@ -11,7 +11,7 @@ async def test_r101_held(s: Subject) -> None:
     target = await s.volume()
     lock = os.stat(s.proxy.paths(target).claim_lock).st_ino
     await s.started("box-1", target)
-    assert s.is_held(target), "claim.lock is not locked"
+    assert s.is_held(target), f"claim.lock is not locked by F_OFD_SETLK; {s.who(target)}"
     assert os.stat(s.proxy.paths(target).claim_lock).st_ino == lock, "claim.lock was replaced"
     with open(s.proxy.paths(target).claim) as file:
         found = json.load(file)
@@ -43,14 +43,18 @@ async def test_r103_exclusive(s: Subject) -> None:
     except OSError as error:
         assert error.errno == errno.EBUSY, f"open(O_EXCL) failed with {error.strerror}"
     else:
-        raise AssertionError("another program could open the device with O_EXCL")
+        raise AssertionError(
+            f"another program could open {device} with O_EXCL: the hypervisor, or its keeper, must have "
+            "the claimant's own descriptor, which was opened with O_EXCL"
+        )
 
 
 async def test_r104_released(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     await s.stop("box-1")
-    assert s.proxy.claim(target) is None, "claim.json is left, or the lock is held"
+    assert not s.is_held(target), f"claim.lock is still locked; {s.who(target)}"
+    assert not os.path.exists(s.proxy.paths(target).claim), "claim.json is left"
     await s.started("box-2", target)
 
 
@@ -58,17 +62,23 @@ async def test_r105_killed_machine(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     await s.kill_machine(target)
-    assert not s.is_held(target), "the lock is held although the virtual machine was killed"
+    assert not s.is_held(target), (
+        f"the lock is held although the virtual machine was killed; {s.who(target)}: "
+        "no process that outlives it may have a copy"
+    )
 
 
 async def test_r106_killed_runtime(s: Subject) -> None:
     target = await s.volume()
     await s.started("box-1", target)
     await s.kill()
-    is_held = s.is_held(target)
+    is_held, who = s.is_held(target), s.who(target)
     await s.kill_machine(target)
     await s.restart()
-    assert is_held, "the lock was free although the virtual machine lives"
+    assert is_held, (
+        f"the lock was free when the runtime's process had ended; {who}: the hypervisor, or its keeper, must "
+        "have a copy of the locked descriptor"
+    )
 
 
 async def test_r107_dead_claim(s: Subject) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from crust.conformance.runtimes.subject import SIZE, Subject
 from crust.core import volumes
 from crust.host.block import devices
+from crust.host.process import commands
 
 
 async def _changed(s: Subject, change: Callable[[dict[str, Any]], None]) -> str:
@@ -95,7 +97,10 @@ async def test_r209_ordinary(s: Subject) -> None:
 
 async def test_r210_sub_path(s: Subject) -> None:
     answer = await s.start("box-1", f"{await s.volume()}/below")
-    assert answer in ("ok", "refused"), "the host's directory would be shared with the sandbox"
+    assert answer in ("ok", "refused"), (
+        f"the answer is {answer!r}: each directory above the source must be looked up as well, or the host's "
+        "directory is shared with the sandbox"
+    )
 
 
 async def test_r211_link(s: Subject) -> None:
@@ -152,3 +157,62 @@ async def test_r219_encrypted(s: Subject) -> None:
 
 async def test_r220_sub_path_not_offered(s: Subject) -> None:
     await s.refused("box-1", f"{await s.volume()}/below")
+
+
+GROUP = 4059
+_EXT_MAGIC, _EXT_UUID = (1080, 2), (1128, 16)
+
+
+def _bytes(device: str, place: tuple[int, int]) -> bytes:
+    fd = os.open(device, os.O_RDONLY)
+    try:
+        return os.pread(fd, place[1], place[0])
+    finally:
+        os.close(fd)
+
+
+async def _ran(s: Subject, device: str, **mount: Any) -> None:
+    """A sandbox has mounted the device, and has given it back."""
+    await s.started("box-1", s.publish(device, **mount))
+    await s.stop("box-1")
+
+
+async def test_r221_group(s: Subject) -> None:
+    device = await s.formatted()
+    await _ran(s, device, group=volumes.GroupChange(GROUP))
+    await commands.run(["e2fsck", "-fy", device], timeout_s=60, ok=(0, 1))
+    for path in ("/lost+found", "/"):
+        ran = await commands.run(["debugfs", "-R", f"stat {path}", device], timeout_s=60)
+        said = ran.stdout.decode()
+        found = re.search(r"Mode: +0*(\d+).*?Group: +(\d+)", said, re.DOTALL)
+        assert found is not None, said
+        s.transcript.append(f"({path}: mode {found[1]}, group {found[2]})")
+        assert int(found[2]) == GROUP, f"the group of {path} is {found[2]}"
+        assert int(found[1], 8) & 0o2770 == 0o2770, f"the mode of {path} lacks a bit of 2770"
+
+
+async def test_r222_format(s: Subject) -> None:
+    device = s.device()
+    await _ran(s, device, format=volumes.GuestFormat())
+    assert _bytes(device, _EXT_MAGIC) == b"\x53\xef", "the device has no ext4"
+
+
+async def test_r223_formatted_once(s: Subject) -> None:
+    device = await s.formatted()
+    uuid = _bytes(device, _EXT_UUID)
+    await _ran(s, device, format=volumes.GuestFormat())
+    assert _bytes(device, _EXT_UUID) == uuid, "a device that was not blank has another filesystem"
+
+
+async def test_r224_luks(s: Subject) -> None:
+    device = s.device()
+    luks = volumes.Encryption.LUKS
+    target = s.publish(device, format=volumes.GuestFormat(), encryption=luks)
+    s.proxy.secrets[target] = {"passphrase": "a passphrase for this case"}
+    await s.started("box-1", target)
+    await s.stop("box-1")
+    header = _bytes(device, (0, 1 << 20))
+    assert header.startswith(b"LUKS\xba\xbe"), "the device has no LUKS header"
+    s.proxy.secrets[target] = {"passphrase": "another one"}
+    await s.refused("box-2", target)
+    assert _bytes(device, (0, 1 << 20)) == header, "a wrong passphrase changed the device"

@@ -41,7 +41,7 @@ class RuntimeNotUsable(errors.NotReady):
         super().__init__(
             f"the runtime {command!r} cannot be tested",
             why=why,
-            hint="it must register at {registry} and read lines: docs/runtime-author.md",
+            hint="it must register at the socket that its command line names, and read lines: docs/runtime-author.md",
         )
 
 
@@ -59,6 +59,7 @@ class Subject:
         self._sandboxes: set[str] = set()
         self._targets: dict[str, bool] = {}
         self._devices = contextlib.ExitStack()
+        self._scratch: dict[str, loop.Scratch] = {}
 
     @property
     def runtime(self) -> Runtime:
@@ -196,6 +197,8 @@ class Subject:
     async def refused(self, sandbox: str, source: str) -> None:
         """Start a sandbox that must be refused, without a claim being left."""
         answer = await self.start(sandbox, source)
+        if answer == "ok":
+            raise AssertionError(f"sandbox {sandbox} was started, and must be refused")
         assert answer == "refused", f"the answer must be: refused, and why; it is {answer!r}"
 
     async def stop(self, sandbox: str) -> None:
@@ -205,7 +208,14 @@ class Subject:
 
     def device(self, size: int = SIZE) -> str:
         """A blank device; it goes after the case."""
-        return self._devices.enter_context(loop.scratch(size))
+        made = self._devices.enter_context(loop.scratch(size))
+        self._scratch[made.path] = made
+        return made.path
+
+    def grow(self, device: str, size: int) -> None:
+        """Make a device larger."""
+        self._scratch[device].grow(size)
+        self.transcript.append(f"({device} has {size} bytes now)")
 
     async def formatted(self, filesystem_bytes: int = SIZE) -> str:
         """A device with an ext4 of that size."""
@@ -232,6 +242,11 @@ class Subject:
         """Remove the guard mount of a target whose entry is gone."""
         mount_api.unmount(target)
         self._targets.pop(target)
+
+    def who(self, target: str) -> str:
+        """The processes that have claim.lock open, for a message: where its author has to look."""
+        found = [f"{pid} ({_name(pid)})" for pid in self.holders(target)]
+        return f"{', '.join(found) or 'no process'} has claim.lock open"
 
     def is_held(self, target: str) -> bool:
         """Whether a process holds the claim's lock."""
@@ -327,6 +342,7 @@ class Subject:
                 self.proxy.unpublish(target, guard=guard)
         self._targets.clear()
         self._devices.close()
+        self._scratch.clear()
         self.transcript.clear()
 
 
@@ -341,6 +357,12 @@ def _dead_sockets(directory: str) -> list[str]:
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "it has ended"
 
 
 def _is_running(pid: int) -> bool:

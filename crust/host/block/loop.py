@@ -83,9 +83,24 @@ def attach(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A device in memory."""
+
+    path: str
+    _memory: int
+    _fd: int
+
+    def grow(self, size_bytes: int) -> None:
+        """Make it larger, as a volume is expanded."""
+        with oserrors.translating(f"cannot resize {self.path}"):
+            os.ftruncate(self._memory, size_bytes)
+            fcntl.ioctl(self._fd, loopctl.SET_CAPACITY)
+
+
 @contextmanager
-def scratch(size_bytes: int) -> Iterator[str]:
-    """The path of a blank device in memory, while the block runs.
+def scratch(size_bytes: int) -> Iterator[Scratch]:
+    """A blank device in memory, while the block runs.
 
     The kernel detaches it at its last close, so a process that is killed leaves nothing.
     """
@@ -95,10 +110,8 @@ def scratch(size_bytes: int) -> Iterator[str]:
     ):
         os.ftruncate(memory, size_bytes)
         number, fd = _configure(memory, "crust-scratch", loopctl.AUTOCLEAR, 0, "")
-    try:
-        yield loopctl.node(number)
-    finally:
-        os.close(fd)
+        with syscalls.closing(fd):
+            yield Scratch(loopctl.node(number), memory, fd)
 
 
 def attach_once(

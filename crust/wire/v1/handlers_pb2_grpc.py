@@ -198,7 +198,8 @@ class RuntimeHandlerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExpandVolume(self, request, context):
-        """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent.
+        """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
+        sandbox has the volume mounted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,14 +221,14 @@ class RuntimeHandlerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ThawVolume(self, request, context):
-        """Thaws the filesystem. OK if it is not frozen.
+        """Thaws the filesystem. OK if it is not frozen. FAILED_PRECONDITION: no sandbox has the volume mounted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetVolumeLimits(self, request, context):
-        """Replaces the I/O limits of the sandbox's device. Idempotent.
+        """Replaces the I/O limits of the sandbox's device. Idempotent. FAILED_PRECONDITION: no sandbox has the volume mounted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -91,7 +91,9 @@ class RuntimeHandlerStub:
     GetVolumeStats: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]
     """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]
-    """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent."""
+    """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
+    sandbox has the volume mounted.
+    """
     GetVolumeHealth: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]
     """What the guest reports about the volume. Called only if HEALTH is offered."""
     FreezeVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]
@@ -99,9 +101,9 @@ class RuntimeHandlerStub:
     restarts the time. FAILED_PRECONDITION: no sandbox has the volume mounted.
     """
     ThawVolume: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.ThawVolumeRequest, _handlers_pb2.ThawVolumeResponse]
-    """Thaws the filesystem. OK if it is not frozen."""
+    """Thaws the filesystem. OK if it is not frozen. FAILED_PRECONDITION: no sandbox has the volume mounted."""
     SetVolumeLimits: _grpc.UnaryUnaryMultiCallable[_handlers_pb2.SetVolumeLimitsRequest, _handlers_pb2.SetVolumeLimitsResponse]
-    """Replaces the I/O limits of the sandbox's device. Idempotent."""
+    """Replaces the I/O limits of the sandbox's device. Idempotent. FAILED_PRECONDITION: no sandbox has the volume mounted."""
 
 @_typing.type_check_only
 class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
@@ -109,7 +111,9 @@ class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     GetVolumeStats: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeStatsRequest, _handlers_pb2.GetVolumeStatsResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION: no sandbox has the volume mounted. Called only if STATS is offered."""
     ExpandVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ExpandVolumeRequest, _handlers_pb2.ExpandVolumeResponse]  # type: ignore[assignment]
-    """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent."""
+    """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
+    sandbox has the volume mounted.
+    """
     GetVolumeHealth: _aio.UnaryUnaryMultiCallable[_handlers_pb2.GetVolumeHealthRequest, _handlers_pb2.GetVolumeHealthResponse]  # type: ignore[assignment]
     """What the guest reports about the volume. Called only if HEALTH is offered."""
     FreezeVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.FreezeVolumeRequest, _handlers_pb2.FreezeVolumeResponse]  # type: ignore[assignment]
@@ -117,9 +121,9 @@ class RuntimeHandlerAsyncStub(RuntimeHandlerStub):
     restarts the time. FAILED_PRECONDITION: no sandbox has the volume mounted.
     """
     ThawVolume: _aio.UnaryUnaryMultiCallable[_handlers_pb2.ThawVolumeRequest, _handlers_pb2.ThawVolumeResponse]  # type: ignore[assignment]
-    """Thaws the filesystem. OK if it is not frozen."""
+    """Thaws the filesystem. OK if it is not frozen. FAILED_PRECONDITION: no sandbox has the volume mounted."""
     SetVolumeLimits: _aio.UnaryUnaryMultiCallable[_handlers_pb2.SetVolumeLimitsRequest, _handlers_pb2.SetVolumeLimitsResponse]  # type: ignore[assignment]
-    """Replaces the I/O limits of the sandbox's device. Idempotent."""
+    """Replaces the I/O limits of the sandbox's device. Idempotent. FAILED_PRECONDITION: no sandbox has the volume mounted."""
 
 class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -136,7 +140,9 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         request: _handlers_pb2.ExpandVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.ExpandVolumeResponse, _abc.Awaitable[_handlers_pb2.ExpandVolumeResponse]]:
-        """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent."""
+        """Resizes the sandbox's disk to the device's size and grows the filesystem to it. Idempotent. FAILED_PRECONDITION: no
+        sandbox has the volume mounted.
+        """
 
     @_abc_1.abstractmethod
     def GetVolumeHealth(
@@ -162,7 +168,7 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         request: _handlers_pb2.ThawVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.ThawVolumeResponse, _abc.Awaitable[_handlers_pb2.ThawVolumeResponse]]:
-        """Thaws the filesystem. OK if it is not frozen."""
+        """Thaws the filesystem. OK if it is not frozen. FAILED_PRECONDITION: no sandbox has the volume mounted."""
 
     @_abc_1.abstractmethod
     def SetVolumeLimits(
@@ -170,6 +176,6 @@ class RuntimeHandlerServicer(metaclass=_abc_1.ABCMeta):
         request: _handlers_pb2.SetVolumeLimitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handlers_pb2.SetVolumeLimitsResponse, _abc.Awaitable[_handlers_pb2.SetVolumeLimitsResponse]]:
-        """Replaces the I/O limits of the sandbox's device. Idempotent."""
+        """Replaces the I/O limits of the sandbox's device. Idempotent. FAILED_PRECONDITION: no sandbox has the volume mounted."""
 
 def add_RuntimeHandlerServicer_to_server(servicer: RuntimeHandlerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
