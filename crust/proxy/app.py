@@ -129,7 +129,7 @@ async def part(
             await _load(entries, looks, host.targets, settings.target_roots, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
-            runtime = RuntimeApi(entries, handlers, events, running)
+            runtime = RuntimeApi(entries, handlers, events, host.filesystems, running)
             deferrals = _deferrals(entries, handlers, events, host, runtime, running)
             policy_of = await _policies(settings, stack, daemon.health)
             drivers = DriverSockets(

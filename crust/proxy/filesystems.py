@@ -1,22 +1,31 @@
-"""The filesystem of a volume for a handler whose guests make none: made at the publish, before the entry is written.
+"""The filesystem of a volume for a handler whose guests do not make or grow it.
+
+It is made at the publish, before the entry is written.
 
 The decision is the driver's own (`crust.host.filesystems.format_decision`), without a record of the content: the
 driver has said that the volume was created empty, and the device must read blank. Nothing is cleared and nothing is
 adopted: what an interrupted mkfs left is refused. mkfs has the volume's tool lock and the open device, so it ends by
 itself if the proxy is killed; until then nobody publishes, unpublishes or unstages the volume.
+
+It is not grown: xfs and btrfs grow only while they are mounted, and an interrupted resize2fs leaves what nothing
+mounts (docs/decisions/0038). One that is smaller than its device is refused.
 """
 
 import logging
 import os
 from dataclasses import dataclass
 
-from crust.core import deferral_keys, volumes
+from crust.core import deferral_keys, errors, volumes
+from crust.handoff.record import Record
 from crust.host.block import devices, in_use, signatures
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
 from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process import workers
 from crust.proxy import guard
+
+_TABLES_BYTES = 8 << 20
+"""What a filesystem may leave of its device: a last group that would hold little but its own tables."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +83,31 @@ class Filesystems:
             finally:
                 os.close(held)
         _log.info("filesystem made", extra={"volume": str(key), "device": source.path})
+
+    def check_filled(self, record: Record, size_bytes: int) -> None:
+        """Raise `FilesystemNotGrown` if the filesystem is smaller than its device. Blocks.
+
+        Its size is read from the superblock: the kernel that has it mounted changes that only when it grows it.
+        """
+        fs_type = record.mount.fs_type
+        found_bytes = self.filesystem_bytes(record.device, fs_type)
+        if size_bytes - found_bytes < _TABLES_BYTES:
+            return
+        unmounted = f"{fs_type} grows only while it is mounted"
+        if fs_type == "ext4":
+            unmounted = "growing an ext4 that is not mounted destroys it if that is interrupted"
+        raise errors.NotReady.named(
+            "FilesystemNotGrown",
+            f"the filesystem of the volume at {record.target.text} is smaller than its device",
+            why=f"it has {found_bytes} bytes and its device {size_bytes}; runtime handler "
+            f"{record.handler!r} does not offer GROW, and {unmounted}",
+            hint="delete the pod, and use the volume once in a pod without that runtime: a driver that grows "
+            "filesystems does it on the host",
+        )
+
+    def filesystem_bytes(self, device: str, fs_type: str) -> int:
+        """What the filesystem uses of its device. Blocks. Raises `superblocks.InvalidSuperblock`."""
+        return superblocks.read(device, fs_type).size_bytes
 
 
 def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) -> Action:

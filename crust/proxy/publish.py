@@ -38,6 +38,7 @@ from crust.proxy.target import (
     begin_publish,
     group_unknown,
     lost_its_group,
+    must_be_filled,
     other_volume,
     prepare,
     stands,
@@ -146,7 +147,7 @@ class Publish:
         record = self._record(run, handler, mount)
         if handler is not None:
             await self._prepare(run, handler, mount, record)
-        entry, devices = await workers.run(self._place, run, record, mount.secrets)
+        entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
         published = entry.require()
         self._table.put(
             replace(
@@ -292,10 +293,18 @@ class Publish:
         await self._filesystems.make_if_blank(record.key, record.block, record.mount, mount.format)
 
     def _place(
-        self, run: _Run, record: Record, secrets: Mapping[str, str]
+        self,
+        run: _Run,
+        handler: Handler | None,
+        record: Record,
+        secrets: Mapping[str, str],
     ) -> tuple[Entry, DeviceSet]:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
         devices = self._reserve_device(run, record, secrets)
+        assert run.began is not None
+        if handler is not None and must_be_filled(run.began, record.mount, handler.features):
+            size_bytes = self._entries.devices.size_bytes(record.device)
+            self._filesystems.check_filled(record, size_bytes)
         return self._entries.store.write(record), devices
 
     def _reserve_device(self, run: _Run, record: Record, secrets: Mapping[str, str]) -> DeviceSet:

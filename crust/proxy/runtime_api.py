@@ -21,11 +21,11 @@ import logging
 
 from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.host.filesystems import superblocks
 from crust.host.process import workers
 from crust.proxy import handler_admission, handler_calls
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
+from crust.proxy.filesystems import Filesystems
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.rpc import outcome
 from crust.rpc.call import Call, name_volume
@@ -35,9 +35,6 @@ from crust.wire.v1 import runtime_pb2
 
 REASON = "ReportedByRuntime"
 """The reason of a health status that a guest reports, for programs."""
-
-_TABLES_BYTES = 8 << 20
-"""What a filesystem may leave of its device: a last group that would hold little but its own tables."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +47,13 @@ class RuntimeApi:
         entries: Entries,
         handlers: Handlers,
         events: Events,
+        filesystems: Filesystems,
         running: operations.KeyedOperations,
     ) -> None:
         self._entries = entries
         self._handlers = handlers
         self._events = events
+        self._filesystems = filesystems
         self._operations = running
 
     async def RuntimeGetVolumeStats(
@@ -239,7 +238,7 @@ class RuntimeApi:
         handler = await self._handlers.owner(record.handler)
         if Feature.GROW not in handler.features:
             await self._entries.change_capacity(target, size_bytes)
-            await workers.run(_check_filled, record, size_bytes)
+            await workers.run(self._filesystems.check_filled, record, size_bytes)
             return size_bytes
         if await self._entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, wanted.limit_bytes)
@@ -310,20 +309,3 @@ class RuntimeApi:
 
     def _emit(self, kind: str, record: Record, message: str) -> None:
         self._events.emit(Event(kind, record.target.text, record.handler, message))
-
-
-def _check_filled(record: Record, size_bytes: int) -> None:
-    """Raise `FilesystemNotGrown` if the filesystem on the device is smaller than it. Blocks.
-
-    Its size is read from the superblock: the guest's kernel changes it only when it grows the filesystem.
-    """
-    found = superblocks.read(record.device, record.mount.fs_type)
-    if size_bytes - found.size_bytes < _TABLES_BYTES:
-        return
-    raise errors.NotReady.named(
-        "FilesystemNotGrown",
-        f"the filesystem of the volume at {record.target.text} was not grown",
-        why=f"it has {found.size_bytes} bytes and its device {size_bytes}, and runtime handler "
-        f"{record.handler!r} does not offer GROW: it never grows a filesystem",
-        hint="delete the pod, and let a pod without that runtime use the volume once: then the driver grows it",
-    )

@@ -16,6 +16,7 @@ from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.record import Record
 from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
+from crust.host.filesystems import supported
 from crust.host.mounts import mountinfo
 from crust.kubernetes_api.pod_name import PodName
 from crust.rpc.messages import csi
@@ -276,6 +277,23 @@ def prepare(began: Seen, mount: volumes.DeferredMount, features: Collection[Feat
     if is_there or is_the_guests or mount.image is not None:
         return Prepare.NOTHING
     return Prepare.MAKE_IF_BLANK
+
+
+def must_be_filled(
+    began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]
+) -> bool:
+    """Whether the filesystem of a record must fill its device already, because nobody will grow it.
+
+    One that is only read is not grown by anybody. One that a guest makes fills its device, and the inside of a LUKS
+    container, an image and a kind that crust does not know cannot be looked at.
+    """
+    is_grown_later = Feature.GROW in features or mount.readonly or mount.format is not None
+    cannot_look = (
+        mount.encryption is not None
+        or mount.image is not None
+        or mount.fs_type not in supported.SUPPORTED
+    )
+    return began.entry is None and not is_grown_later and not cannot_look
 
 
 class Undo(enum.Enum):

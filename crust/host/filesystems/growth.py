@@ -1,6 +1,7 @@
 """Growing a mounted filesystem to the size of its device, by one ioctl on its mount point and no program.
 
-Never an unmounted one: the kernel journals what it does, and a resize2fs that is killed leaves what nothing mounts.
+Never an unmounted one: the kernel journals what it does, and a resize2fs that is killed leaves what nothing mounts
+and e2fsck does not repair (docs/decisions/0038).
 """
 
 import errno

@@ -23,6 +23,8 @@ class FakeFilesystems(Filesystems):
         """mkfs waits here."""
         self.error: Exception | None = None
         """mkfs fails."""
+        self.sizes_bytes: dict[str, int] = {}
+        """Of filesystems, by device; others fill theirs."""
         self.left: list[ToolLock] = []
         """A tool that fails leaves its lock here, as one that nothing can end."""
 
@@ -46,3 +48,6 @@ class FakeFilesystems(Filesystems):
                 if mount.readonly:
                     format_decision.check_readable(str(key), Action.MAKE)
                 self.made[source.path] = (mount.fs_type, wanted)
+
+    def filesystem_bytes(self, device: str, fs_type: str) -> int:
+        return self.sizes_bytes.get(device, 2**63)

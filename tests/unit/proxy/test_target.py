@@ -36,6 +36,7 @@ WANTED = Wanted(RECORD.key, RECORD.target, volumes.MountAccess(fs_type="ext4"), 
 ARGS = replace(RECORD, mount=replace(RECORD.mount, readonly=False))
 HELD = Claim("box", "kata", State.MOUNTED, "", 7, None, live=True)
 EMPTY = replace(RECORD.mount, format=volumes.GuestFormat(), readonly=False)
+FORMATTED = replace(EMPTY, format=None)
 IMAGE = volumes.NetworkImage("c", "pool", "", "image", ("192.0.2.1",), "user")
 ENTRIES = {
     "same": Entry(RECORD.digest, "/e", replace(RECORD, mount=replace(RECORD.mount, readonly=True))),
@@ -585,6 +586,29 @@ def test_prepare_makes_a_filesystem_only_for_a_handler_that_does_not(
     expected: Prepare,
 ) -> None:
     assert decisions.prepare(Seen(entry, Stack.GUARD), mount, features) is expected
+
+
+@pytest.mark.parametrize(
+    ("mount", "features", "entry", "expected"),
+    [
+        (FORMATTED, frozenset(), None, True),
+        (FORMATTED, frozenset({Feature.GROW}), None, False),
+        (FORMATTED, frozenset(), ENTRIES["same"], False),
+        (replace(FORMATTED, readonly=True), frozenset(), None, False),
+        (EMPTY, frozenset({Feature.FORMAT}), None, False),
+        (replace(FORMATTED, encryption=volumes.Encryption.LUKS), frozenset(), None, False),
+        (replace(FORMATTED, source=IMAGE), frozenset(), None, False),
+        (replace(FORMATTED, fs_type="f2fs"), frozenset(), None, False),
+    ],
+)
+def test_must_be_filled_only_what_nobody_grows_and_the_proxy_can_look_at(
+    mount: volumes.DeferredMount,
+    features: frozenset[Feature],
+    entry: Entry | None,
+    *,
+    expected: bool,
+) -> None:
+    assert decisions.must_be_filled(Seen(entry, Stack.GUARD), mount, features) is expected
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -10,7 +10,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.core.volumes import HandlerFeature
 from tests.support.drivers import fake_driver
-from tests.support.drivers.fake_driver import Gate
+from tests.support.drivers.fake_driver import MIB, Gate
 from tests.support.faults.refusals import refused
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places, until
@@ -66,6 +66,26 @@ async def test_blank_volume_that_is_to_be_read_only_is_refused(empty: Node, targ
     )
     assert empty.filesystems.made == {}
     empty.check_untouched(target)
+
+
+@pytest.mark.spec("D-26")
+async def test_filesystem_smaller_than_its_device_is_refused_without_grow(
+    node: Node, target: str
+) -> None:
+    """Nobody would grow it; one that is only read stays as it is, and so does one that is published already."""
+    node.devices.sizes_bytes[DEVICE] = 64 * MIB
+    async with node.handler(features=ALL_FEATURES - {HandlerFeature.GROW}):
+        await node.co.publish("vol-1", target)
+        node.filesystems.sizes_bytes[DEVICE] = 32 * MIB
+        await node.co.publish("vol-1", target)
+        await node.co.unpublish("vol-1", target)
+        refusal = node.co.publish("vol-1", target)
+        await refused(refusal, Code.FAILED_PRECONDITION, "[FilesystemNotGrown]", "GROW")
+        node.check_untouched(target)
+        await node.co.publish("vol-1", target, readonly=True)
+        await node.co.unpublish("vol-1", target)
+    async with node.handler():
+        await node.co.publish("vol-1", target)
 
 
 async def test_device_is_reserved_while_its_filesystem_is_made(empty: Node, target: str) -> None:

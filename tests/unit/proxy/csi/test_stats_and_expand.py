@@ -2,14 +2,11 @@
 
 import asyncio
 import contextlib
-import subprocess
-from pathlib import Path
 
 import grpc
 import pytest
 
 from crust.core import errors, volumes
-from crust.host.filesystems import superblocks
 from crust.proxy import handler_calls
 from crust.runtime_handler.registration import Feature
 from crust.wire.csi.v1 import csi_pb2
@@ -253,23 +250,15 @@ async def test_an_ordinary_volumes_calls_are_the_drivers(kata: Node, target: str
     assert (await kata.co.expand("vol-1", target, 5 * MIB)).capacity_bytes == 64 * MIB
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.mark.spec("D-26")
 async def test_expand_for_a_handler_that_never_grows_is_ok_only_if_the_filesystem_fills_the_device(
-    node: Node, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, target: str
 ) -> None:
-    disk = tmp_path / "disk"
-    _run("truncate", "--size=64M", str(disk))
-    _run("mkfs.ext4", "-q", str(disk))
-    _run("truncate", "--size=128M", str(disk))
-    read = superblocks.read
-    monkeypatch.setattr(superblocks, "read", lambda _, fs_type: read(str(disk), fs_type))
+    device = fake_driver.device_of("vol-1")
+    node.filesystems.sizes_bytes[device] = 64 * MIB
     async with node.handler(features=fake_handler.ALL_FEATURES - {Feature.GROW}):
         await node.co.publish("vol-1", target)
-        node.devices.sizes_bytes[fake_driver.device_of("vol-1")] = 128 * MIB
+        node.devices.sizes_bytes[device] = 128 * MIB
         for sandbox in (contextlib.nullcontext(), node.sandbox(target)):
             with sandbox:
                 await refused(
@@ -278,6 +267,6 @@ async def test_expand_for_a_handler_that_never_grows_is_ok_only_if_the_filesyste
                     "[FilesystemNotGrown]",
                     "does not offer GROW",
                 )
-        _run("resize2fs", "-f", str(disk))
+        node.filesystems.sizes_bytes[device] = 128 * MIB
         grown = await node.co.expand("vol-1", target, 128 * MIB)
     assert grown.capacity_bytes == 128 * MIB
