@@ -6,11 +6,12 @@ or its parent's arguments, and a disk is attached if the process has the device 
 user of a device; it never proves that there is none.
 """
 
+import abc
 import enum
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
@@ -46,25 +47,28 @@ class Use:
     guest_path: str = ""
 
 
-class Runtime(Protocol):
-    """One of Kata's runtimes. Functions block, but for `stats`."""
+@dataclass(frozen=True)
+class Runtime(abc.ABC):
+    """One of Kata's two; its shims have a directory for each sandbox in `root`. Functions block, but for `stats`."""
 
-    @property
-    def kind(self) -> Kind:
-        """Which one it is."""
+    kind: ClassVar[Kind]
+    root: str
 
     def has(self, sandbox_id: str) -> bool:
         """Whether the sandbox is this runtime's."""
+        return os.path.isdir(f"{self.root}/{sandbox_id}")
 
+    @abc.abstractmethod
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """The process of the sandbox's virtual machine; `told` is the engine's word, 0 for none. Raises VmUnknown."""
 
-    def check_attachable(self, pid: int, record: Record, others: int) -> None:
+    def check_attachable(self, pid: int, record: Record, others: int) -> None:  # noqa: B027
         """Raise if the machine must not be given the volume for a mount that is to be created.
 
         `others` are mounts of the volume that are created now, too.
         """
 
+    @abc.abstractmethod
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
@@ -74,7 +78,9 @@ class Runtime(Protocol):
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
     ) -> list[str]:
         """Where the guest has the mounts of one container; "": not told, or not needed for `stats`."""
+        return [""] * len(destinations)
 
+    @abc.abstractmethod
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         """What the guest's kernel counts. Raises OSError and ValueError."""
 

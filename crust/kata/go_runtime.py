@@ -9,8 +9,6 @@ import json
 import os
 import time
 import urllib.parse
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pydantic
@@ -60,16 +58,10 @@ class _Answer(pydantic.BaseModel):
     usage: Annotated[tuple[_Usage, ...], pydantic.Field(max_length=8)]
 
 
-@dataclass(frozen=True, slots=True)
-class GoRuntime:
-    """An `evidence.Runtime`; `root` is where its shims have their files and sockets."""
+class GoRuntime(evidence.Runtime):
+    """It counts the containers that use a device, and its shim is asked by the device."""
 
-    root: str
-    kind: Kind = Kind.GO
-
-    def has(self, sandbox_id: str) -> bool:
-        """See `evidence.Runtime`."""
-        return os.path.isdir(f"{self.root}/{sandbox_id}")
+    kind = Kind.GO
 
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """See `evidence.Runtime`."""
@@ -77,9 +69,6 @@ class GoRuntime:
         pid: int = self._read(_SandboxFile, f"{sandbox_id}/persist.json", sandbox_id).hypervisor.pid
         evidence.check_machine(sandbox_id, pid, told)
         return pid
-
-    def check_attachable(self, pid: int, record: Record, others: int) -> None:
-        """Nothing: this runtime counts the containers that use a device."""
 
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
@@ -104,12 +93,6 @@ class GoRuntime:
             "directory where it cannot attach a device",
             "set disable_block_device_use = false in Kata's configuration, and delete the pod",
         )
-
-    def guest_paths(
-        self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
-    ) -> list[str]:
-        """None: the shim is asked by the device."""
-        return [""] * len(destinations)
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         """See `evidence.Runtime`."""

@@ -1,7 +1,5 @@
 """Notices that a keeper has ended with its standby while the virtual machine lives, and claims again (H-46).
 
-It also has the shims of the sandboxes looked at (`shims`).
-
 A connection to each keeper is held. When it breaks, the standby is connected to; when there is none either, the
 claims of the machine are free: `Grants.recover` takes them again at once, or ends the machine, which then must not
 write on. That is the one case in which crust ends a machine by itself.
@@ -33,7 +31,7 @@ class KeeperWatch:
         self._grants, self._runtimes = grants, runtimes
         self._watched: dict[str, keepers.Keeper] = {}
         self._hint = asyncio.Event()
-        self._shims = Shims(grants, self._hint.set)
+        self._shims = Shims(grants)
 
     async def keep(self) -> None:
         """Until cancelled."""
@@ -68,7 +66,7 @@ class KeeperWatch:
             if found is not None:
                 self._watched[sandbox_id] = found
                 asyncio.get_running_loop().add_reader(found.fileno(), self._noticed, found.fileno())
-        await self._shims.look(self._watched)
+        await workers.run(self._shims.look, dict(self._watched))
 
     def _noticed(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)  # it stays readable

@@ -7,8 +7,12 @@ The peer's frames are bounded too, by the largest message that ttrpc has.
 """
 
 import struct
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from crust.core import errors
+
+_Part = TypeVar("_Part")
 
 ENGINE_CALLS, PLUGIN_CALLS = 1, 2
 """The connections: the engine calls the plugin in the first, the plugin calls the engine in the second."""
@@ -35,25 +39,39 @@ def encode(connection: int, data: bytes) -> bytes:
     return b"".join(_HEADER.pack(connection, len(part)) + part for part in parts)
 
 
-class Decoder:
-    """Takes bytes as they arrive, and gives payloads. It keeps less than one frame."""
+class Splitter(Generic[_Part]):
+    """Takes bytes as they arrive, and gives each part that is whole. It keeps less than one.
 
-    def __init__(self) -> None:
+    A part is a header, in which the number `length_at` is the length, and a payload of at most `bytes_max`.
+    """
+
+    def __init__(
+        self,
+        header: struct.Struct,
+        length_at: int,
+        bytes_max: int,
+        made: Callable[[tuple[int, ...], bytes], _Part],
+    ) -> None:
+        self._header, self._length_at, self._bytes_max = header, length_at, bytes_max
+        self._made = made
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The connection and the payload of each frame that is complete now. Raises ProtocolViolated."""
+    def feed(self, data: bytes) -> list[_Part]:
+        """What is complete now. Raises ProtocolViolated."""
         self._rest += data
-        frames = []
-        while len(self._rest) >= _HEADER.size:
-            connection, length = _HEADER.unpack_from(self._rest)
-            if length > _READ_BYTES_MAX:
-                raise ProtocolViolated(
-                    "an impossible frame", f"its payload would have {length} bytes"
-                )
-            end = _HEADER.size + length
-            if len(self._rest) < end:
+        parts, size = [], self._header.size
+        while len(self._rest) >= size:
+            numbers = self._header.unpack_from(self._rest)
+            length = numbers[self._length_at]
+            if length > self._bytes_max:
+                raise ProtocolViolated("an impossible length", f"it would have {length} bytes")
+            if len(self._rest) < size + length:
                 break
-            frames.append((connection, bytes(self._rest[_HEADER.size : end])))
-            del self._rest[:end]
-        return frames
+            parts.append(self._made(numbers, bytes(self._rest[size : size + length])))
+            del self._rest[: size + length]
+        return parts
+
+
+def decoder() -> Splitter[tuple[int, bytes]]:
+    """Gives the connection and the payload of each frame."""
+    return Splitter(_HEADER, 1, _READ_BYTES_MAX, lambda numbers, data: (numbers[0], data))

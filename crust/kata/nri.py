@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,8 +141,8 @@ class _Session:
         """Answer until the engine closes the connection."""
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
         self._send(mux.PLUGIN_CALLS, ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration))
-        frames = mux.Decoder()
-        streams = {mux.ENGINE_CALLS: ttrpc.Decoder(), mux.PLUGIN_CALLS: ttrpc.Decoder()}
+        frames = mux.decoder()
+        streams = {mux.ENGINE_CALLS: ttrpc.decoder(), mux.PLUGIN_CALLS: ttrpc.decoder()}
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for connection, payload in frames.feed(data):
@@ -168,7 +168,10 @@ class _Session:
                 message.stream, ttrpc.Failure(ttrpc.UNKNOWN, "crust: too many calls at once")
             )
             return
-        task = asyncio.create_task(self._call(message, began_s), name="call of the engine")
+        self._spawn(self._call(message, began_s))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
@@ -208,14 +211,9 @@ class _Session:
         if request.request_timeout > 0:
             self._time_s = request.request_timeout / 1000
         validates = knows_validation(request)
-        _log.info(
-            "the container engine asks before each container",
-            extra={
-                "engine": request.runtime_name[:64],
-                "version": request.runtime_version[:64],
-                "validates": validates,
-            },
-        )
+        engine = f"{request.runtime_name[:64]} {request.runtime_version[:64]}"
+        extra = {"engine": engine, "validates": validates}
+        _log.info("the container engine asks before each container", extra=extra)
         events = (*_EVENTS, _VALIDATE) if validates else _EVENTS
         return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
 
@@ -228,24 +226,9 @@ class _Session:
         if not request.more:
             work = self._gate.synchronize(self._pods, self._containers)
             self._pods, self._containers = {}, []
-            self._behind(work)
+            self._spawn(_logged(work))
             self._taken()
         return nri_pb2.SynchronizeResponse(more=request.more)
-
-    def _behind(self, work: Awaitable[None]) -> None:
-        async def logged() -> None:
-            try:
-                await work
-            except Exception as error:
-                _log.error(
-                    "the node's containers could not be looked at",
-                    extra={"error": error},
-                    exc_info=True,
-                )
-
-        task = asyncio.create_task(logged(), name="synchronize")
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
 
     async def _event(
         self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float
@@ -267,6 +250,13 @@ class _Session:
 
     def _send(self, connection: int, data: bytes) -> None:
         self._writer.write(mux.encode(connection, data))
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except Exception:
+        _log.exception("the node's containers could not be looked at")
 
 
 def knows_validation(request: nri_pb2.ConfigureRequest) -> bool:

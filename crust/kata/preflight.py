@@ -8,11 +8,12 @@ What was run with real shims passes (docs/kata.md). What may work and was not ru
 `unproven` is on; what cannot work never does.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,21 +40,6 @@ class KataUnfit(errors.NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
-    """What a runtime's settings name. `shim`, its program, may be absent for the Go runtime."""
-
-    configuration: Path
-    shim: Path | None = None
-    unproven: bool = False
-
-
-def installation(runtime: KataRuntime) -> Installation:
-    """The installation of a runtime of kata.toml."""
-    shim = Path(runtime.shim) if runtime.shim else None
-    return Installation(Path(runtime.configuration), shim, runtime.unproven)
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """An installation that may get volumes. `version` (0, 0): its program is not named."""
 
@@ -70,20 +56,20 @@ class _Checked:
 class Configurations:
     """The installation of each of our handlers. Functions block."""
 
-    def __init__(self, installations: Mapping[volumes.HandlerName, Installation]) -> None:
-        self._installations = installations
+    def __init__(self, runtimes: Iterable[KataRuntime]) -> None:
+        self._runtimes = {volumes.HandlerName(each.name): each for each in runtimes}
         self._checked: dict[volumes.HandlerName, _Checked] = {}
         self._first: dict[volumes.HandlerName, Found] = {}
 
     def check(self, handler: volumes.HandlerName) -> Found:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only what has changed."""
-        installation = self._installations[handler]
-        stamp = _stamp(installation)
+        runtime = self._runtimes[handler]
+        stamp = _stamp(runtime)
         checked = self._checked.get(handler)
         if checked is None or checked.stamp != stamp:
             found: Found | KataUnfit
             try:
-                found = check(installation, read(installation.configuration))
+                found = check(runtime, read(Path(runtime.configuration)))
             except KataUnfit as error:
                 found = error
             checked = self._checked[handler] = _Checked(stamp, found)
@@ -91,7 +77,7 @@ class Configurations:
             raise checked.found
         if self._first.setdefault(handler, checked.found) != checked.found:
             raise KataUnfit(
-                installation.configuration,
+                Path(runtime.configuration),
                 "it belongs to another runtime or version of Kata than at the start of crust kata",
                 "restart crust kata, which then registers what this version can do",
             )
@@ -111,9 +97,9 @@ def read(path: Path) -> dict[str, Any]:
     return merged
 
 
-def check(installation: Installation, configuration: dict[str, Any]) -> Found:
+def check(of: KataRuntime, configuration: dict[str, Any]) -> Found:
     """Raise KataUnfit for the first thing that must be otherwise, with the key and the value to set."""
-    path = installation.configuration
+    path = Path(of.configuration)
     runtime, hypervisors = configuration.get("runtime", {}), configuration.get("hypervisor", {})
     if not hypervisors or not all(isinstance(each, dict) for each in hypervisors.values()):
         raise KataUnfit(
@@ -122,13 +108,13 @@ def check(installation: Installation, configuration: dict[str, Any]) -> Found:
     kind = Kind.RUST if "name" in runtime else Kind.GO
     for name, hypervisor in hypervisors.items():
         _check_hypervisor(path, kind, name, hypervisor)
-        if not installation.unproven:
+        if not of.unproven:
             _check_proven(path, kind, name, hypervisor)
-    found = Found(kind, _version(installation, kind))
-    if kind is Kind.RUST and found.version < (4, 0) and not installation.unproven:
+    found = Found(kind, _version(of, kind))
+    if kind is Kind.RUST and found.version < (4, 0) and not of.unproven:
         raise KataUnfit(
             path,
-            f"runtime-rs before 4.0 drops the options of a volume, and {installation.shim} is older",
+            f"runtime-rs before 4.0 drops the options of a volume, and {of.shim} is older",
             "install Kata 4.1; or set unproven = true for this runtime in kata.toml",
         )
     return found
@@ -186,10 +172,10 @@ def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any])
             )
 
 
-def _version(installation: Installation, kind: Kind) -> Version:
+def _version(of: KataRuntime, kind: Kind) -> Version:
     """What the shim says of itself. Raises KataUnfit if it is another runtime's."""
-    path, shim = installation.configuration, installation.shim
-    if shim is None:
+    path, shim = Path(of.configuration), of.shim
+    if not shim:
         if kind is Kind.GO:
             return (0, 0)
         raise KataUnfit(
@@ -199,7 +185,7 @@ def _version(installation: Installation, kind: Kind) -> Version:
         )
     try:
         said = subprocess.run(
-            [str(shim), "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=True
+            [shim, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=True
         ).stdout
     except (OSError, ValueError, subprocess.SubprocessError) as err:
         raise KataUnfit(
@@ -233,17 +219,10 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
-def _stamp(installation: Installation) -> Stamp:
-    shim = [] if installation.shim is None else [installation.shim]
-    return tuple(
-        (str(file), status.st_ino, status.st_mtime_ns, status.st_size)
-        for file in (*_files(installation.configuration), *shim)
-        if (status := _status(file)) is not None
-    )
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None
+def _stamp(of: KataRuntime) -> Stamp:
+    stamp = []
+    for file in _files(Path(of.configuration)) + ([Path(of.shim)] if of.shim else []):
+        with contextlib.suppress(OSError):
+            status = os.stat(file)
+            stamp.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(stamp)

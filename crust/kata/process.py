@@ -28,7 +28,7 @@ from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
-from crust.kata.preflight import Configurations, Found, installation
+from crust.kata.preflight import Configurations, Found
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.statistics import KataHandler
 from crust.rpc.serving.daemon import Daemon, starting
@@ -58,9 +58,7 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
     await workers.run(durable.make_directories, run_dir / "keepers", 0o700)
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        configurations = Configurations(
-            {volumes.HandlerName(each.name): installation(each) for each in settings.runtimes}
-        )
+        configurations = Configurations(settings.runtimes)
         features = await _fit(settings, configurations, daemon)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
         await workers.run(entries.open)

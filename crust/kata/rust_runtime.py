@@ -40,17 +40,12 @@ _UNITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RustRuntime:
-    """An `evidence.Runtime`; its shims have their sockets in `root`, and sandboxes their share in `shares`."""
+@dataclass(frozen=True)
+class RustRuntime(evidence.Runtime):
+    """Its sandboxes have their share below `shares`."""
 
-    root: str
+    kind = Kind.RUST
     shares: str
-    kind: Kind = Kind.RUST
-
-    def has(self, sandbox_id: str) -> bool:
-        """See `evidence.Runtime`."""
-        return os.path.isdir(f"{self.root}/{sandbox_id}")
 
     def vm_of(self, sandbox_id: str, told: int = 0) -> int:
         """See `evidence.Runtime`."""
@@ -153,7 +148,7 @@ async def _called(path: str, port: int, guest_path: str) -> bytes:
 
 
 async def _response(reader: asyncio.StreamReader) -> bytes:
-    decoder, left = ttrpc.Decoder(), _LIMIT_BYTES
+    decoder, left = ttrpc.decoder(), _LIMIT_BYTES
     while left > 0 and (data := await reader.read(_READ_BYTES)):
         left -= len(data)
         try:

@@ -5,16 +5,16 @@ Without it nobody can stop the sandbox, and the engine reports it as removed; th
 says so then, which `crust volumes`, `crust doctor` and `crust end-orphan` read. Nothing is ended here.
 """
 
-import asyncio
 import contextlib
 import logging
+import math
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from crust.core import errors, volumes
-from crust.host.process import arguments, workers
+from crust.host.process import arguments
 from crust.kata.grants import Grants, Sandbox
 from crust.runtime_handler import keepers
 
@@ -25,55 +25,36 @@ _GRACE_S = 5.0
 
 
 class Shims:
-    """The shims of the sandboxes that have a keeper. `hint` is called when one ends."""
+    """The shims of the sandboxes that have a keeper. Functions block."""
 
-    def __init__(self, grants: Grants, hint: Callable[[], None]) -> None:
-        self._grants, self._hint = grants, hint
-        self._ends: dict[str, int] = {}
+    def __init__(self, grants: Grants) -> None:
+        self._grants = grants
+        self._ends: dict[str, int | None] = {}
         self._gone_s: dict[str, float] = {}
-        self._reported: set[str] = set()
 
-    async def look(self, kept: Mapping[str, keepers.Keeper]) -> None:
+    def look(self, kept: Mapping[str, keepers.Keeper]) -> None:
         """Look once, at the sandboxes of these keepers."""
-        for sandbox_id in {*self._ends, *self._gone_s, *self._reported} - kept.keys():
+        for sandbox_id in self._ends.keys() - kept.keys():
             self._forget(sandbox_id)
         for sandbox_id, keeper in kept.items():
-            if sandbox_id in self._reported or await self._has_shim(sandbox_id):
+            if sandbox_id not in self._ends:
+                self._ends[sandbox_id] = shim_of(sandbox_id)
+            end, now_s = self._ends[sandbox_id], time.monotonic()
+            if end is not None and not select.select([end], [], [], 0)[0]:
                 continue
-            since = self._gone_s.setdefault(sandbox_id, time.monotonic())
-            if time.monotonic() - since >= _GRACE_S:
-                self._reported.add(sandbox_id)
-                await workers.run(self._report, sandbox_id, keeper.vm_pid)
+            if now_s - self._gone_s.setdefault(sandbox_id, now_s) >= _GRACE_S:
+                self._gone_s[sandbox_id] = math.inf  # it is reported once
+                self._report(sandbox_id, keeper.vm_pid)
 
     def close(self) -> None:
         """End the watches."""
         for sandbox_id in list(self._ends):
             self._forget(sandbox_id)
 
-    async def _has_shim(self, sandbox_id: str) -> bool:
-        end = self._ends.get(sandbox_id)
-        if end is not None and not select.select([end], [], [], 0)[0]:
-            return True
-        self._forget(sandbox_id, is_kept=True)
-        found = await workers.run(shim_of, sandbox_id)
-        if found is None:
-            return False
-        self._gone_s.pop(sandbox_id, None)
-        self._ends[sandbox_id] = found
-        asyncio.get_running_loop().add_reader(found, self._ended, found)
-        return True
-
-    def _ended(self, end: int) -> None:
-        asyncio.get_running_loop().remove_reader(end)  # it stays readable
-        self._hint()
-
-    def _forget(self, sandbox_id: str, *, is_kept: bool = False) -> None:
-        if (end := self._ends.pop(sandbox_id, None)) is not None:
-            asyncio.get_running_loop().remove_reader(end)
+    def _forget(self, sandbox_id: str) -> None:
+        if (end := self._ends.pop(sandbox_id)) is not None:
             os.close(end)
-        if not is_kept:
-            self._gone_s.pop(sandbox_id, None)
-            self._reported.discard(sandbox_id)
+        self._gone_s.pop(sandbox_id, None)
 
     def _report(self, sandbox_id: str, vm_pid: int) -> None:
         sandbox = Sandbox(volumes.SandboxId(sandbox_id), vm_pid)

@@ -8,7 +8,6 @@ how old they are. The numbers are a guest's: they are checked here, and the prox
 
 import asyncio
 import time
-import weakref
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
@@ -59,15 +58,15 @@ class KataHandler(Handler):
     def __init__(self, store: Store, runtimes: Runtimes, uses: Uses) -> None:
         self._store, self._runtimes, self._uses = store, runtimes, uses
         self._known: dict[str, _Known] = {}
-        self._one_at_a_time: weakref.WeakValueDictionary[str, asyncio.Lock]
-        self._one_at_a_time = weakref.WeakValueDictionary()
-        self._requests: set[asyncio.Task[volumes.VolumeStats]] = set()
+        self._requests: dict[str, asyncio.Task[volumes.VolumeStats]] = {}
+        """By sandbox."""
 
     async def close(self) -> None:
         """Leave the requests that run."""
-        for request in self._requests:
+        requests = list(self._requests.values())
+        for request in requests:
             request.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
+        await asyncio.gather(*requests, return_exceptions=True)
 
     async def get_stats(self, target: volumes.TargetPath) -> volumes.VolumeStats:
         """Those of now, or the last ones of the same sandbox. Raises `NotInSandbox`, `StatisticsUnavailable`."""
@@ -100,14 +99,13 @@ class KataHandler(Handler):
         return entry.require(), entry.claim.sandbox_id
 
     async def _asked(self, sandbox_id: str, record: Record) -> volumes.VolumeStats:
-        lock = self._one_at_a_time.setdefault(sandbox_id, asyncio.Lock())
-        await lock.acquire()
+        while (running := self._requests.get(sandbox_id)) is not None:
+            await asyncio.wait([running])
         request = asyncio.create_task(self._request(sandbox_id, record), name="statistics")
-        self._requests.add(request)
+        self._requests[sandbox_id] = request
 
         def ended(of: asyncio.Task[volumes.VolumeStats]) -> None:
-            lock.release()
-            self._requests.discard(of)
+            del self._requests[sandbox_id]
             if not of.cancelled():
                 of.exception()  # the caller may have left
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
 
-from crust.kata.mux import ProtocolViolated
+from crust.kata.mux import ProtocolViolated, Splitter
 from crust.wire.ttrpc.v1 import ttrpc_pb2
 
 REQUEST, RESPONSE = 1, 2
@@ -40,26 +40,11 @@ class Failure:
     text: str
 
 
-class Decoder:
-    """Takes bytes as they arrive, and gives messages. It keeps less than one message."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[Frame]:
-        """The messages that are complete now. Raises ProtocolViolated."""
-        self._rest += data
-        frames = []
-        while len(self._rest) >= _HEADER.size:
-            length, stream, kind, _ = _HEADER.unpack_from(self._rest)
-            if length > LENGTH_MAX:
-                raise ProtocolViolated("an impossible message", f"it would have {length} bytes")
-            end = _HEADER.size + length
-            if len(self._rest) < end:
-                break
-            frames.append(Frame(stream, kind, bytes(self._rest[_HEADER.size : end])))
-            del self._rest[:end]
-        return frames
+def decoder() -> Splitter[Frame]:
+    """Gives the messages of a connection."""
+    return Splitter(
+        _HEADER, 0, LENGTH_MAX, lambda numbers, data: Frame(numbers[1], numbers[2], data)
+    )
 
 
 def request(stream: int, service: str, method: str, message: Message) -> bytes:

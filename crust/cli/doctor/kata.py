@@ -29,11 +29,11 @@ def runtimes(node: Node) -> Iterator[Finding]:
         yield ok("crust kata does not run here")
         return
     for runtime in settings.runtimes:
-        installation = preflight.installation(runtime)
-        shim = installation.shim and node.at(str(installation.shim))
-        placed = replace(installation, configuration=node.at(runtime.configuration), shim=shim)
+        configuration = node.at(runtime.configuration)
+        shim = runtime.shim and str(node.at(runtime.shim))
+        placed = runtime.model_copy(update={"configuration": str(configuration), "shim": shim})
         try:
-            preflight.check(placed, preflight.read(placed.configuration))
+            preflight.check(placed, preflight.read(configuration))
         except preflight.KataUnfit as problem:
             found = of(problem)
             yield replace(found, what=f"runtime {runtime.name} gets no volumes: {found.what}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors, volumes
+from crust.core.settings.kata import KataRuntime
 from crust.handoff import claims
 from crust.handoff.record import Record
 from crust.handoff.store import Store
@@ -22,7 +23,7 @@ from crust.host.mounts import mount_api
 from crust.kata import entry, gate, grants, nri
 from crust.kata.evidence import Runtimes
 from crust.kata.go_runtime import GoRuntime
-from crust.kata.preflight import Configurations, Installation
+from crust.kata.preflight import Configurations
 from crust.kata.process import FEATURES
 from crust.kata.rust_runtime import RustRuntime
 from crust.runtime_handler import keepers
@@ -75,7 +76,10 @@ class KataNode:
 
     def bridge(self) -> gate.Bridge:
         """A bridge that has just started; the claims are the keepers'."""
-        configurations = Configurations({HANDLER: Installation(self.configuration, self.shim)})
+        kata = KataRuntime(
+            name=HANDLER, configuration=str(self.configuration), shim=str(self.shim or "")
+        )
+        configurations = Configurations([kata])
         return gate.Bridge(
             self.grants(), self.runtimes(), configurations, "runc", self.problems.__setitem__
         )

@@ -29,7 +29,7 @@ def test_registration_has_the_bytes_that_containerd_takes() -> None:
 def test_no_frame_carries_more_than_the_engine_takes() -> None:
     data = bytes(range(256)) * 40
     sent = mux.encode(mux.ENGINE_CALLS, data)
-    frames = mux.Decoder().feed(sent)
+    frames = mux.decoder().feed(sent)
     assert all(len(payload) <= 4096 for _, payload in frames)
     assert b"".join(payload for _, payload in frames) == data
 
@@ -39,7 +39,7 @@ def test_frames_are_the_same_wherever_the_socket_cuts_them(
     sent: list[tuple[int, bytes]], size: int
 ) -> None:
     stream = b"".join(mux.encode(connection, data) for connection, data in sent)
-    decoder = mux.Decoder()
+    decoder = mux.decoder()
     got: dict[int, bytes] = {1: b"", 2: b""}
     for at in range(0, len(stream), size):
         for connection, payload in decoder.feed(stream[at : at + size]):
@@ -55,7 +55,7 @@ def test_messages_are_the_same_wherever_a_frame_ends(
     sent: list[tuple[int, bytes]], size: int
 ) -> None:
     stream = b"".join(struct.pack(">IIBB", len(data), at, 1, 0) + data for at, data in sent)
-    decoder = ttrpc.Decoder()
+    decoder = ttrpc.decoder()
     got = [
         frame
         for at in range(0, len(stream), size)
@@ -66,7 +66,7 @@ def test_messages_are_the_same_wherever_a_frame_ends(
 
 @given(st.lists(st.binary(max_size=200)))
 def test_hostile_bytes_end_the_connection_and_nothing_else(parts: list[bytes]) -> None:
-    for decoder in (mux.Decoder(), ttrpc.Decoder()):
+    for decoder in (mux.decoder(), ttrpc.decoder()):
         try:
             for part in parts:
                 decoder.feed(part)
@@ -74,9 +74,9 @@ def test_hostile_bytes_end_the_connection_and_nothing_else(parts: list[bytes]) -
             continue
 
 
-@pytest.mark.parametrize("decoder", [mux.Decoder(), ttrpc.Decoder()], ids=["mux", "ttrpc"])
+@pytest.mark.parametrize("decoder", [mux.decoder(), ttrpc.decoder()], ids=["mux", "ttrpc"])
 def test_a_length_is_refused_before_anything_is_kept_for_it(
-    decoder: mux.Decoder | ttrpc.Decoder,
+    decoder: mux.Splitter[object],
 ) -> None:
     with pytest.raises(mux.ProtocolViolated):
         decoder.feed(b"\xff" * 10)
@@ -94,7 +94,7 @@ def test_a_call_that_cannot_be_read_is_a_violation(data: bytes) -> None:
 
 def test_a_long_refusal_is_cut() -> None:
     answer = ttrpc.response(3, ttrpc.Failure(ttrpc.UNKNOWN, "x" * 100_000))
-    (frame,) = ttrpc.Decoder().feed(answer)
+    (frame,) = ttrpc.decoder().feed(answer)
     failure = ttrpc.parse_response(frame)
     assert isinstance(failure, ttrpc.Failure)
     assert (failure.code, len(failure.text)) == (2, 3000)

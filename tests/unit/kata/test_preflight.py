@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 
 from crust.core import volumes
+from crust.core.settings.kata import KataRuntime
 from crust.kata.evidence import Kind
-from crust.kata.preflight import Configurations, Found, Installation, KataUnfit, check, read
+from crust.kata.preflight import Configurations, Found, KataUnfit, check, read
 from tests.support.raised import raised
 
 HANDLER = volumes.HandlerName("kata")
 RUST = "[hypervisor.clh]\n[runtime]\nname = 'virt_container'\n"
 FIT = "[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\nenable_debug = false\n"
+
+
+def _runtime(path: Path, shim: Path | str = "", *, unproven: bool = False) -> KataRuntime:
+    return KataRuntime(name=HANDLER, configuration=str(path), shim=str(shim), unproven=unproven)
 
 
 def _written(path: Path, text: str) -> Path:
@@ -60,24 +65,24 @@ def test_a_configuration_that_would_share_the_host_s_directory_is_named(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     with pytest.raises(KataUnfit, match=why) as refused:
-        check(Installation(path), read(path))
+        check(_runtime(path), read(path))
     assert str(path) in str(refused.value)
 
 
 def test_a_fit_one_passes_and_a_drop_in_decides(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
-    check(Installation(path), read(path))
+    check(_runtime(path), read(path))
     drop_in = "[hypervisor.clh]\ndisable_block_device_use = true"
     _written(tmp_path / "config.d" / "10-x.toml", drop_in)
     with raised("KataUnfit"):
-        check(Installation(path), read(path))
+        check(_runtime(path), read(path))
     _written(tmp_path / "config.d" / "20-y.toml", FIT)
-    check(Installation(path), read(path))
+    check(_runtime(path), read(path))
 
 
 def test_a_change_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
     path = _written(tmp_path / "configuration.toml", FIT)
-    configurations = Configurations({HANDLER: Installation(path)})
+    configurations = Configurations([_runtime(path)])
     configurations.check(HANDLER)
     _written(tmp_path / "config.d" / "x.toml", "[hypervisor.clh]\ndisable_block_device_use = true")
     with raised("KataUnfit"):
@@ -109,11 +114,11 @@ def test_the_shim_says_runtime_and_version(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", text)
     shim = _shim(tmp_path / "containerd-shim-kata-v2", says)
-    assert check(Installation(path, shim), read(path)) == Found(kind, version)
+    assert check(_runtime(path, shim), read(path)) == Found(kind, version)
     other = {RUST: FIT, FIT: RUST}[text]
     _written(path, other)
     with pytest.raises(KataUnfit, match="is not that: Kata Containers containerd shim"):
-        check(Installation(path, shim), read(path))
+        check(_runtime(path, shim), read(path))
 
 
 @pytest.mark.parametrize("says", ["nothing", "(Rust): id: x, version: four"])
@@ -122,23 +127,23 @@ def test_a_program_that_is_no_shim_is_named(tmp_path: Path, says: str) -> None:
     shim = _shim(tmp_path / "shim", says)
     for program in (shim, tmp_path / "absent"):
         with pytest.raises(KataUnfit, match=f"{program}.*; correct shim"):
-            check(Installation(path, program), read(path))
+            check(_runtime(path, program), read(path))
 
 
 def test_what_was_not_run_needs_the_setting_and_what_cannot_work_never_passes(
     tmp_path: Path,
 ) -> None:
     path = _written(tmp_path / "configuration.toml", FIT.replace("clh", "qemu"))
-    assert check(Installation(path, unproven=True), read(path)).kind is Kind.GO
+    assert check(_runtime(path, unproven=True), read(path)).kind is Kind.GO
     _written(path, RUST)
     shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 3.30.0")
     with pytest.raises(KataUnfit, match="drops the options"):
-        check(Installation(path, shim), read(path))
-    assert check(Installation(path, shim, unproven=True), read(path)).version == (3, 30)
+        check(_runtime(path, shim), read(path))
+    assert check(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
     for never in ("remote", "qemu"):
         _written(path, RUST.replace("clh", never))
         with raised("KataUnfit"):
-            check(Installation(path, shim, unproven=True), read(path))
+            check(_runtime(path, shim, unproven=True), read(path))
 
 
 def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
@@ -146,7 +151,7 @@ def test_an_upgrade_while_the_daemon_runs_is_refused_until_it_registers_again(
 ) -> None:
     path = _written(tmp_path / "configuration.toml", RUST)
     shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
-    configurations = Configurations({HANDLER: Installation(path, shim)})
+    configurations = Configurations([_runtime(path, shim)])
     configurations.check(HANDLER)
     _shim(shim, "(Rust): id: io.containerd.kata.v2, version: 4.20.0")
     with pytest.raises(KataUnfit, match="restart crust kata"):
