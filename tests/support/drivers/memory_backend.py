@@ -283,5 +283,5 @@ def engine(state_dir: str, backend: MemoryBackend, *, create: bool = True) -> En
     made = files.engine(state_dir, create=create)
     assert isinstance(made.provisioning, FileProvisioning)
     backend.directories = made.provisioning.directories
-    backend.sets = made.provisioning.snapshots.directories
+    backend.sets = made.provisioning.sets
     return dataclasses.replace(made, provisioning=backend, access=backend)

@@ -7,7 +7,6 @@ from crust.blockdriver.engines.files.directories import RECORDS, Directories, Vo
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.blockdriver.engines.files.provisioning import FileProvisioning
 from crust.blockdriver.engines.files.records import FileRecords, Reserve
-from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 
@@ -30,7 +29,7 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
         reserve,
     )
     access = FileAccess(directories)
-    provisioning = FileProvisioning(directories, access, FileSnapshots(sets))
+    provisioning = FileProvisioning(directories, sets, access)
 
     def records(kind: RecordKind) -> FileRecords:
         if kind is RecordKind.SNAPSHOTS:

@@ -2,28 +2,43 @@
 
 Nothing here needs a device; where a file has one, its page cache is written back before the file is read, and its
 size or its removal is refused by it. Files that others keep in the same filesystem are not the pool's space.
+
+A snapshot is a read-only file (mode 0400), which is never opened for writing. On xfs and btrfs a copy shares its
+blocks with its source until one of them is written to. So two snapshots can be compared by the positions of their
+blocks; on other filesystems the positions mean nothing.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.files.access import FileAccess
-from crust.blockdriver.engines.files.directories import Staged, VolumeDirectories, image_in
-from crust.blockdriver.engines.files.snapshots import FileSnapshots, copy_in
+from crust.blockdriver.engines.files.directories import (
+    Directories,
+    Staged,
+    VolumeDirectories,
+    image_in,
+)
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import (
     Image,
     ImageMissing,
+    NoChangeTracking,
     PoolSpace,
     Region,
+    SnapshotMissing,
     StillAttached,
 )
 from crust.core import errors, volumes
-from crust.host.files import sparse
+from crust.core.pool_ids import set_of
+from crust.host.block import devices
+from crust.host.files import extents, file_copy, sparse
 from crust.host.files.held_directory import Place
 
+_SNAPSHOT = ".snap"
+_READ_ONLY = 0o400
 _LEAST_SPARE_BYTES = 64 * 1024**2
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
@@ -45,11 +60,9 @@ class PoolNotUsable(errors.NotReady):
 class FileMaking:
     """A volume that is being made: its image is the file `image` in the `staged` directory."""
 
+    pool: "FileProvisioning"
     staged: Staged
     image: Place
-    directories: VolumeDirectories
-    access: FileAccess
-    snapshots: FileSnapshots
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
@@ -57,17 +70,25 @@ class FileMaking:
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """A copy of the snapshot's file."""
-        self.snapshots.restore(image, self.image, size_bytes)
+        try:
+            file_copy.copy(
+                self.pool.snapshot(image),
+                self.image,
+                least_bytes=image.size_bytes,
+                grow_to_bytes=size_bytes,
+            )
+        except errors.NotFound as err:
+            raise SnapshotMissing(image.snapshot_id) from err
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A copy of the volume's file."""
         try:
-            self.snapshots.clone(
-                self.directories.image(source),
-                self.access.device_path(source),
+            file_copy.copy(
+                self.pool.written_back(source),
                 self.image,
-                source_bytes=source_bytes,
-                size_bytes=size_bytes,
+                least_bytes=source_bytes,
+                grow_to_bytes=size_bytes,
+                at_once=self.pool.copies_at_once(),
             )
         except errors.NotFound as err:
             raise ImageMissing(source) from err
@@ -81,46 +102,48 @@ class FileMaking:
 class FileTaking:
     """A set of snapshots that is being taken: read-only files in the `staged` directory."""
 
-    set_id: str
+    pool: "FileProvisioning"
     staged: Staged
-    directories: VolumeDirectories
-    access: FileAccess
-    snapshots: FileSnapshots
 
     def take(self, image: Image) -> None:
         """A copy of the volume's file."""
-        with _told_when_full(self.directories.directory, image.snapshot_id):
-            self.snapshots.take(image, self._copy(image), *self._volume(image))
+        with self.pool.told_when_full(image.snapshot_id):
+            try:
+                file_copy.copy(
+                    self.pool.written_back(image.volume_id),
+                    copy_in(self.staged.path, image.snapshot_id),
+                    least_bytes=image.size_bytes,
+                    mode=_READ_ONLY,
+                    at_once=self.pool.copies_at_once(),
+                )
+            except errors.NotFound as err:
+                raise ImageMissing(image.volume_id) from err
 
     def moved_on(self, image: Image) -> bool:
         """By the positions of the blocks: a write to a block shared with a snapshot goes to a new one."""
-        return self.snapshots.moved_on(self._copy(image), *self._volume(image))
+        copy = copy_in(self.staged.path, image.snapshot_id)
+        return bool(extents.differing(copy, self.pool.written_back(image.volume_id)))
 
     def commit(self, record: bytes) -> None:
         """Name the directory."""
-        with _told_when_full(self.directories.directory, self.set_id):
-            self.snapshots.commit(self.set_id, self.staged, record)
-
-    def _copy(self, image: Image) -> Place:
-        return copy_in(self.staged.path, image.snapshot_id)
-
-    def _volume(self, image: Image) -> tuple[Place, str | None]:
-        """The volume's file, and its device."""
-        volume_id = image.volume_id
-        return self.directories.image(volume_id), self.access.device_path(volume_id)
+        with self.pool.told_when_full(str(self.staged.final)):
+            self.staged.commit({RecordKind.SNAPSHOTS: record})
 
 
 class FileProvisioning:
-    """Volumes in `directories`, with the loop devices that `access` knows of, and their `snapshots`."""
+    """Volumes in `directories`, with the loop devices that `access` knows of, and the `sets` of their snapshots."""
 
     def __init__(
-        self, directories: VolumeDirectories, access: FileAccess, snapshots: FileSnapshots
+        self, directories: VolumeDirectories, sets: Directories, access: FileAccess
     ) -> None:
         self.directories = directories
+        self.sets = sets
         self._pool = directories.directory
         self._access = access
         self._others_bytes = 0
-        self.snapshots = snapshots
+        self._blocks: dict[str, int] = {}
+        """Of each set, in bytes: they do not change after it was taken."""
+        self._clones: bool | None = None
 
     @property
     def modes(self) -> frozenset[volumes.AccessMode]:
@@ -140,12 +163,14 @@ class FileProvisioning:
     def open(self) -> None:
         """Settle volumes and snapshots, find the attached ones, and measure other files in the pool's filesystem."""
         self.directories.open()
+        self.sets.open()
         self._access.open()
-        self.snapshots.open()
+        self._clones = None
+        self._blocks = {each: _blocks_bytes(self.sets.directory / each) for each in self.sets.ids()}
         space = sparse.space(self._pool)
         used_bytes = space.total_bytes - space.available_bytes
-        images = (self.directories.image(each) for each in self.directories.ids())
-        ours_bytes = self.snapshots.blocks_bytes() + sum(map(_blocks_bytes, images))
+        images = (self.directories.directory / each for each in self.directories.ids())
+        ours_bytes = sum(self._blocks.values()) + sum(map(_blocks_bytes, images))
         self._others_bytes = max(used_bytes - ours_bytes, 0)
 
     def check(self) -> None:
@@ -160,9 +185,8 @@ class FileProvisioning:
     @contextmanager
     def making(self, volume_id: volumes.VolumeId) -> Iterator[FileMaking]:
         """In a directory without a name. Raises `PoolFull`."""
-        with _told_when_full(self._pool, volume_id), self.directories.making(volume_id) as staged:
-            image = image_in(staged.path, volume_id)
-            yield FileMaking(staged, image, self.directories, self._access, self.snapshots)
+        with self.told_when_full(volume_id), self.directories.making(volume_id) as staged:
+            yield FileMaking(self, staged, image_in(staged.path, volume_id))
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Take the directory's name away, unless a loop device still has the file: its writer would lose data."""
@@ -174,21 +198,24 @@ class FileProvisioning:
     @contextmanager
     def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[FileTaking]:
         """In a directory without a name."""
-        with self.snapshots.directories.making(set_id) as staged:
-            yield FileTaking(set_id, staged, self.directories, self._access, self.snapshots)
+        with self.sets.making(set_id) as staged:
+            yield FileTaking(self, staged)
+        if staged.is_committed:
+            self._blocks[set_id] = _blocks_bytes(staged.final)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
         """Take the directory's name away."""
-        self.snapshots.remove(set_id)
+        self.sets.remove(set_id)
+        self._blocks.pop(set_id, None)
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """By the names of directories."""
-        return self.directories.unsettled() + self.snapshots.directories.unsettled()
+        return self.directories.unsettled() + self.sets.unsettled()
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
         """Unlink the files; a removal is never taken back."""
         self.directories.settle(thing_id)
-        self.snapshots.directories.settle(thing_id)
+        self.sets.settle(thing_id)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name: whose it is cannot be told."""
@@ -200,7 +227,7 @@ class FileProvisioning:
 
         One that is large enough is synced too: a process that was killed may have grown it and not synced it.
         """
-        with _told_when_full(self._pool, volume_id):
+        with self.told_when_full(volume_id):
             try:
                 sparse.grow(self.directories.image(volume_id), size_bytes)
             except errors.NotFound as err:
@@ -216,7 +243,7 @@ class FileProvisioning:
         return PoolSpace(
             size_bytes=space.total_bytes - self._others_bytes,
             free_bytes=space.available_bytes,
-            snapshot_bytes=self.snapshots.blocks_bytes(),
+            snapshot_bytes=sum(tuple(self._blocks.values())),
             spare_bytes=_spare_bytes(space.total_bytes - self._others_bytes),
         )
 
@@ -226,7 +253,11 @@ class FileProvisioning:
 
     def snapshot_ids(self) -> frozenset[str]:
         """The snapshot files of the pool."""
-        return self.snapshots.ids()
+        found: set[str] = set()
+        for each in self.sets.ids():
+            with contextlib.suppress(errors.NotFound):  # removed since
+                found.update(sparse.names(self.sets.directory / each, _SNAPSHOT))
+        return frozenset(found)
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size."""
@@ -246,20 +277,20 @@ class FileProvisioning:
         return ""
 
     def copies_at_once(self) -> bool:
-        """True on xfs and btrfs."""
-        return self.snapshots.by_reference
+        """Where files are cloned: on xfs and btrfs; tried once."""
+        if self._clones is None:
+            self._clones = file_copy.clones(self._pool)
+        return self._clones
 
     def copy_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The allocated bytes of the file; 0 where files are cloned."""
-        return (
-            0
-            if self.copies_at_once()
-            else sparse.allocated_bytes(self.directories.image(volume_id))
-        )
+        is_free = self.copies_at_once()
+        return 0 if is_free else sparse.allocated_bytes(self.directories.image(volume_id))
 
     def check_snapshot(self, image: Image) -> None:
         """By the file's name."""
-        self.snapshots.check(image)
+        if not sparse.exists(self.snapshot(image)):
+            raise SnapshotMissing(image.snapshot_id)
 
     @property
     def is_used_elsewhere(self) -> bool:
@@ -267,32 +298,61 @@ class FileProvisioning:
         return False
 
     def allocated(self, image: Image) -> tuple[Region, ...]:
-        """The allocated parts of the snapshot's file."""
-        return self.snapshots.allocated(image)
+        """The parts of the snapshot's file that are not holes."""
+        try:
+            return _regions(extents.allocated(self.snapshot(image)))
+        except errors.NotFound as err:
+            raise SnapshotMissing(image.snapshot_id) from err
 
     def changed(self, base: Image, target: Image) -> tuple[Region, ...]:
         """The parts that the two files do not share."""
-        return self.snapshots.changed(base, target)
+        if not self.copies_at_once():
+            raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
+        for image in (base, target):
+            self.check_snapshot(image)
+        return _regions(extents.differing(self.snapshot(base), self.snapshot(target)))
+
+    def snapshot(self, image: Image) -> Place:
+        """The file of a snapshot, whether it exists or not."""
+        return copy_in(self.sets.directory / set_of(image.snapshot_id), image.snapshot_id)
+
+    def written_back(self, volume_id: volumes.VolumeId) -> Place:
+        """The file of a volume, with what was in the page cache of its device."""
+        device = self._access.device_path(volume_id)
+        if device is not None:
+            devices.sync(device)
+        return self.directories.image(volume_id)
+
+    @contextmanager
+    def told_when_full(self, what: str) -> Iterator[None]:
+        """Raise PoolFull where the block finds no space."""
+        try:
+            yield
+        except errors.Exhausted as err:
+            available_bytes = sparse.space(self._pool).available_bytes
+            raise errors.Exhausted.named(
+                "PoolFull",
+                f"no space for {what}",
+                why=f"{self._pool} has {available_bytes} free bytes",
+                hint="free space in it, or request a smaller volume",
+            ) from err
 
 
-@contextmanager
-def _told_when_full(pool: Place, what: str) -> Iterator[None]:
+def copy_in(directory: Place, snapshot_id: str) -> Place:
+    """The file of a snapshot in the directory of its set, or of one that is being taken."""
+    if not snapshot_id.replace("-", "").isalnum() or not snapshot_id.isascii():
+        raise errors.InvalidRequest(f"{snapshot_id!r} cannot be the name of an image")
+    return directory / (snapshot_id + _SNAPSHOT)
+
+
+def _regions(found: tuple[extents.Extent, ...]) -> tuple[Region, ...]:
+    return tuple(Region(each.offset, each.length) for each in found)
+
+
+def _blocks_bytes(directory: Place) -> int:
+    """The blocks of a volume or set; one that cannot be looked at counts none."""
     try:
-        yield
-    except errors.Exhausted as err:
-        available_bytes = sparse.space(pool).available_bytes
-        raise errors.Exhausted.named(
-            "PoolFull",
-            f"no space for {what}",
-            why=f"{pool} has {available_bytes} free bytes",
-            hint="free space in it, or request a smaller volume",
-        ) from err
-
-
-def _blocks_bytes(image: Place) -> int:
-    """One that cannot be looked at counts none."""
-    try:
-        return sparse.allocated_bytes(image)
+        return sum(sparse.allocations(directory).values())
     except errors.CrustError:
         return 0
 

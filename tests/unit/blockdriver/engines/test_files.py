@@ -16,8 +16,8 @@ from crust.blockdriver.engines.files.directories import (
     VolumeDirectories,
     image_in,
 )
+from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_in
 from crust.blockdriver.engines.files.records import Reserve
-from crust.blockdriver.engines.files.snapshots import FileSnapshots
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.node.node_state import Published
@@ -163,35 +163,55 @@ def test_removal_that_could_not_free_the_space_is_finished_by_a_settlement(
 
 
 SIZE = 8192
-IMAGE = Image(IDS.snapshot_id("snap"), volumes.VolumeId("v"), SIZE)
+IMAGE = Image(IDS.snapshot_id("snap"), VOLUME, SIZE)
 
 
-def take(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
-    snapshots.take(IMAGE, paths["snap"], paths["v.img"], str(paths["device"]))
+class _Attached:
+    """Knows the device of every volume."""
+
+    def __init__(self, device: Path) -> None:
+        self._device = str(device)
+
+    def device_path(self, _: volumes.VolumeId) -> str:
+        return self._device
 
 
-def moved_on(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
-    snapshots.moved_on(paths["snap"], paths["v.img"], str(paths["device"]))
+def take(pool: FileProvisioning) -> None:
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        taking.take(IMAGE)
 
 
-def clone(snapshots: FileSnapshots, paths: dict[str, Path]) -> None:
-    target, device = paths["v.img"].with_suffix(".copy"), str(paths["device"])
-    snapshots.clone(paths["v.img"], device, target, source_bytes=SIZE, size_bytes=SIZE)
+def moved_on(pool: FileProvisioning) -> None:
+    with pool.taking(IMAGE.snapshot_id, [IMAGE]) as taking:
+        copy = copy_in(taking.staged.path, IMAGE.snapshot_id)
+        Path(copy).write_bytes(b"x" * SIZE)
+        taking.moved_on(IMAGE)
+
+
+def clone(pool: FileProvisioning) -> None:
+    with pool.making(IDS.volume_id("copy")) as making:
+        making.clone(VOLUME, source_bytes=SIZE, size_bytes=SIZE)
 
 
 @pytest.mark.parametrize("call", [take, moved_on, clone])
 def test_the_device_is_written_back_before_its_file_is_copied_or_compared(
-    tmp_path: Path, call: Callable[[FileSnapshots, dict[str, Path]], None]
+    tmp_path: Path, call: Callable[[FileProvisioning], None]
 ) -> None:
-    paths = {name: tmp_path / name for name in ("v.img", "device", "snap")}
-    for path in paths.values():
-        path.write_bytes(b"x" * SIZE)
-    reserve = Reserve(tmp_path / "reserve")
-    snapshots = FileSnapshots(Directories(tmp_path, RecordKind.SNAPSHOTS, IDS.is_set_id, reserve))
-    assert snapshots.by_reference in (True, False)  # tried before the calls are recorded
+    kept, device = directories(tmp_path), tmp_path / "device"
+    (tmp_path / "snapshots").mkdir()
+    device.touch()
+    sets = Directories(
+        tmp_path / "snapshots", RecordKind.SNAPSHOTS, IDS.is_set_id, Reserve(tmp_path / "reserve")
+    )
+    pool = FileProvisioning(kept, sets, _Attached(device))  # type: ignore[arg-type]
+    with pool.making(VOLUME) as making:
+        making.create(SIZE)
+        making.commit(RECORDS)
+    assert pool.copies_at_once() in (True, False)  # tried before the calls are recorded
     with recorded() as steps:
-        call(snapshots, paths)
-    assert steps[0] == ("sync", str(paths["device"]))
+        call(pool)
+    synced = [path for kind, path in steps if kind == "sync"]
+    assert synced[0] == str(device)
 
 
 # An engine whose images only hypervisors open: calls that need no host device work, the others are refused.
