@@ -17,7 +17,6 @@ from examples.drivers.serving import Arguments, Code, Plugin, Refused, Switches,
 
 NAME = "cloud.csi.example.org"
 TOKEN = "correct-token"
-_POD_TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 _PARAMETERS = ("type", "encrypted")
 _STASH = "attach-info.json"
 _CONTROLLER = ("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME")
@@ -133,9 +132,6 @@ class Cloud:
             raise Refused(Code.INVALID_ARGUMENT, "Volume ID, staging or target path not provided")
         image_volumes.check_capability(request.volume_capability)
         self._state.get(request.volume_id)
-        tokens = request.volume_context.get(_POD_TOKENS, "")
-        if self.switches.of("pod tokens") == "needed" and TOKEN not in tokens:
-            raise Refused(Code.UNAUTHENTICATED, "the token of the pod is not accepted")
         if request.volume_capability.HasField("block"):
             self._publish_device(request)
         elif not disks.is_mounted(request.target_path):

@@ -23,7 +23,8 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused, RuntimeUnreachable
-from tests.support.nodes.whole_node import MIB, WholeNode, refusal
+from tests.support.faults.refusals import refused
+from tests.support.nodes.whole_node import MIB, WholeNode
 from tests.support.runtimes import runtime_api
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
@@ -44,11 +45,10 @@ async def test_killed_runtime_adopts_its_sandboxes_after_restart(fresh_node: Who
         assert await api.freeze(target, 60) is True
         await fresh_node.daemons.kill("runtime")
         await check_unavailable(api, target)
-    code, message = await refusal(fresh_node.kubelet.unpublish(volume, target))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still holds the claim"
-    assert "one" in message
-    code, _ = await refusal(fresh_node.kubelet.stats(volume, target))
-    assert code is grpc.StatusCode.UNAVAILABLE
+    # the VM still holds the claim
+    ending = fresh_node.kubelet.unpublish(volume, target)
+    await refused(ending, grpc.StatusCode.FAILED_PRECONDITION, "one")
+    await refused(fresh_node.kubelet.stats(volume, target), grpc.StatusCode.UNAVAILABLE)
     await fresh_node.daemons.start("runtime")
     await fresh_node.kubelet.wait_ready(HANDLER)
     assert (await fresh_node.kubelet.stats(volume, target))[BYTES].used > 0
@@ -67,8 +67,7 @@ async def test_killed_runtime_adopts_its_sandboxes_after_restart(fresh_node: Who
 async def check_unavailable(api: runtime_api.RuntimeApi, target: Path) -> None:
     """A sandbox has the volume and its handler does not run: the answer is UNAVAILABLE, not "no sandbox"."""
     for asked in (api.freeze(target, 60), api.thaw(target), api.limit(target, volumes.IoLimits())):
-        code, _ = await refusal(asked)
-        assert code is grpc.StatusCode.UNAVAILABLE
+        await refused(asked, grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize("victim", ["driver", "shim", "proxy"])
@@ -139,8 +138,8 @@ async def test_hung_guest_blocks_no_start_of_the_runtime(fresh_node: WholeNode) 
     assert await fresh_node.runtime.not_adopted() == ("stuck",)
     with pytest.raises(RuntimeRefused, match="stuck"):
         await fresh_node.run("stuck", target, "true")
-    code, _ = await refusal(fresh_node.kubelet.unpublish(volume, target))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION, "the VM still has the claim"
+    # the VM still has the claim
+    await refused(fresh_node.kubelet.unpublish(volume, target), grpc.StatusCode.FAILED_PRECONDITION)
     await fresh_node.runtime.stop("stuck")
     assert await fresh_node.output("next", target, "cat /data/f") == "kept"
 

@@ -18,8 +18,9 @@ from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import capability
 from examples.kata.runtime import messages
 from examples.kata.runtime.client import RuntimeRefused
+from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
-from tests.support.nodes.whole_node import MIB, WholeNode, refusal
+from tests.support.nodes.whole_node import MIB, WholeNode
 
 pytestmark = [
     pytest.mark.vm,
@@ -227,8 +228,8 @@ async def test_story_1_everything_is_deferred_for_a_pod_with_two_volumes(node: W
     grown = (await node.kubelet.stats(first, targets["/first"]))[BYTES]
     assert grown.total - before.total > 100 * MIB
 
-    code, why = await refusal(node.kubelet.unpublish(first, targets["/first"]))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION, why
+    ending = node.kubelet.unpublish(first, targets["/first"])
+    await refused(ending, grpc.StatusCode.FAILED_PRECONDITION)
     await node.runtime.stop("pod")
     entries = node.daemons.paths.volumes
     assert len(await asyncio.to_thread(_entries, entries)) == 2

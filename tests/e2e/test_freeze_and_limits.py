@@ -20,7 +20,8 @@ import pytest_asyncio
 from crust.core import volumes
 from crust.handoff import store
 from crust.wire.csi.v1 import csi_pb2
-from tests.support.nodes.whole_node import MIB, WholeNode, refusal
+from tests.support.faults.refusals import refused
+from tests.support.nodes.whole_node import MIB, WholeNode
 from tests.support.runtimes import runtime_api
 from tests.support.runtimes.guest_writer import writing
 
@@ -99,8 +100,8 @@ async def test_image_of_frozen_guest_does_not_change_until_thaw(
         )
         assert checked.returncode == 0, checked
         assert (await node.kubelet.stats(volume, target))[csi_pb2.VolumeUsage.BYTES].used > 0
-        code, message = await refusal(node.kubelet.unpublish(volume, target))
-        assert (code, "one" in message) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+        ending = node.kubelet.unpublish(volume, target)
+        await refused(ending, grpc.StatusCode.FAILED_PRECONDITION, "one")
         growing = asyncio.create_task(node.kubelet.expand(volume, target, 128 * MIB))
         assert await asyncio.to_thread(digest, copy) == first
         assert await api.thaw(target) is True

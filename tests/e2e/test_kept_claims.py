@@ -17,7 +17,8 @@ from crust.handoff import claims, layout
 from crust.runtime_handler import claim_volume, keepers
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.node import HANDLER
-from tests.support.nodes.whole_node import WholeNode, refusal
+from tests.support.faults.refusals import refused
+from tests.support.nodes.whole_node import WholeNode
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
@@ -100,9 +101,8 @@ async def test_kept_claim_outlives_runtime_and_keepers_until_the_vm_ends(node: W
     assert claims.ClaimLock.of_holder(entry(node, target), qemu) is None, "QEMU has no copy"
 
     await node.daemons.kill("runtime")
-    code, message = await refusal(node.kubelet.unpublish(volume, target))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "one" in message
+    ending = node.kubelet.unpublish(volume, target)
+    await refused(ending, grpc.StatusCode.FAILED_PRECONDITION, "one")
     await start_runtime(node)
     assert (await node.output("one", target, f"{BOOT}; cat /data/f")).split() == [boot, "kept"]
 

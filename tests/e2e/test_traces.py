@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 import pytest_asyncio
 
 from crust.core.volumes import TargetPath
 from crust.handoff import layout
-from tests.support.nodes.whole_node import WholeNode, refusal, whole_node
+from tests.support.faults.refusals import refused
+from tests.support.nodes.whole_node import WholeNode, whole_node
 from tests.support.pages.otlp import Received, Receiver, receiving
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
@@ -65,13 +67,15 @@ async def test_publish_and_mount_are_one_trace(traced: tuple[WholeNode, Receiver
     }
     assert root.attributes["rpc.grpc.status_code"] == "0"
     assert not any(each.has_failed for each in trace)
+    assert not any(b"crust.dev/defer" in each for each in receiver.raw), "no volume context"
 
 
 async def test_refused_publish_is_a_failed_span(traced: tuple[WholeNode, Receiver]) -> None:
     node, receiver = traced
     volume = await node.volume()
     await node.publish(volume)
-    code, _ = await refusal(node.publish(volume))
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    await refused(node.publish(volume), code)
     spans = await receiver.wait_for(
         lambda spans: len(named(spans, PROXY, "NodePublishVolume")) == 2
     )
@@ -79,13 +83,6 @@ async def test_refused_publish_is_a_failed_span(traced: tuple[WholeNode, Receive
     assert len(failed) == 1
     assert failed[0].attributes["rpc.grpc.status_code"] == str(code.value[0])
     assert failed[0].attributes["error.type"]
-
-
-async def test_no_volume_context_is_in_a_span(traced: tuple[WholeNode, Receiver]) -> None:
-    node, receiver = traced
-    await node.publish(await node.volume())
-    await receiver.wait_for(lambda spans: bool(named(spans, DRIVER, "NodePublishVolume")))
-    assert not any(b"crust.dev/defer" in each for each in receiver.raw)
 
 
 async def test_request_id_is_in_claim_and_on_console(traced: tuple[WholeNode, Receiver]) -> None:

@@ -13,14 +13,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from watchdog import events
+from watchdog.observers import Observer
+
 from crust.host.mounts import mount_api, mountinfo
-from tests.support.faults import file_events
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 300
@@ -210,9 +214,7 @@ class Container:
 
     def wait_for(self, words: str) -> None:
         """Wait until its log has `words`."""
-        found = file_events.wait_until(
-            self.log.parent, lambda: words in self.text(), timeout_s=_TIMEOUT_S
-        )
+        found = _wait_until(self.log.parent, lambda: words in self.text(), timeout_s=_TIMEOUT_S)
         assert found, self.text()
 
     def kill(self, number: str = "KILL") -> None:
@@ -282,9 +284,7 @@ def containerd() -> Iterator[Containerd]:
     )
     try:
         # it listens when all of its parts are there
-        listens = file_events.wait_until(
-            base, lambda: (base / "c.sock").is_socket(), timeout_s=_TIMEOUT_S
-        )
+        listens = _wait_until(base, lambda: (base / "c.sock").is_socket(), timeout_s=_TIMEOUT_S)
         assert listens, (base / "containerd.log").read_text()
         daemon.ctr("version")
         yield daemon
@@ -304,3 +304,30 @@ def containerd() -> Iterator[Containerd]:
 
 def _mount(*arguments: object) -> None:
     subprocess.run(["mount", *map(str, arguments)], check=True)
+
+
+class _Changes(events.FileSystemEventHandler):
+    def __init__(self, changed: threading.Event) -> None:
+        self._changed = changed
+
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
+        self._changed.set()
+
+
+def _wait_until(directory: Path, condition: Callable[[], bool], *, timeout_s: float) -> bool:
+    """Look after each change in the directory; returns whether the condition came true in time."""
+    changed = threading.Event()
+    observer = Observer()
+    observer.schedule(_Changes(changed), str(directory))
+    observer.start()
+    try:
+        until_s = time.monotonic() + timeout_s
+        while not condition():  # after the watch began, so that no change is missed
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not changed.wait(left_s):
+                return condition()
+            changed.clear()
+        return True
+    finally:
+        observer.stop()
+        observer.join()

@@ -4,6 +4,11 @@ import asyncio
 import json
 import logging
 import re
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,6 @@ import pytest
 from crust.cli.programs import monitoring
 from tests.integration.chain.conftest import Chain
 from tests.support.faults.refusals import refused
-from tests.support.pages import prometheus
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("chain", ["node"], indirect=True)]
 
@@ -29,18 +33,79 @@ WITHOUT_PANEL = (
 )  # fmt: skip
 
 
+CONFIG = """\
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: crust-node
+    static_configs: [{{targets: ["{address}"]}}]
+"""
+
+
+def compared(rules: Path) -> list[str]:
+    """The expressions of the alerts in a file, without what each is compared with: they find series in health too."""
+    text = rules.read_text()
+    found = re.findall(r"^ +expr: (.*?) (?:==|<|>) (?:[\d.]+|ignoring.*)$", text, re.MULTILINE)
+    assert len(found) == text.count("expr: ")
+    return found
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def scraping(directory: Path, scraped: str, rules: Path) -> AsyncIterator[str]:
+    """The URL of a Prometheus that keeps its files in `directory`, while the block runs."""
+    config, address = directory / "prometheus.yml", f"127.0.0.1:{free_port()}"
+    config.write_text(CONFIG.format(rules=rules, address=scraped))
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory}/data",
+        f"--web.listen-address={address}",
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def ask(address: str, path: str, **query: object) -> Any:
+    """The data of an answer of the API, e.g. `ask(address, "query", query="up")`. Raises OSError while it starts."""
+    asked = urllib.parse.urlencode(query)
+    with urllib.request.urlopen(f"{address}/api/v1/{path}?{asked}", timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+async def scraped_often(address: str, times: int = 3) -> None:
+    """A rate needs two samples. There is nothing to wait on but its answers."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                found = await asyncio.to_thread(
+                    ask, address, "query", query="count_over_time(up[1m])"
+                )
+            except OSError:  # it starts
+                found = {"result": []}
+            if found["result"] and int(found["result"][0]["value"][1]) >= times:
+                return
+            await asyncio.sleep(0.2)
+
+
 def found_by(address: str, expression: str) -> list[Any]:
-    found: list[Any] = prometheus.ask(address, "query", query=expression)["result"]
+    found: list[Any] = ask(address, "query", query=expression)["result"]
     return found
 
 
 def of_rules() -> list[str]:
     """Without the comparison, and without the codes and states of a trouble that this node does not have."""
-    found = [
-        each
-        for each in prometheus.compared(RULES)
-        if not any(name in each for name in OF_CONTROLLERS)
-    ]
+    found = [each for each in compared(RULES) if not any(name in each for name in OF_CONTROLLERS)]
     return [re.sub(r',? ?(grpc_status_code|state)=~?"[^"]*"', "", each) for each in found]
 
 
@@ -60,8 +125,8 @@ async def test_expressions_of_rules_and_dashboard_find_series(
     await refused(another, grpc.StatusCode.NOT_FOUND)
     with monitoring.serving("127.0.0.1:0"):
         (line,) = [vars(each) for each in caplog.records if each.msg == "metrics"]
-        async with prometheus.scraping(tmp_path, line["address"], RULES) as address:
-            await prometheus.scraped_often(address)
+        async with scraping(tmp_path, line["address"], RULES) as address:
+            await scraped_often(address)
             empty = [
                 each
                 for each in (*of_rules(), *of_dashboard(), *WITHOUT_PANEL)

@@ -53,22 +53,6 @@ class KilledDriver:
             self._process.kill()
             await self._process.wait()
 
-    @property
-    def pid(self) -> int:
-        """Of the process that was started last."""
-        assert self._process is not None
-        return self._process.pid
-
-    def terminate(self) -> None:
-        """Ask it to stop (SIGTERM)."""
-        assert self._process is not None
-        self._process.terminate()
-
-    async def ended(self) -> int:
-        """Its exit code, once it has ended."""
-        assert self._process is not None
-        return await self._process.wait()
-
     async def count(self) -> None:
         async with self._answers:
             self.answered += 1

@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
 from crust.core import errors
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo import orphans
@@ -133,13 +130,3 @@ async def whole_node(
         left = orphans.find(base).since(before)
         assert not left
         shutil.rmtree(base)
-
-
-async def refusal(call: object) -> tuple[grpc.StatusCode, str]:
-    """The code and the message of an RPC that must be refused."""
-    assert hasattr(call, "__await__")
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return error.code(), error.details() or ""
-    raise AssertionError("it was not refused")

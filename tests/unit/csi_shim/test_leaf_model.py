@@ -270,6 +270,7 @@ UNDO_OF, STATE_OF = leaves.undo_of, leaves.state_of
     ("name", "wrong"),
     [
         ("undo_of", _undo_of_begun),
+        ("undo_of", _undo_of_silent),
         ("undo_of", _undo_of_device),
         ("state_of", _state_of_bind),
         ("stands", lambda *_: False),

@@ -414,17 +414,6 @@ def test_every_failure_and_kill_leaves_a_right_world(*, is_inline: bool) -> None
     assert runs > 500
 
 
-def _is(stack: Stack, entry: str | None = None) -> Callable[[Seen], bool]:
-    wanted = None if entry is None else ENTRIES.get(entry)
-
-    def matches(seen: Seen) -> bool:
-        record = seen.entry.record if seen.entry is not None else None
-        same_entry = record == (wanted.record if wanted is not None else None)
-        return seen.stack is stack and same_entry and (seen.entry is None) == (wanted is None)
-
-    return matches
-
-
 def _undo_of(began: Seen, asked: Asked, **options: bool) -> Undo:
     undo: Undo = _REAL["undo"](began, asked, **options)
     return undo

@@ -1,5 +1,6 @@
 """Whether a device is free for a guest: what holds it anywhere on the host refuses it, and is named."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -20,12 +21,12 @@ from crust.host.mounts import mount_api
 from crust.host.process import sysfs
 from crust.runtime_handler import claim
 from tests.integration.host.conftest import Attach, partition_table, run, write
-from tests.support.faults.hung_files import HungFile
 from tests.support.raised import raised
 
 pytestmark = pytest.mark.root
 
 MIB = 1024 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
 READONLY = pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 
 
@@ -274,6 +275,31 @@ def test_claims_of_readers_share_the_device_and_a_writers_excludes_them(disk: st
 
 
 T = TypeVar("T")
+
+
+class HungFile:
+    """What is at `path` behind a filesystem that never answers, while the block runs.
+
+    It is a mount of FUSE whose server reads no request. Nothing is written to it, so no sync(2) waits for it. The
+    kernel ends every call when the server's descriptor is closed, which it is when this process dies too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        kind = 0o40000 if path.is_dir() else 0o100000
+        self._server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self._server},rootmode={kind:o},user_id=0,group_id=0"
+        if _libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options.encode()):
+            number = ctypes.get_errno()
+            os.close(self._server)
+            raise OSError(number, os.strerror(number), self._path)
+
+    def __enter__(self) -> "HungFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._server)
+        mount_api.unmount(self._path)
 
 
 @pytest.fixture
