@@ -21,7 +21,8 @@ from crust.handoff import claims, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.record import Record, Reserved
+from crust.handoff.mount_info import Reserved, reserved
+from crust.handoff.record import Record
 from crust.host.files import durable
 from crust.host.process import oserrors
 
@@ -175,7 +176,7 @@ def reserved_by(paths: EntryPaths) -> Reserved | None:
         data = durable.read(paths.record, limit_bytes=records.LIMIT_BYTES)
     except errors.CrustError:
         return None
-    return records.reserved(data, paths.digest)
+    return reserved(data, paths.digest)
 
 
 def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None]:

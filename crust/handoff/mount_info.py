@@ -11,10 +11,11 @@ two allowed keys, and `crust.core.mount_options` checks the options.
 `make proto` generates specs/mountInfo.schema.json from it, so the docstrings of the fields are part of the contract.
 """
 
+from dataclasses import dataclass
 from inspect import isclass
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from crust.core import errors, mount_options, volumes
 
@@ -248,3 +249,33 @@ class ReservingEnvelope(BaseModel):
     """The part of a record that says what it reserves, for records of any version."""
 
     crust: _ReservingPart
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a record of any version reserves. `identity` is None for an image, and if only the volume is known."""
+
+    key: volumes.VolumeKey
+    target: volumes.TargetPath
+    identity: volumes.DeviceIdentity | None
+    readonly: bool
+    image: str = ""
+    """`NetworkImage.identity`, if it is an image."""
+
+
+def reserved(data: bytes, digest: str) -> Reserved | None:
+    """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
+    try:
+        part = ReservingEnvelope.model_validate_json(data).crust
+    except ValidationError:
+        return None
+    target = volumes.TargetPath(part.target_path)
+    if target.digest != digest:
+        return None
+    return Reserved(
+        volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
+        target,
+        volumes.DeviceIdentity(**part.identity.model_dump()) if part.identity else None,
+        part.readonly,
+        volumes.NetworkImage(**part.image.model_dump()).identity if part.image else "",
+    )

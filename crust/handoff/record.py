@@ -9,6 +9,7 @@ readable.
 import datetime
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -192,6 +193,42 @@ class Record:
         return _encode(plain, self.target)
 
 
+def needs(
+    *,
+    readonly: bool,
+    group: volumes.GroupChange | None,
+    mount: volumes.DeferredMount | None = None,
+) -> Iterator[tuple[volumes.HandlerFeature, str]]:
+    """What a volume needs of a runtime beyond mounting it, and why. `mount`: all of it, when it is known."""
+    feature = volumes.HandlerFeature
+    if readonly:
+        yield feature.READ_ONLY, "it is published read-only"
+    elif group is not None:
+        yield feature.GROUP, f"its files belong to group {group.gid} (fsGroup)"
+    if mount is None:
+        return
+    if mount.io_limits != volumes.IoLimits():
+        yield feature.IO_LIMITS, "it has I/O limits"
+    if mount.format is not None and not readonly:
+        yield feature.FORMAT, "it was created empty, so its filesystem may have to be made"
+    if mount.image is not None:
+        yield feature.NETWORK_IMAGE, f"it is the image {mount.image} of a Ceph cluster"
+    if mount.encryption is not None:
+        yield feature.LUKS, "it is encrypted"
+
+
+def unsupported(
+    handler: str, what: str, feature: volumes.HandlerFeature | None = None
+) -> errors.CrustError:
+    """The error about a runtime that cannot do what a volume needs; `feature`: what it does not offer."""
+    return errors.NotReady.named(
+        "UnsupportedByHandler",
+        f"the volume cannot be used by runtime handler {handler!r}",
+        why=f"{what}, and the runtime does not offer {feature.name}" if feature else what,
+        hint="publish it without that, or not deferred, or use a runtime that offers it: `crust handlers`",
+    )
+
+
 def _encode(plain: dict[str, Any], target: volumes.TargetPath) -> bytes:
     data = f"{_COMPACT.encode(plain)}\n".encode("ascii")
     if len(data) > LIMIT_BYTES:
@@ -213,36 +250,6 @@ def rewritten(record: Record, before: bytes) -> bytes:
 
 def _keys_of(model: type[pydantic.BaseModel]) -> frozenset[str]:
     return frozenset(each.alias or name for name, each in model.model_fields.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """What a record of any version reserves. `identity` is None for an image, and if only the volume is known."""
-
-    key: volumes.VolumeKey
-    target: volumes.TargetPath
-    identity: volumes.DeviceIdentity | None
-    readonly: bool
-    image: str = ""
-    """`NetworkImage.identity`, if it is an image."""
-
-
-def reserved(data: bytes, digest: str) -> Reserved | None:
-    """What the entry `digest` reserves whose record cannot be read; None if its bytes do not say that either."""
-    try:
-        part = mount_info.ReservingEnvelope.model_validate_json(data).crust
-    except pydantic.ValidationError:
-        return None
-    target = volumes.TargetPath(part.target_path)
-    if target.digest != digest:
-        return None
-    return Reserved(
-        volumes.VolumeKey(volumes.DriverName(part.driver), volumes.VolumeId(part.volume_id)),
-        target,
-        volumes.DeviceIdentity(**part.identity.model_dump()) if part.identity else None,
-        part.readonly,
-        volumes.NetworkImage(**part.image.model_dump()).identity if part.image else "",
-    )
 
 
 def parse(data: bytes, *, path: str = layout.RECORD, digest: str | None = None) -> Record:

@@ -4,6 +4,7 @@ Code that changes the directory reads the directory first, not the table. Functi
 """
 
 import datetime
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -15,7 +16,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block.device_sets import DeviceSet
 from crust.host.process import workers
-from crust.proxy.guard import Devices, set_of
+from crust.proxy.guard import Devices, devices_at, set_of
 from crust.proxy.table import Table
 from crust.proxy.target import Target
 
@@ -70,6 +71,15 @@ class Entries:
             devices=devices,
             readonly=held.readonly,
         )
+
+    def check_raw(self, record: Record, devices: DeviceSet) -> None:
+        """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
+        for row in self.table.raw():
+            at_target = devices_at(self.devices, row.path)
+            if at_target is None or not at_target.shares_bytes_with(devices):
+                continue
+            if not (record.readonly and (row.readonly or _is_readonly(row.path))):
+                raise _published_raw(record.device, row.path)
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Write new limits into a published volume's record. Raises `claims.NotPublished`."""
@@ -163,3 +173,19 @@ class Entries:
         if mount != there.mount:
             entry = self.store.rewrite(entry, mount)
         return self.row_of(entry)
+
+
+def _published_raw(device: str, where: str) -> errors.CrustError:
+    return errors.NotReady.named(
+        "DevicePublishedRaw",
+        f"the device {device} cannot be published to a runtime",
+        why=f"it is published as a raw block volume at {where}",
+        hint="stop the pod that uses it there; two writers to one device destroy its content",
+    )
+
+
+def _is_readonly(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

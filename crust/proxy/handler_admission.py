@@ -1,4 +1,4 @@
-"""Checks whether a handler supports what a publish needs: before the driver is called, and again with its answer.
+"""Whether a deferred publish may be: before the driver is called, by the request, and again by the driver's answer.
 
 A deferred publish that the handler cannot serve is an error that says why; it never becomes a host mount.
 """
@@ -6,21 +6,14 @@ A deferred publish that the handler cannot serve is an error that says why; it n
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
-from crust.core import errors, volumes
+from crust.core import deferral_keys, errors, volumes
+from crust.handoff.record import needs, unsupported
 from crust.proxy.handlers import Feature, Handler
-from crust.proxy.target import Target
-
-
-class UnsupportedByHandler(errors.NotReady):
-    """The runtime handler does not support what the volume needs."""
-
-    def __init__(self, handler: str, why: str, hint: str) -> None:
-        super().__init__(
-            f"the volume cannot be published to runtime handler {handler!r}",
-            why=f"it {why}",
-            hint=hint,
-        )
+from crust.proxy.target import Target, Wanted
+from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
 
 
 class DeferredMountMismatch(errors.RuntimeFailed):
@@ -35,79 +28,73 @@ class DeferredMountMismatch(errors.RuntimeFailed):
         self.field = field
 
 
-def check_answer(asked: volumes.MountAccess, answer: volumes.DeferredMount) -> None:
-    """Raise `DeferredMountMismatch` if the answer drops or changes a requested filesystem or group."""
-    if asked.fs_type and asked.fs_type != answer.fs_type:
-        raise DeferredMountMismatch("fs_type", repr(asked.fs_type), repr(answer.fs_type))
-    if asked.group is not None and asked.group != answer.group:
-        raise DeferredMountMismatch("the group", _text(asked.group), _text(answer.group))
-
-
-def _text(group: volumes.GroupChange | None) -> str:
-    return f"{group.gid} ({group.policy.value})" if group is not None else "none"
-
-
 def check(
-    handler: Handler, *, fs_type: str, group: volumes.GroupChange | None, readonly: bool
+    handler: Handler,
+    *,
+    fs_type: str,
+    group: volumes.GroupChange | None,
+    readonly: bool,
+    mount: volumes.DeferredMount | None = None,
 ) -> None:
-    """Raise `UnsupportedByHandler` for the first missing feature. An empty `fs_type` is not known yet."""
+    """Raise `UnsupportedByHandler` for the first missing feature. An empty `fs_type` is not known yet.
+
+    `mount`: the driver's answer. What only a guest can open, only a guest can format; the proxy formats the rest.
+    """
     if fs_type and fs_type not in handler.filesystems:
         known = ", ".join(sorted(handler.filesystems)) or "none"
-        raise UnsupportedByHandler(
-            handler.name,
-            f"does not support the filesystem {fs_type!r}; it supports: {known}",
-            "choose another csi.storage.k8s.io/fstype, or do not defer this volume",
+        raise unsupported(
+            handler.name, f"its filesystem is {fs_type!r}, and the runtime supports: {known}"
         )
-    if readonly and Feature.READ_ONLY not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name, "cannot attach a volume read-only", "do not defer this volume"
-        )
-    if group is None or readonly:
-        return
-    if Feature.GROUP not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name,
-            f"cannot change the group of files, and fsGroup {group.gid} is requested",
-            "remove fsGroup, or do not defer this volume",
-        )
+    is_opened_here = mount is not None and mount.encryption is None and mount.image is None
+    for feature, what in needs(readonly=readonly, group=group, mount=mount):
+        if feature not in handler.features and not (feature is Feature.FORMAT and is_opened_here):
+            raise unsupported(handler.name, what, feature)
 
 
 def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
     """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them: nobody else could."""
     if limits != volumes.IoLimits() and Feature.IO_LIMITS not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name,
-            "cannot enforce I/O limits, and the volume has some",
-            "remove the volume's limits, use a handler that offers IO_LIMITS, or do not defer it",
-        )
+        raise unsupported(handler.name, "it has I/O limits", Feature.IO_LIMITS)
 
 
-def check_mount(handler: Handler, mount: volumes.DeferredMount) -> None:
-    """`check` and `check_limits`, and raise `UnsupportedByHandler` for work in the guest that the handler cannot do
-    and the proxy neither: to open or decrypt the volume, and to format what is opened there.
-    """
-    check(handler, fs_type=mount.fs_type, group=mount.group, readonly=mount.readonly)
-    check_limits(handler, mount.io_limits)
-    if mount.image is not None and Feature.NETWORK_IMAGE not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name,
-            f"cannot open an image on the network, and the volume is the image {mount.image}",
-            "use a handler that offers NETWORK_IMAGE: `crust handlers` lists them",
+def mount_of(
+    wanted: Wanted,
+    request: csi_pb2.NodePublishVolumeRequest,
+    response: csi_pb2.NodePublishVolumeResponse,
+) -> volumes.DeferredMount:
+    """What the driver answered, with what the CO asked for; raises if the answer drops or changes something."""
+    if not response.HasField("deferred_mount"):
+        raise errors.RuntimeFailed.named(
+            "DriverIgnoredDeferral",
+            f"volume {wanted.key} was not deferred",
+            why="the driver answered without deferred_mount",
+            hint="put a crust shim between the proxy and the driver; if there is one, this is a bug in the driver",
         )
-    if mount.encryption is not None and Feature.LUKS not in handler.features:
-        raise UnsupportedByHandler(
-            handler.name,
-            "cannot open LUKS containers, and the volume is encrypted",
-            "use a handler that offers LUKS: `crust handlers` lists them",
+    answer = csi.deferred_mount(response.deferred_mount)
+    access = wanted.access
+    if access.fs_type and access.fs_type != answer.fs_type:
+        raise DeferredMountMismatch("fs_type", repr(access.fs_type), repr(answer.fs_type))
+    if access.group is not None and access.group != answer.group:
+        raise DeferredMountMismatch("the group", _text(access.group), _text(answer.group))
+    asked = deferral_keys.encryption(request.volume_context)
+    if asked is not None and answer.encryption is not asked:
+        raise errors.RuntimeFailed.named(
+            "DriverIgnoredEncryption",
+            f"volume {wanted.key} was not deferred",
+            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
+            "would write it unencrypted",
+            hint="update the driver, or the crust shim in front of it",
         )
-    only_in_guest = mount.encryption is not None or mount.image is not None
-    can_format = mount.format is None or mount.readonly or Feature.FORMAT in handler.features
-    if only_in_guest and not can_format:
-        raise UnsupportedByHandler(
-            handler.name,
-            "cannot make filesystems, and only a guest can make the one of this volume, which was created empty",
-            "use a handler that offers FORMAT, or do not defer this volume",
-        )
+    return replace(
+        answer,
+        readonly=answer.readonly or wanted.readonly,
+        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
+        mount_options=(*answer.mount_options, *wanted.options),
+    )
+
+
+def _text(group: volumes.GroupChange | None) -> str:
+    return f"{group.gid} ({group.policy.value})" if group is not None else "none"
 
 
 _POD = re.compile(r"(.*/pods/[^/]+/)")

@@ -9,11 +9,10 @@ writes the entry, which appears atomically.
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crust.core import deferral_keys, errors, metrics, volumes
+from crust.core import errors, metrics, volumes
 from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
@@ -24,7 +23,7 @@ from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.filesystems import Filesystems
-from crust.proxy.guard import Targets, devices_at, observe, verify
+from crust.proxy.guard import Targets, observe, verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
@@ -48,7 +47,6 @@ from crust.proxy.unpublish import Unpublish, unfinished
 from crust.rpc import outcome
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
-from crust.rpc.messages import csi
 from crust.rpc.outcome import Asked, Residue
 from crust.rpc.serving.service import known_error
 from crust.rpc.status import PeerStatus
@@ -143,7 +141,7 @@ class Publish:
         if run.began.entry is None and handler is None:  # a person has moved the entry away
             handler = await self._admit(run)
             await self._begin(run, handler)
-        mount = _mount_of(wanted, request, await self._call_driver(run, request))
+        mount = handler_admission.mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
         if handler is not None:
             await self._prepare(run, handler, mount, record)
@@ -266,9 +264,14 @@ class Publish:
         """The record, checked with the driver's answer."""
         key, target, decider = run.wanted.key, run.target, run.decision.decider
         pod = run.wanted.pod
-        handler_admission.check_answer(run.wanted.access, mount)
         if handler is not None:
-            handler_admission.check_mount(handler, mount)
+            handler_admission.check(
+                handler,
+                fs_type=mount.fs_type,
+                group=mount.group,
+                readonly=mount.readonly,
+                mount=mount,
+            )
             if Feature.FORMAT not in handler.features:
                 mount = replace(mount, format=None)
             return Record.of(mount, key, target, handler.name, decided_by=decider, pod=pod)
@@ -317,7 +320,7 @@ class Publish:
         self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
         if record.image is None:
             if run.writers is not None:
-                self._check_raw(record, devices)
+                self._entries.check_raw(record, devices)
             claims = [
                 self._entries.store.layout.entry(row.name).claim_lock
                 for row in self._table.sharing(reserved)
@@ -327,15 +330,6 @@ class Publish:
                 record.block, readonly=record.readonly, claims=claims, writers=run.writers
             )
         return devices
-
-    def _check_raw(self, record: Record, devices: DeviceSet) -> None:
-        """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
-        for row in self._table.raw():
-            at_target = devices_at(self._entries.devices, row.path)
-            if at_target is None or not at_target.shares_bytes_with(devices):
-                continue
-            if not (record.readonly and (row.readonly or _is_readonly(row.path))):
-                raise _published_raw(record.device, row.path)
 
     async def _failed(self, run: _Run, error: Exception) -> errors.CrustError:
         """Undo what the decisions say, observe, and answer. The publish's own error is the one to report."""
@@ -392,53 +386,6 @@ def _refused(seen: Seen, wanted: Wanted) -> Exception:
     if record.key != wanted.key:
         return other_volume(wanted.target.text, wanted.key, record.key)
     return EntryDiffers(record) if wanted.contradicts(record) else seen.mounted(wanted.target)
-
-
-def _mount_of(
-    wanted: Wanted,
-    request: csi_pb2.NodePublishVolumeRequest,
-    response: csi_pb2.NodePublishVolumeResponse,
-) -> volumes.DeferredMount:
-    """What the driver answered, with what the CO asked for."""
-    if not response.HasField("deferred_mount"):
-        raise errors.RuntimeFailed.named(
-            "DriverIgnoredDeferral",
-            f"volume {wanted.key} was not deferred",
-            why="the driver answered without deferred_mount",
-            hint="put a crust shim between the proxy and the driver; if there is one, this is a bug in the driver",
-        )
-    answer = csi.deferred_mount(response.deferred_mount)
-    asked = deferral_keys.encryption(request.volume_context)
-    if asked is not None and answer.encryption is not asked:
-        raise errors.RuntimeFailed.named(
-            "DriverIgnoredEncryption",
-            f"volume {wanted.key} was not deferred",
-            why=f"{deferral_keys.ENCRYPTION} is {asked.value}, and the driver answered without encryption: the guest "
-            "would write it unencrypted",
-            hint="update the driver, or the crust shim in front of it",
-        )
-    return replace(
-        answer,
-        readonly=answer.readonly or wanted.readonly,
-        # asked for, and perhaps not repeated by the driver: they must reach the runtime (KEP-2857)
-        mount_options=(*answer.mount_options, *wanted.options),
-    )
-
-
-def _published_raw(device: str, where: str) -> errors.CrustError:
-    return errors.NotReady.named(
-        "DevicePublishedRaw",
-        f"the device {device} cannot be published to a runtime",
-        why=f"it is published as a raw block volume at {where}",
-        hint="stop the pod that uses it there; two writers to one device destroy its content",
-    )
-
-
-def _is_readonly(path: str) -> bool:
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
 
 
 def _report(events: Events, record: Record, decision: Decision) -> None:

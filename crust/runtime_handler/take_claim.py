@@ -18,11 +18,11 @@ made.
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from crust.core import errors, volumes
 from crust.handoff import claims, layout, store
-from crust.handoff.record import Record
+from crust.handoff.record import Record, needs, unsupported
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import oserrors
 from crust.runtime_handler.claim import Claim, ClaimLost, hold_device, of_publish
@@ -54,7 +54,7 @@ def claim_volume(
 
     `pid` is the hypervisor's process, if it runs already.
     `features` are those of the runtime's RegisterRequest: a volume that needs another one is refused. Raises
-    `FeatureMissing`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
+    `UnsupportedByHandler`, `claims.NotPublished`, `claims.HeldBySandbox`, `WrongHandler`, `DeviceChanged`,
     `holders.DeviceInUse`, `DeviceMountedOnHost`, and the record's own error if it cannot be read.
     """
     paths = layout.Layout(root).entry(target)
@@ -162,37 +162,11 @@ def adopt_volume(
 
 
 def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -> None:
-    """Raise `FeatureMissing` for the first thing that the volume needs and that is not offered."""
-    for feature, what in _needs(record):
-        if feature not in offered:
-            raise errors.NotReady.named(
-                "FeatureMissing",
-                f"the volume at {record.target} cannot be used by {record.handler}",
-                why=f"{what}, and the runtime does not offer {feature.name}",
-                hint="publish the volume without that, or use a runtime that offers the feature",
-            )
-
-
-def _needs(record: Record) -> Iterator[tuple[volumes.HandlerFeature, str]]:
+    """Raise `UnsupportedByHandler` for the first thing that the volume needs and that is not offered."""
     mount = record.mount
-    if record.readonly:
-        yield volumes.HandlerFeature.READ_ONLY, "it is published read-only"
-    if mount.group is not None and not record.readonly:
-        yield volumes.HandlerFeature.GROUP, f"its files belong to group {mount.group.gid} (fsGroup)"
-    if mount.io_limits != volumes.IoLimits():
-        yield volumes.HandlerFeature.IO_LIMITS, "it has I/O limits"
-    if mount.format is not None and not record.readonly:
-        yield (
-            volumes.HandlerFeature.FORMAT,
-            "it was created empty, so its filesystem may have to be made",
-        )
-    if mount.image is not None:
-        yield (
-            volumes.HandlerFeature.NETWORK_IMAGE,
-            f"it is the image {mount.image} of a Ceph cluster",
-        )
-    if mount.encryption is not None:
-        yield volumes.HandlerFeature.LUKS, "it is encrypted"
+    for feature, what in needs(readonly=mount.readonly, group=mount.group, mount=mount):
+        if feature not in offered:
+            raise unsupported(record.handler, what, feature)
 
 
 def _record(root: str, target: volumes.TargetPath) -> Record:

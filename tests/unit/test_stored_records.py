@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crust.handoff import record as records
+from crust.handoff import mount_info
 from crust.handoff.entry import Entry
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, caller
@@ -65,7 +65,7 @@ def _check_handoff(stores: Stores) -> None:
     assert entry.claim is not None
     assert entry.claim.sandbox_id == "sandbox-1"
     paths = stores.handoff.layout.entry(TARGET)
-    held = records.reserved(Path(paths.record).read_bytes(), TARGET.digest)
+    held = mount_info.reserved(Path(paths.record).read_bytes(), TARGET.digest)
     assert held is not None
     assert held.key == RECORD.key
 

@@ -111,7 +111,7 @@ async def test_a_group_and_a_writable_device_that_is_to_be_read_only_are_refused
 ) -> None:
     record = rs.publish("a", device("a").path)
     os.chown(record.target.text, -1, 3000)  # a kubelet, after the publish
-    with raised("FeatureMissing", match="GROUP"):
+    with raised("UnsupportedByHandler", match="GROUP"):
         await rs.bridge().create(pod(), container(record.target.text), soon())
     reader = rs.publish("b", device("b").path, readonly=True)
     with raised("DeviceWritable"):

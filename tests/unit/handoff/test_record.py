@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crust.core import errors, mount_options, volumes
+from crust.handoff import mount_info
 from crust.handoff import record as records
 from crust.handoff.record import Record, UnreadableHandoffRecord, UnrecordableMount
 from tests.support.raised import raised
@@ -299,7 +300,7 @@ def test_record_with_two_kinds_of_source_or_none_is_refused(
 
 @pytest.mark.spec("H-50")
 def test_unreadable_record_of_an_image_reserves_the_image() -> None:
-    found = records.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
+    found = mount_info.reserved(a_record(source=IMAGE).to_bytes(), TARGET.digest)
     assert found is not None
     assert (found.identity, found.image) == (None, IMAGE.identity)
 

@@ -55,7 +55,7 @@ async def test_limits_that_the_handler_cannot_enforce_are_refused(node: Node, ta
             node.co.publish("vol-1", target),
             Code.FAILED_PRECONDITION,
             "'kata'",
-            "cannot enforce",
+            "does not offer IO_LIMITS",
             "IO_LIMITS",
         )
         node.check_untouched(target)
@@ -196,10 +196,12 @@ async def test_limits_without_a_handler_that_enforces_are_refused(node: Node, ta
             call = limit(node, target)
             if in_sandbox:
                 with node.sandbox(target):
-                    await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot enforce")
+                    await refused(
+                        call, Code.FAILED_PRECONDITION, "'kata'", "does not offer IO_LIMITS"
+                    )
                     assert (await limit(node, target, NONE)).applied
             else:
-                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "cannot enforce")
+                await refused(call, Code.FAILED_PRECONDITION, "'kata'", "does not offer IO_LIMITS")
     await until(session.lost)
     await refused(limit(node, target), Code.UNAVAILABLE, "'kata'")
     assert (fake.limits, recorded(node, target)) == ({}, NONE)

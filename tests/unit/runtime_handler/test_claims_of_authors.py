@@ -56,7 +56,7 @@ def test_missing_feature_refuses_the_volume(mount: dict[str, Any], feature: Feat
     record = replace(plain, mount=replace(plain.mount, group=None, readonly=False))
     take_claim.check_offered(record, frozenset())
     record = replace(record, mount=replace(record.mount, **mount))
-    with raised("FeatureMissing", match=f"does not offer {feature.name}"):
+    with raised("UnsupportedByHandler", match=f"does not offer {feature.name}"):
         take_claim.check_offered(record, frozenset(Feature) - {feature})
     take_claim.check_offered(record, {feature})
 

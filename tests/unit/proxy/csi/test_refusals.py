@@ -71,9 +71,9 @@ GROUP = {"fs_type": "ext4", "volume_supplemental_group": "7"}
 @pytest.mark.parametrize(
     ("lacks", "mount", "readonly", "words"),
     [
-        (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs", "fstype")),
-        (Feature.GROUP, GROUP, False, ("fsGroup 7", "remove fsGroup")),
-        (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "do not defer")),
+        (None, {"fs_type": "btrfs"}, False, ("'btrfs'", "ext4, xfs")),
+        (Feature.GROUP, GROUP, False, ("group 7 (fsGroup)", "does not offer GROUP")),
+        (Feature.READ_ONLY, {"fs_type": "ext4"}, True, ("read-only", "does not offer READ_ONLY")),
     ],
 )
 @pytest.mark.spec("D-20")
@@ -136,7 +136,7 @@ async def test_unsupported_filesystem_of_the_answer_is_refused(node: Node, targe
     """The CO left fs_type empty, so only the driver's answer names the filesystem; then everything is undone."""
     async with node.handler(filesystems=frozenset({"xfs"})):
         call = node.co.publish("vol-1", target, capability(mount_flags=["noatime"]))
-        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "it supports: xfs")
+        await refused(call, Code.FAILED_PRECONDITION, "'ext4'", "supports: xfs")
     node.check_untouched(target)
 
 
