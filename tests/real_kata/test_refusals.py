@@ -78,7 +78,7 @@ def test_a_group_reaches_the_files_or_is_refused(node: KataNode, volume: Volume)
     assert node.run("chgrp", "3000", target).is_ok
     answer = node.container(pod, "app", target)
     if node.is_rust:
-        assert "[FeatureMissing]" in answer.text
+        assert "[UnsupportedByHandler]" in answer.text
         assert node.claim() == {}
         return
     assert answer.is_ok, answer.text
