@@ -42,9 +42,13 @@ class Shims:
             end, now_s = self._ends[sandbox_id], time.monotonic()
             if end is not None and not select.select([end], [], [], 0)[0]:
                 continue
-            if now_s - self._gone_s.setdefault(sandbox_id, now_s) >= _GRACE_S:
+            if now_s - self._gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
+                continue
+            self._forget(sandbox_id)
+            if (found := shim_of(sandbox_id)) is None:  # or the process was one that only starts it
                 self._gone_s[sandbox_id] = math.inf  # it is reported once
                 self._report(sandbox_id, keeper.vm_pid)
+            self._ends[sandbox_id] = found
 
     def close(self) -> None:
         """End the watches."""
