@@ -82,26 +82,6 @@ class Results:
         return frozenset(one.case.number for one in self.each if one.outcome in outcomes)
 
     @property
-    def passed(self) -> frozenset[str]:
-        """Nothing was broken."""
-        return self.numbers("passed")
-
-    @property
-    def failed(self) -> frozenset[str]:
-        """A MUST was broken."""
-        return self.numbers("failed")
-
-    @property
-    def warned(self) -> frozenset[str]:
-        """A SHOULD was broken, and no MUST."""
-        return self.numbers("warning")
-
-    @property
-    def noted(self) -> frozenset[str]:
-        """Only what CSI leaves open."""
-        return self.numbers("note")
-
-    @property
     def skipped(self) -> dict[str, str]:
         """The cases that did not run, with the reasons."""
         return {one.case.number: one.skipped for one in self.each if one.outcome == "skipped"}

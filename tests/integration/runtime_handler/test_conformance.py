@@ -87,7 +87,7 @@ def test_fault_of_runtime_is_reported_with_its_clause(
     options = RunOptions(only=tuple(numbers), timeout_s=60)
     outcome = suite.run(_command(faulty), options)
     printed = capsys.readouterr().out
-    assert (set(outcome.failed), outcome.exit_code) == (numbers, 1), printed
+    assert (set(outcome.numbers("failed")), outcome.exit_code) == (numbers, 1), printed
     assert "-> start" in printed
     for number in numbers:
         assert f"clause {catalogue.cases('R')[number].clauses[0]}" in printed
@@ -116,8 +116,8 @@ def test_keepers_of_a_runtime_are_tried(
     command = f"{sys.executable} -m {kept_boxes.__name__} {PLACES} {fault}"
     outcome = suite.run(command, RunOptions(only=tuple(cases), timeout_s=60))
     printed = capsys.readouterr().out
-    assert set(outcome.failed) == broken, printed
-    assert set(outcome.passed) == cases - broken, printed
+    assert set(outcome.numbers("failed")) == broken, printed
+    assert set(outcome.numbers("passed")) == cases - broken, printed
 
 
 @pytest.mark.timeout(120)
@@ -131,8 +131,8 @@ def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> No
     fragile.write_text(text.replace(starts, refuses + starts))
     options = RunOptions(only=("R-101", "R-106", "R-107"), timeout_s=60)
     outcome = suite.run(_command(fragile), options)
-    assert sorted(outcome.passed) == ["R-101", "R-107"]
-    assert sorted(outcome.failed) == ["R-106"]
+    assert sorted(outcome.numbers("passed")) == ["R-101", "R-107"]
+    assert sorted(outcome.numbers("failed")) == ["R-106"]
 
 
 def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
@@ -142,7 +142,7 @@ def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
     example.write_text(program(PAGE))
     shell = f"sh -c '{_command(example)}; true'"
     options = RunOptions(only=("R-106",), timeout_s=5)
-    assert suite.run(shell, options).failed == {"R-106"}
+    assert suite.run(shell, options).numbers("failed") == {"R-106"}
     assert "without a shell" in capsys.readouterr().out
 
 

@@ -139,8 +139,8 @@ def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool,
     with serving(driver, _socket(tmp_path)):
         outcome = suite.run(given, MemoryHost(driver), quiet=True)
     assert outcome.exit_code == code
-    assert outcome.warned == {"C-010"}
-    assert outcome.noted == {"C-006"}
+    assert outcome.numbers("warning") == {"C-010"}
+    assert outcome.numbers("note") == {"C-006"}
 
 
 def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     driver = MemoryDriver("1.13")
     with serving(driver, _socket(tmp_path)):
         outcome = suite.run(_given(tmp_path, "C-001"), MemoryHost(driver), quiet=True)
-    assert outcome.passed == {"C-001"}
+    assert outcome.numbers("passed") == {"C-001"}
     assert os.environ["PYTEST_ADDOPTS"] == "--collect-only -k nothing"
 
 
@@ -183,7 +183,7 @@ def test_case_without_capability_is_skipped_and_reported(
     with serving(driver, _socket(tmp_path)):
         outcome = suite.run(_given(tmp_path, "C-101..C-103", "C-001"), MemoryHost(driver))
     assert outcome.skipped == dict.fromkeys(("C-101", "C-102", "C-103"), CREATE)
-    assert outcome.passed == {"C-001"}
+    assert outcome.numbers("passed") == {"C-001"}
     assert f"3 {CREATE}: C-101..C-103" in capsys.readouterr().out
 
 
@@ -235,8 +235,8 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
         outcome = suite.run(given, MemoryHost(driver))
         death.join()
     assert outcome.exit_code == 3
-    assert outcome.passed == {"C-001"}
-    assert outcome.failed == {"C-102"}
+    assert outcome.numbers("passed") == {"C-001"}
+    assert outcome.numbers("failed") == {"C-102"}
     assert any("not removed (name volume-" in each.why for each in outcome.each[1].findings)
     printed = capsys.readouterr().out
     assert "does not answer: " in printed

@@ -1,4 +1,4 @@
-"""ListVolumes, ControllerGetVolume, GetCapacity, volume health (C-131 to C-146)."""
+"""ListVolumes, ControllerGetVolume, GetCapacity (C-131 to C-142)."""
 
 from crust.conformance.orchestrator.calls import Code
 from crust.conformance.orchestrator.co import Co
@@ -99,27 +99,6 @@ def test_c142_a_volume_above_the_maximum_is_refused(co: Co) -> None:
     code = co.answered(above, Code.OK, Code.OUT_OF_RANGE, Code.RESOURCE_EXHAUSTED)
     with co.beyond():
         assert code is not Code.OK, "a volume larger than the capacity was created"
-
-
-def test_c145_get_volume_health_of_new_volume_is_healthy(co: Co) -> None:
-    volume = co.volume()
-    request = csi_pb2.ControllerGetVolumeHealthRequest(volume_id=volume.volume_id)
-    health = co.ask(request).volume_health
-    assert health.volume_id == volume.volume_id
-    with co.beyond():
-        assert not list(health.health_statuses)
-    co.refused_with_unknown(request, "volume_id")
-    co.refused_without(request, "volume_id")
-
-
-def test_c146_list_volume_health_leaves_out_new_volume(co: Co) -> None:
-    volume = co.volume()
-    request = csi_pb2.ControllerListVolumeHealthRequest
-    unhealthy = [each.volume_id for each in co.ask(request()).entries if each.health_statuses]
-    with co.beyond():
-        assert volume.volume_id not in unhealthy
-        co.answered(request(max_entries=-1), Code.INVALID_ARGUMENT)
-    co.answered(request(starting_token="conformance: no such token"), Code.ABORTED)
 
 
 def _page(

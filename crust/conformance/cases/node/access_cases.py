@@ -1,6 +1,6 @@
 """A volume that is read-only, or published a second time: the specification's table, mode by mode.
 
-C-168, C-206, C-223, C-228 to C-239.
+C-168, C-206, C-218 to C-220, C-223, C-228 to C-239.
 """
 
 import copy
@@ -84,6 +84,29 @@ def test_c206_stage_with_unknown_filesystem_is_refused(co: Co) -> None:
     co.stage(volume)
 
 
+def test_c218_single_node_writer_at_second_target_is_refused(co: Co) -> None:
+    capability = _of_mode(co, Mode.SINGLE_NODE_WRITER)
+    _check_second_refused(co, co.used(capability)[0], capability)
+
+
+def test_c219_single_writer_at_second_target_is_refused(co: Co) -> None:
+    capability = _of_mode(co, Mode.SINGLE_NODE_SINGLE_WRITER)
+    _check_second_refused(co, co.used(capability)[0], capability)
+
+
+def test_c220_multi_writer_at_second_target_is_ok(co: Co) -> None:
+    capability = _of_mode(co, Mode.SINGLE_NODE_MULTI_WRITER)
+    volume = co.volume(capability)
+    one = co.use(volume, capability)
+    other = co.published_again(volume, capability)
+    if other is None:
+        return
+    co.host.write(one / "file", _DATA)
+    assert co.file(other) == _DATA
+    co.unpublish(volume.volume_id, one)
+    assert co.file(other) == _DATA
+
+
 def test_c228_publish_with_unknown_filesystem_is_refused(co: Co) -> None:
     volume, target = co.staged()
     request = co.publish_request(volume, target, mount(NO_FILESYSTEM))
@@ -118,10 +141,7 @@ def test_c231_another_capability_at_another_target_is_refused(co: Co) -> None:
     alone = _of_mode(co, Mode.SINGLE_NODE_SINGLE_WRITER)
     volume = co.volume_for(shared, alone)
     co.use(volume, shared)
-    second = co.target()
-    request = co.publish_request(volume, second, alone)
-    co.answered(request, Code.FAILED_PRECONDITION)
-    assert not co.host.mounts_at(second)
+    _check_second_refused(co, volume, alone)
 
 
 def test_c232_readonly_target_beside_writer_is_ok(co: Co) -> None:
@@ -157,10 +177,7 @@ def test_c234_single_node_reader_at_second_target_is_refused(co: Co) -> None:
     volume = _written(co, co.mount, reader)
     target = co.use(volume, reader)
     co.ask(co.publish_request(volume, target, reader))
-    second = co.target()
-    request = co.publish_request(volume, second, reader)
-    co.answered(request, Code.FAILED_PRECONDITION)
-    assert not co.host.mounts_at(second)
+    _check_second_refused(co, volume, reader)
 
 
 def test_c235_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
@@ -173,6 +190,15 @@ def test_c235_multi_node_modes_at_second_target_are_ok(co: Co) -> None:
         assert co.file(second) == _DATA
         request = co.publish_request(volume, second, capability, readonly=True)
         co.answered(request, Code.ALREADY_EXISTS)
+
+
+def _check_second_refused(
+    co: Co, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability
+) -> None:
+    second = co.target()
+    request = co.publish_request(volume, second, capability)
+    co.answered(request, Code.FAILED_PRECONDITION)
+    assert not co.host.mounts_at(second)
 
 
 def _of_mode(co: Co, mode: Mode.Mode.ValueType) -> csi_pb2.VolumeCapability:

@@ -1,4 +1,4 @@
-"""NodeGetVolumeStats, NodeExpandVolume, health on the node (C-241 to C-262)."""
+"""NodeGetVolumeStats, NodeExpandVolume (C-241 to C-255)."""
 
 from pathlib import Path
 
@@ -100,25 +100,6 @@ def test_c255_node_expand_with_impossible_arguments_is_refused(co: Co) -> None:
     request.volume_capability.CopyFrom(co.mount)
     request.capacity_range.required_bytes = 1 << 50
     co.answered(request, Code.OUT_OF_RANGE)
-
-
-def test_c261_node_health_of_new_volume_is_healthy(co: Co) -> None:
-    volume, target = co.used()
-    request = csi_pb2.NodeGetVolumeHealthRequest(
-        volume_id=volume.volume_id, volume_publish_path=str(target)
-    )
-    health = co.ask(request).volume_health
-    assert health.volume_id == volume.volume_id
-    with co.beyond():
-        assert not list(health.health_statuses)
-    co.refused_with_unknown(request, "volume_id")
-    co.refused_without(request, "volume_id")
-
-
-def test_c262_storage_health_entries_have_a_status(co: Co) -> None:
-    request = csi_pb2.NodeGetStorageHealthRequest()
-    for each in co.ask(request).backend_health:
-        assert each.status, "an entry of status 0 says nothing"
 
 
 def _stats_request(volume: csi_pb2.Volume, target: Path) -> csi_pb2.NodeGetVolumeStatsRequest:

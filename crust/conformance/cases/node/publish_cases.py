@@ -7,7 +7,7 @@ import pytest
 from crust.conformance.capabilities import STAGE
 from crust.conformance.orchestrator.calls import UNKNOWN, Code
 from crust.conformance.orchestrator.co import Co
-from crust.conformance.orchestrator.volume_capabilities import Mode, block, mount
+from crust.conformance.orchestrator.volume_capabilities import block, mount
 from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"what a database has written"
@@ -135,27 +135,6 @@ def test_c217_republish_with_changed_kubelet_keys_is_ok(co: Co) -> None:
         co.ask(request)
 
 
-def test_c218_single_node_writer_at_second_target_is_refused(co: Co) -> None:
-    _second_target(co, Mode.SINGLE_NODE_WRITER)
-
-
-def test_c219_single_writer_at_second_target_is_refused(co: Co) -> None:
-    _second_target(co, Mode.SINGLE_NODE_SINGLE_WRITER)
-
-
-def test_c220_multi_writer_at_second_target_is_ok(co: Co) -> None:
-    capability = mount(co.mount.mount.fs_type, Mode.SINGLE_NODE_MULTI_WRITER)
-    volume = co.volume(capability)
-    one = co.use(volume, capability)
-    other = co.published_again(volume, capability)
-    if other is None:
-        return
-    co.host.write(one / "file", _DATA)
-    assert co.file(other) == _DATA
-    co.unpublish(volume.volume_id, one)
-    assert co.file(other) == _DATA
-
-
 def test_c221_unpublish_leaves_nothing_and_is_idempotent(co: Co) -> None:
     for capability in co.kinds:
         volume, target = co.used(capability)
@@ -221,16 +200,6 @@ def _publish_at(co: Co, volume: csi_pb2.Volume, staging: Path, target: Path) -> 
         co.ask(stage)
     co.ask(publish)
     assert co.host.mounts_at(target), "nothing is mounted at the target"
-
-
-def _second_target(co: Co, mode: Mode.Mode.ValueType) -> None:
-    capability = mount(co.mount.mount.fs_type, mode)
-    volume = co.volume(capability)
-    co.use(volume, capability)
-    second = co.target()
-    request = co.publish_request(volume, second, capability)
-    co.answered(request, Code.FAILED_PRECONDITION)
-    assert not co.host.mounts_at(second)
 
 
 def test_c501_a_deferred_publish_mounts_nothing(co: Co) -> None:
