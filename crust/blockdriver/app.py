@@ -39,7 +39,7 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.identity import Identity
@@ -158,7 +158,7 @@ def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -
     def is_id(text: str) -> bool:
         return pool.ids.is_volume_id(text)
 
-    volume_records = Records(engine.records(RecordKind.VOLUMES), VolumeRecord, is_id)
+    volume_records = IndexedRecords(engine.records(RecordKind.VOLUMES), VolumeRecord, is_id)
     return Stores(
         pool=pool,
         engine=engine,
@@ -196,7 +196,7 @@ def _snapshots(
         pool=pool,
         volume_records=stores.volume_records,
         content_records=stores.content_records,
-        records=Records(
+        records=IndexedRecords(
             stores.engine.records(RecordKind.SNAPSHOTS),
             SnapshotSet,
             lambda each: pool.ids.is_set_id(each),

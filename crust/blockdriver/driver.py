@@ -12,7 +12,7 @@ from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
@@ -37,7 +37,7 @@ class Stores:
 
     pool: PoolHome
     engine: Engine
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     node_state: NodeState
     tool_locks: ToolLocks

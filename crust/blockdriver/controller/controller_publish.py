@@ -18,7 +18,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots, Slots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, volumes
 from crust.host.process import workers
 
@@ -49,7 +49,7 @@ class ControllerPublish:
     def __init__(  # noqa: PLR0913 - composition
         self,
         pool: PoolHome,
-        known: Records[VolumeRecord],
+        known: IndexedRecords[VolumeRecord],
         node: NodeVolumes,
         supported: SupportedCapabilities,
         attach_slots: AttachSlots,

@@ -23,7 +23,7 @@ from crust.blockdriver.records.models import (
     Limits,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.core import errors, volumes
@@ -70,7 +70,7 @@ class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
     pool: PoolHome
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     provisioning: Provisioning
     node: NodeVolumes

@@ -19,7 +19,7 @@ from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.health import Health, HealthCheck
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
 from crust.core import errors, volumes
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
 
@@ -45,7 +45,7 @@ class VolumeLister:
     def __init__(
         self,
         pool: PoolHome,
-        known: Records[VolumeRecord],
+        known: IndexedRecords[VolumeRecord],
         publisher: ControllerPublish,
         health_check: HealthCheck,
     ) -> None:
@@ -114,7 +114,7 @@ def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tupl
 class Validation:
     """Compares a volume with what a CO states."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     supported: SupportedCapabilities
     provisioning: Provisioning

@@ -25,7 +25,7 @@ from crust.blockdriver.engines.protocol import Provisioning, StorageLimits
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import Limits, VolumeRecord
-from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.blockdriver.records.records import UNREADABLE, IndexedRecords
 from crust.core import errors, operations, volumes
 from crust.host.process import workers
 
@@ -72,7 +72,7 @@ class Outcome:
 class VolumeModifier:
     """Changes volumes. The caller makes one call per volume at a time."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     provisioning: Provisioning
     node: NodeVolumes
     enforcement: LimitEnforcement

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, operations, volumes
 from crust.host.process import workers
 
@@ -25,7 +25,7 @@ class Settlement:
     """Ends what is half made or half removed."""
 
     driver: volumes.DriverName
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     provisioning: Provisioning
     running: operations.KeyedOperations
 

@@ -19,7 +19,7 @@ from crust.blockdriver.engines.protocol import Attachment
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from crust.host.mounts.device_mounts import ShownDevices
@@ -130,7 +130,7 @@ class IoLimits:
             with contextlib.suppress(errors.CrustError):
                 await self.guests.set_limits(target, before)
 
-    def recover(self, known: Records[VolumeRecord]) -> None:
+    def recover(self, known: IndexedRecords[VolumeRecord]) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.
 
         Before any call is served, so one look at the mounts holds for all volumes.

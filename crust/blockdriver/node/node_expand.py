@@ -18,7 +18,7 @@ from crust.blockdriver.node.node_state import NodeState, NotStaged
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import errors, volumes
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
@@ -78,7 +78,7 @@ class _Due:
 class NodeExpand:
     """NodeExpandVolume, and growth that is due at a publish."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     node_state: NodeState
     access: NodeAccess

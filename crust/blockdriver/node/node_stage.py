@@ -27,7 +27,7 @@ from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import deferral_keys, errors, volumes
 from crust.host.filesystems import format_decision
 from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
@@ -71,7 +71,7 @@ class _Begun:
 class NodeStage:
     """Stages volumes. The caller makes one call per volume at a time."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     node_state: NodeState
     access: NodeAccess

@@ -12,7 +12,7 @@ from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, operations, volumes
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
@@ -41,7 +41,7 @@ class NodeStats:
 
     def __init__(  # noqa: PLR0913 - what it looks at
         self,
-        known: Records[VolumeRecord],
+        known: IndexedRecords[VolumeRecord],
         node_state: NodeState,
         access: NodeAccess,
         health_check: health.HealthCheck,

@@ -23,7 +23,7 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
 from crust.core import errors, volumes
 from crust.core.pool_ids import set_of
 
@@ -77,7 +77,7 @@ class HealthCheck:
     def __init__(
         self,
         pool: PoolHome,
-        known: Records[VolumeRecord],
+        known: IndexedRecords[VolumeRecord],
         content_records: Records[ContentRecord],
         provisioning: Provisioning,
         free_bytes: Callable[[], int],
@@ -168,7 +168,7 @@ class HealthCheck:
 
 
 def snapshot_findings(
-    sets: Records[SnapshotSet], provisioning: Provisioning
+    sets: IndexedRecords[SnapshotSet], provisioning: Provisioning
 ) -> Iterator[PoolFinding]:
     """A finding for each. Blocks; raises what `Provisioning.snapshot_ids` does."""
     for error in sets.unreadable():
@@ -189,7 +189,7 @@ def snapshot_findings(
         yield _finding("SnapshotRecordMissing", text)
 
 
-def _without_record(sets: Records[SnapshotSet], images: frozenset[str]) -> frozenset[str]:
+def _without_record(sets: IndexedRecords[SnapshotSet], images: frozenset[str]) -> frozenset[str]:
     found = ((each, set_of(each)) for each in images)
     return frozenset(
         each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)

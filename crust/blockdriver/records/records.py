@@ -6,7 +6,8 @@ again; so no write can undo "formatted" because it did not know of it.
 
 An id in a request becomes a record's key only if it has the form of this pool's ids (`pool_ids`). No error is
 remembered: a store that does not answer says nothing about a record. Kept in memory is a small summary of each
-record: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20 records and 2,000.
+volume and snapshot set: a page of a list, the sum of reserved bytes and a node's volumes cost the same for 20 records
+and 2,000.
 """
 
 import bisect
@@ -136,13 +137,50 @@ _OTHER = Summary()
 
 
 class Records(Generic[M]):
-    """The records of the kind `model`. Safe from any thread; every method may block but those of `index`."""
+    """The records of the kind `model`, by id. Safe from any thread; every method may block."""
 
     def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
         """`is_id`: whether a text is the id of such a record in this pool."""
         self._store = store
         self._model = model
         self.is_id = is_id
+
+    def find(self, key: str) -> M | None:
+        """The record, or None. Raises `RecordUnreadable`, and what the store raises."""
+        return self._read(key) if self.is_id(key) else None
+
+    def _read(self, key: str) -> M | None:
+        data = self._store.load(key)
+        if data is None:
+            return None
+        record = self._model.parse(data, lambda: self._store.shown(key))
+        if record.id != key:
+            raise RecordUnreadable(self._store.shown(key), f"it describes {record.id}")
+        return record
+
+    def load(self, key: str) -> M:
+        """The record of what exists; raises the kind's `missing` besides what `find` raises."""
+        record = self.find(key)
+        if record is None:
+            raise self._model.missing(key, self._store.shown(key))
+        return record
+
+    def save(self, record: M) -> M:
+        """Write `record`, durably, in place of the one that it was made of, on a full disk too; returns what was
+        written. Raises `RecordChanged`.
+        """
+        assert record.stored is not None
+        written = record.as_written()
+        data = written.encode()
+        self._store.save(record.id, data, previous=record.stored)
+        return written.note_stored(data)
+
+
+class IndexedRecords(Records[M]):
+    """Records of what exists by them, with an index of all: its methods do not block."""
+
+    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
+        super().__init__(store, model, is_id)
         self.index = Index()
 
     def open(self) -> None:
@@ -159,28 +197,10 @@ class Records(Generic[M]):
             return None
         return record.summary if record else None
 
-    def _read(self, key: str) -> M | None:
-        data = self._store.load(key)
-        if data is None:
-            return None
-        record = self._model.parse(data, lambda: self._store.shown(key))
-        if record.id != key:
-            raise RecordUnreadable(self._store.shown(key), f"it describes {record.id}")
-        return record
-
     def find(self, key: str) -> M | None:
-        """The record, or None. Raises `RecordUnreadable`, and what the store raises."""
-        if not self.is_id(key):
-            return None
-        record = self._read(key)
+        """As `Records.find`; the index learns of it."""
+        record = super().find(key)
         self.index.learn(key, record)
-        return record
-
-    def load(self, key: str) -> M:
-        """The record of what exists; raises the kind's `missing` besides what `find` raises."""
-        record = self.find(key)
-        if record is None:
-            raise self._model.missing(key, self._store.shown(key))
         return record
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
@@ -203,23 +223,13 @@ class Records(Generic[M]):
             raise self._model.missing(key, self._store.shown(key))
 
     def save(self, record: M) -> M:
-        """Write `record`, durably, in place of the one that it was made of, on a full disk too; returns what was
-        written. Raises `RecordChanged`.
-        """
-        assert record.stored is not None
-        written = record.as_written()
-        data = written.encode()
-        try:
-            self._store.save(record.id, data, previous=record.stored)
-        except errors.CrustError:
-            self.look_again(record.id)
-            raise
-        self.index.put(record.id, written.summary)
-        return written.note_stored(data)
+        """As `Records.save`."""
+        with self.changing(record.id, record.summary):
+            return super().save(record)
 
     @contextmanager
     def changing(self, key: str, after: Summary | None) -> Iterator[None]:
-        """Note what the block makes of a record, in the engine: one with that summary, or none.
+        """Note what the block makes of a record: one with that summary, or none.
 
         A block that fails may have made it, if only its last step failed: then the record is read.
         """

@@ -12,7 +12,7 @@ from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.blockdriver.services import messages
 from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.roles import NodeIdentity
@@ -44,7 +44,7 @@ _DEFERRAL = (
 class NodeRules:
     """The rules of the node part; tests call them without a server."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     node_state: NodeState
     max_volumes: int
     io_limits: IoLimits

@@ -14,7 +14,7 @@ from crust.blockdriver.records.models import (
     Snapshot,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.snapshots import quiesce, snapshot_sets
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
@@ -35,7 +35,7 @@ class Wanted:
 class ContentSources:
     """Finds content sources and copies them. The caller locks the source."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     snapshot_sets: SnapshotSets
     provisioning: Provisioning

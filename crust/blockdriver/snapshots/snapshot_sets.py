@@ -29,7 +29,7 @@ from crust.blockdriver.records.models import (
     SnapshotSet,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import UNREADABLE, Records
+from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
@@ -70,9 +70,9 @@ class SnapshotSets:
     """
 
     pool: PoolHome
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
-    records: Records[SnapshotSet]
+    records: IndexedRecords[SnapshotSet]
     provisioning: Provisioning
     node: VolumeUse
     capacity: Reservations

@@ -31,7 +31,7 @@ from crust.blockdriver.records.models import (
     Usage,
     VolumeRecord,
 )
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents
 from crust.core import volumes
 from crust.core.pool_ids import PoolIds
@@ -88,14 +88,16 @@ def made(records: Records[M], record: M) -> M:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(written.encode())
     path.chmod(0o600)
-    records.index.put(record.id, written.summary)
+    if isinstance(records, IndexedRecords):
+        records.index.put(record.id, written.summary)
     return written.note_stored(written.encode())
 
 
 def removed(records: Records[M], record_id: str) -> None:
     """Remove a record as an engine does."""
-    with records.changing(record_id, None):
-        place_of(records, record_id).unlink()
+    place_of(records, record_id).unlink()
+    if isinstance(records, IndexedRecords):
+        records.index.drop(record_id)
 
 
 class Stores:
@@ -104,9 +106,9 @@ class Stores:
     def __init__(self, root: Path) -> None:
         self.engine = engine(str(root / "pool"), create=True)
         self.pool, records = self.engine.home, self.engine.records
-        self.volumes = Records(records(RecordKind.VOLUMES), VolumeRecord, IDS.is_volume_id)
+        self.volumes = IndexedRecords(records(RecordKind.VOLUMES), VolumeRecord, IDS.is_volume_id)
         self.contents = Records(records(RecordKind.CONTENT), ContentRecord, IDS.is_volume_id)
-        self.sets = Records(records(RecordKind.SNAPSHOTS), SnapshotSet, IDS.is_set_id)
+        self.sets = IndexedRecords(records(RecordKind.SNAPSHOTS), SnapshotSet, IDS.is_set_id)
         self.node = NodeState(str(root / "run"), self.engine.access)
         self.intents = Intents(str(root / "run"))
         self.handoff = Store(str(root / "handoff"))
@@ -114,7 +116,7 @@ class Stores:
     def open(self) -> None:
         """Read what is there, as a start does."""
         self.pool.open()
-        for each in (self.volumes, self.contents, self.sets):
+        for each in (self.volumes, self.sets):
             each.open()
         self.node.open(BOOT)
         self.handoff.open()

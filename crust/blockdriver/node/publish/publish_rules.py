@@ -22,7 +22,7 @@ from crust.blockdriver.node.node_state import NodeState, NotStaged, Published
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.host.filesystems import usage
 
@@ -178,7 +178,7 @@ class Ready:
 class PublishCheck:
     """Checks a publish against all rules; changes nothing."""
 
-    volume_records: Records[VolumeRecord]
+    volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
     node_state: NodeState
     supported: SupportedCapabilities

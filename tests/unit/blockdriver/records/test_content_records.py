@@ -26,9 +26,7 @@ NEW = ContentRecord(volume_id=VOLUME)
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records[ContentRecord]:
-    made = Records(file_records(tmp_path), ContentRecord, IDS.is_volume_id)
-    made.open()
-    return made
+    return Records(file_records(tmp_path), ContentRecord, IDS.is_volume_id)
 
 
 def test_content_record_comes_back_with_the_next_revision(records: Records[ContentRecord]) -> None:

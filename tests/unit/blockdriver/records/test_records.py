@@ -10,7 +10,7 @@ from crust.blockdriver.engines import pool_store
 from crust.blockdriver.engines.pool_store import RecordStore
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.files import durable
@@ -21,8 +21,8 @@ VOLUME = IDS.volume_id("pvc")
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Records[VolumeRecord]:
-    made = Records(file_records(tmp_path), VolumeRecord, IDS.is_volume_id)
+def records(tmp_path: Path) -> IndexedRecords[VolumeRecord]:
+    made = IndexedRecords(file_records(tmp_path), VolumeRecord, IDS.is_volume_id)
     made.open()
     return made
 
@@ -32,7 +32,7 @@ def volume(**changes: object) -> VolumeRecord:
     return plain.but(**changes)
 
 
-def test_volume_record_loads_as_saved(records: Records[VolumeRecord]) -> None:
+def test_volume_record_loads_as_saved(records: IndexedRecords[VolumeRecord]) -> None:
     usage = models.Usage(kind="mount", fs_type="ext4", mode=1)
     saved = made(records, volume(usages=(usage,), parameters={"a": "b"}))
     assert records.load(VOLUME) == saved
@@ -45,7 +45,7 @@ def test_volume_record_loads_as_saved(records: Records[VolumeRecord]) -> None:
     "volume_id", ["", "../records/x", "vol-1", VOLUME + "0", VOLUME + "\n", IDS.snapshot_id("pvc")]
 )
 def test_load_of_an_invalid_id_never_becomes_a_path(
-    records: Records[VolumeRecord], volume_id: str, monkeypatch: pytest.MonkeyPatch
+    records: IndexedRecords[VolumeRecord], volume_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
     monkeypatch.setattr(durable, "read", lambda path, **_: read.append(path))
@@ -53,7 +53,9 @@ def test_load_of_an_invalid_id_never_becomes_a_path(
     assert read == []
 
 
-def test_load_of_a_newer_schema_is_refused(records: Records[VolumeRecord], tmp_path: Path) -> None:
+def test_load_of_a_newer_schema_is_refused(
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
+) -> None:
     made(records, volume())
     path = place_of(records, VOLUME)
     newer = json.loads(path.read_text()) | {"schema": 2, "shiny": True}
@@ -72,7 +74,7 @@ def test_load_of_a_newer_schema_is_refused(records: Records[VolumeRecord], tmp_p
     ],
 )
 def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
-    records: Records[VolumeRecord], tmp_path: Path, change: dict[str, object]
+    records: IndexedRecords[VolumeRecord], tmp_path: Path, change: dict[str, object]
 ) -> None:
     made(records, volume())
     path = place_of(records, VOLUME)
@@ -84,7 +86,7 @@ def test_load_of_an_invalid_record_is_refused_and_keeps_the_file(
 
 
 def test_load_of_a_record_without_a_schema_number_is_refused(
-    records: Records[VolumeRecord], tmp_path: Path
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
 ) -> None:
     made(records, volume())
     path = place_of(records, VOLUME)
@@ -96,7 +98,7 @@ def test_load_of_a_record_without_a_schema_number_is_refused(
 
 
 def test_load_of_a_newer_schema_that_fits_no_field_is_refused_as_newer(
-    records: Records[VolumeRecord], tmp_path: Path
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
 ) -> None:
     made(records, volume())
     path = place_of(records, VOLUME)
@@ -106,7 +108,7 @@ def test_load_of_a_newer_schema_that_fits_no_field_is_refused_as_newer(
 
 
 def test_save_keeps_a_field_of_a_later_version(
-    records: Records[VolumeRecord], tmp_path: Path
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
 ) -> None:
     usage = models.Usage(kind="mount", fs_type="ext4", mode=1)
     made(records, volume(usages=(usage,)))
@@ -123,7 +125,7 @@ def test_save_keeps_a_field_of_a_later_version(
 
 
 def test_load_of_a_record_under_another_name_is_refused(
-    records: Records[VolumeRecord], tmp_path: Path
+    records: IndexedRecords[VolumeRecord], tmp_path: Path
 ) -> None:
     made(records, volume())
     other = IDS.volume_id("other")
@@ -133,7 +135,7 @@ def test_load_of_a_record_under_another_name_is_refused(
 
 
 def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
-    records: Records[VolumeRecord],
+    records: IndexedRecords[VolumeRecord],
 ) -> None:
     first = made(records, volume())
     stale = records.load(VOLUME)
@@ -160,7 +162,7 @@ class _Outage:
 def test_record_written_in_an_outage_is_read_after_it_and_not_damaged(tmp_path: Path) -> None:
     """What a write in an outage has left is unknown then, and asked for after it."""
     outage = _Outage(file_records(tmp_path))
-    records = Records(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
+    records = IndexedRecords(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
     records.open()
     present = made(records, volume())
     outage.is_on = True
@@ -181,7 +183,7 @@ def test_record_that_an_engine_may_have_made_in_an_outage_is_asked_for_after_it(
     tmp_path: Path, *, is_there: bool
 ) -> None:
     outage = _Outage(file_records(tmp_path))
-    records = Records(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
+    records = IndexedRecords(cast("RecordStore", outage), VolumeRecord, IDS.is_volume_id)
     records.open()
     if is_there:
         made(records, volume())

@@ -12,7 +12,7 @@ import pytest
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.records import models
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.records import IndexedRecords
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from tests.support.drivers import driver_state
@@ -153,8 +153,8 @@ IDS = PoolIds("0123456789abcdef")
 ID = IDS.snapshot_id("snap")
 
 
-def sets_in(directory: Path) -> Records[SnapshotSet]:
-    records = Records(file_records(directory), SnapshotSet, IDS.is_set_id)
+def sets_in(directory: Path) -> IndexedRecords[SnapshotSet]:
+    records = IndexedRecords(file_records(directory), SnapshotSet, IDS.is_set_id)
     records.open()
     return records
 
