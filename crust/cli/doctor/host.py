@@ -148,9 +148,11 @@ def cgroups(node: Node) -> Iterator[Finding]:
 
 @check("programs")
 def programs(node: Node) -> Iterator[Finding]:
-    """What the driver runs on volumes. Encryption needs nothing here: guests open LUKS, with their own cryptsetup."""
-    if not node.has_own_driver():
-        yield ok("crust's driver does not run here, which alone needs programs and libraries")
+    """What driver and proxy run on volumes. Encryption needs nothing: guests open LUKS themselves."""
+    if not node.has_own_driver() and node.kata_settings() is None:
+        yield ok(
+            "crust's driver does not run here, nor crust kata: nothing needs programs or libraries"
+        )
         return
     programs = {name: package for name, package in _PROGRAMS.items() if not node.has_program(name)}
     libraries = {
@@ -159,11 +161,11 @@ def programs(node: Node) -> Iterator[Finding]:
     for name, package in (programs | libraries).items():
         yield error(
             f"{name} is not installed",
-            "crust's driver needs it to make, check or read filesystems",
+            "crust's driver, and the proxy for Kata, need it to make, check or read filesystems",
             f"install {package} (Debian)",
         )
     if not (programs or libraries):
-        yield ok("the driver's programs and libraries are installed")
+        yield ok("the programs and libraries for filesystems are installed")
 
 
 @check("udev")

@@ -224,6 +224,9 @@ def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node)
     for name in ("programs", "loop"):
         (only,) = found(good, name)
         assert (only.level, "does not run here" in only.what) == (Level.OK, True)
+    write(good.root, "etc/crust/kata.toml", (DEPLOY / "crust/kata.toml").read_text())
+    write(good.root, "etc/systemd/system/multi-user.target.wants/crust-kata.service")
+    assert "bubblewrap" in bad(good, "programs", Level.ERROR)  # the proxy makes filesystems for it
 
 
 @pytest.mark.parametrize(
