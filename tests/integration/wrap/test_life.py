@@ -11,12 +11,13 @@ import pytest
 
 from crust.core import deferral_keys, volumes
 from crust.core.operations import KeyedOperations
-from crust.host.block import devices
+from crust.host.block import devices, signatures
 from crust.host.mounts import mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.integration.wrap.conftest import DEFERRED, SECRETS, TIMEOUT_S, Wrapped, node_with
 from tests.support.co import MIB
 from tests.support.faults.refusals import refused
+from tests.support.runtimes import fake_handler
 
 pytestmark = pytest.mark.root
 
@@ -145,6 +146,34 @@ async def test_blank_volume_that_was_created_empty_is_left_to_the_guest(node: Wr
     record = node.record(target)
     assert record.mount.format == volumes.GuestFormat()
     assert devices.is_blank(record.device)
+
+
+@pytest.mark.spec("D-38")
+async def test_blank_volume_is_formatted_once_for_a_handler_that_formats_none(
+    node: Wrapped,
+) -> None:
+    context = {
+        **DEFERRED,
+        deferral_keys.RUNTIME_HANDLER: "plain",
+        deferral_keys.CREATED_EMPTY: "true",
+    }
+    plain = fake_handler.running(
+        fake_handler.FakeHandler(),
+        proxy_socket=node.places.sockets.handlers,
+        endpoint=f"{node.places.root}/plain.sock",
+        name="plain",
+        features=frozenset({volumes.HandlerFeature.READ_ONLY}),
+    )
+    async with plain:
+        volume, target = await node.published_volume(context=context, mkfs=False)
+        made = signatures.probe(node.record(target).device)
+        assert isinstance(made, signatures.Filesystem)
+        assert node.record(target).mount.format is None
+        await node.unpublish(volume, target)
+        await node.publish(volume, target)
+        assert signatures.probe(node.record(target).device) == made
+        await node.unpublish(volume, target)
+    node.check_unpublished(volume, target)
 
 
 async def test_unpublish_waits_for_a_writer_of_the_device(cloud: Wrapped) -> None:

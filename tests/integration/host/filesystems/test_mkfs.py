@@ -187,30 +187,36 @@ def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
 ) -> None:
     device = attach(_SIZES[fs_type])
     content = ContentRecord(volume_id="v", state="formatting", fs_type=fs_type, planned_uuid=_UUID)
-    writes = _made(device.path, fs_type, tmp_path / "calls", kill_at=0)
-    assert writes > _MOMENTS
+    calls = _made(device.path, fs_type, tmp_path / "calls")
+    assert len(calls) > _MOMENTS
     assert _decision(content, device.path) is format_decision.Action.ADOPT
 
     decisions = []
-    for number in range(1, writes + 1, max(1, writes // _MOMENTS)):
+    for number in range(0, len(calls), max(1, len(calls) // _MOMENTS)):
+        moment = (calls[number], calls[: number + 1].count(calls[number]))
         _clear(device.path)
-        _made(device.path, fs_type, tmp_path / "calls", kill_at=number)
+        _made(device.path, fs_type, tmp_path / "calls", kill_at=moment)
         decisions.append(_decision(content, device.path))
         if decisions[-1] is format_decision.Action.ADOPT:
             subprocess.run([*_CHECK[fs_type], device.path], check=True, capture_output=True)
     assert format_decision.Action.CLEAR_AND_MAKE in decisions
 
 
-def _made(device: str, fs_type: str, calls: Path, *, kill_at: int) -> int:
-    """Make the filesystem by the driver's own command, killed at a call if there is a number; the calls so far."""
+def _made(
+    device: str, fs_type: str, calls: Path, *, kill_at: tuple[str, int] | None = None
+) -> list[str]:
+    """Make the filesystem by the driver's own command; the calls so far. strace counts each system call by itself.
+
+    It is killed at the n-th of one system call, if that is given.
+    """
     row = mkfs._TABLE[fs_type]
     uuid = [word.format(_UUID) for word in row.uuid]
-    inject = ("-e", f"inject={_WRITES}:signal=SIGKILL:when={kill_at}") if kill_at else ()
+    inject = ("-e", "inject={}:signal=SIGKILL:when={}".format(*kill_at)) if kill_at else ()
     program = row.command.index(f"mkfs.{fs_type}")
     strace = ("strace", "-o", str(calls), "-e", f"trace={_WRITES}", *inject)
     argv = [*row.command[:program], *strace, *row.command[program:], *uuid, device]
-    subprocess.run(argv, check=not kill_at, capture_output=True)
-    return len(re.findall(r"^\w+\(", calls.read_text(), re.MULTILINE))
+    subprocess.run(argv, check=kill_at is None, capture_output=True)
+    return re.findall(r"^(\w+)\(", calls.read_text(), re.MULTILINE)
 
 
 def _decision(content: ContentRecord, device: str) -> format_decision.Action:
