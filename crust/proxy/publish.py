@@ -28,7 +28,6 @@ from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
     Begin,
-    Prepare,
     Seen,
     Stack,
     Target,
@@ -38,8 +37,8 @@ from crust.proxy.target import (
     group_unknown,
     lost_its_group,
     must_be_filled,
+    must_be_made,
     other_volume,
-    prepare,
     stands,
     undo,
 )
@@ -144,7 +143,7 @@ class Publish:
         mount = handler_admission.mount_of(wanted, request, await self._call_driver(run, request))
         record = self._record(run, handler, mount)
         if handler is not None:
-            await self._prepare(run, handler, mount, record)
+            await self._make_filesystem(run, handler, mount, record)
         entry, devices = await workers.run(self._place, run, handler, record, mount.secrets)
         published = entry.require()
         self._table.put(
@@ -284,14 +283,13 @@ class Publish:
         name = run.decision.handler or known.handler
         return Record.of(mount, key, target, name, decided_by=known.decided_by, pod=pod)
 
-    async def _prepare(
+    async def _make_filesystem(
         self, run: _Run, handler: Handler, mount: volumes.DeferredMount, record: Record
     ) -> None:
         """Make the filesystem that the handler's guests do not make, on the reserved device."""
         assert run.began is not None
-        if prepare(run.began, mount, handler.features) is Prepare.NOTHING:
+        if mount.format is None or not must_be_made(run.began, mount, handler.features):
             return
-        assert mount.format is not None
         await workers.run(self._reserve_device, run, record, mount.secrets)
         await self._filesystems.make_if_blank(record.key, record.block, record.mount, mount.format)
 

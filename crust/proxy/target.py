@@ -258,25 +258,14 @@ def begin_publish(seen: Seen, wanted: Wanted) -> Begin:
     return Begin.REFUSE if seen.is_covered else Begin.DEFER
 
 
-class Prepare(enum.Enum):
-    """What the proxy does about the filesystem, between the driver's answer and the entry."""
+def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> bool:
+    """Whether the proxy makes the filesystem, if the device is blank: of what was created empty, for a handler that
+    does not.
 
-    NOTHING = "nothing: the guest makes it, or it was made"
-    MAKE_IF_BLANK = (
-        "make it if the device is blank, or refuse a blank device that is to be read only"
-    )
-
-
-def prepare(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> Prepare:
-    """What to do about the filesystem: never anything once there is an entry, because a sandbox may have the device.
-
-    Inside of a LUKS container, and on an image, only a guest can look.
+    Never once there is an entry: a sandbox may have the device.
     """
-    is_there = began.entry is not None or mount.format is None
-    is_the_guests = Feature.FORMAT in features or mount.encryption is not None
-    if is_there or is_the_guests or mount.image is not None:
-        return Prepare.NOTHING
-    return Prepare.MAKE_IF_BLANK
+    is_asked = mount.format is not None and Feature.FORMAT not in features
+    return began.entry is None and is_asked and not _is_the_guests(mount)
 
 
 def must_be_filled(
@@ -284,16 +273,16 @@ def must_be_filled(
 ) -> bool:
     """Whether the filesystem of a record must fill its device already, because nobody will grow it.
 
-    One that is only read is not grown by anybody. One that a guest makes fills its device, and the inside of a LUKS
-    container, an image and a kind that crust does not know cannot be looked at.
+    One that is only read is not grown by anybody, and one that a guest makes fills its device.
     """
     is_grown_later = Feature.GROW in features or mount.readonly or mount.format is not None
-    cannot_look = (
-        mount.encryption is not None
-        or mount.image is not None
-        or mount.fs_type not in supported.SUPPORTED
-    )
-    return began.entry is None and not is_grown_later and not cannot_look
+    is_known = mount.fs_type in supported.SUPPORTED and not _is_the_guests(mount)
+    return began.entry is None and is_known and not is_grown_later
+
+
+def _is_the_guests(mount: volumes.DeferredMount) -> bool:
+    """Whether only a guest sees the filesystem: inside of a LUKS container, or on an image."""
+    return mount.encryption is not None or mount.image is not None
 
 
 class Undo(enum.Enum):

@@ -19,7 +19,6 @@ from crust.proxy.target import (
     Begin,
     Feature,
     OnLook,
-    Prepare,
     Seen,
     Stack,
     Target,
@@ -172,9 +171,9 @@ class Proxy:
         if chosen != "ok":
             raise FailedError(final=True)
 
-    def _prepare(self, began: Seen) -> None:
+    def _make_filesystem(self, began: Seen) -> None:
         """As `crust.proxy.filesystems.Filesystems.make_if_blank`, where the decision says so."""
-        if decisions.prepare(began, EMPTY, frozenset()) is Prepare.NOTHING:
+        if not decisions.must_be_made(began, EMPTY, frozenset()):
             return
         if self.world.entry:
             self.violations.add("mkfs was started although there is an entry")
@@ -248,7 +247,7 @@ class Proxy:
             self._simple()  # the driver defers
             self._call_publish()
             self._simple()  # the answer, the device, the reservation
-            self._prepare(began)
+            self._make_filesystem(began)
             if began.entry is None:
                 self._write()
             answer = "OK"
@@ -421,7 +420,7 @@ def _undo_of(began: Seen, asked: Asked, **options: bool) -> Undo:
 
 _REAL: dict[str, Any] = {
     name: getattr(decisions, name)
-    for name in ("undo", "stands", "begin_publish", "begin_unpublish", "prepare")
+    for name in ("undo", "stands", "begin_publish", "begin_unpublish", "must_be_made")
 }
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "undo: what stood before is undone": (
@@ -530,11 +529,11 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 MUTANTS |= {
-    "prepare: a repeated publish runs mkfs": (
-        "prepare",
-        lambda began, mount, features: _REAL["prepare"](Seen(), mount, features),
+    "must_be_made: a repeated publish runs mkfs": (
+        "must_be_made",
+        lambda began, mount, features: _REAL["must_be_made"](Seen(), mount, features),
     ),
-    "prepare: nobody makes the filesystem": ("prepare", lambda *_: Prepare.NOTHING),
+    "must_be_made: nobody makes the filesystem": ("must_be_made", lambda *_: False),
     "publish: begins while a tool runs": (
         "begin_publish",
         lambda seen, wanted: (
@@ -559,22 +558,23 @@ MUTANTS |= {
 @pytest.mark.parametrize(
     ("mount", "features", "entry", "expected"),
     [
-        (EMPTY, frozenset(), None, Prepare.MAKE_IF_BLANK),
-        (EMPTY, frozenset({Feature.FORMAT}), None, Prepare.NOTHING),
-        (EMPTY, frozenset(), ENTRIES["same"], Prepare.NOTHING),
-        (replace(EMPTY, readonly=True), frozenset(), None, Prepare.MAKE_IF_BLANK),
-        (replace(EMPTY, format=None), frozenset(), None, Prepare.NOTHING),
-        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, Prepare.NOTHING),
-        (replace(EMPTY, source=IMAGE), frozenset(), None, Prepare.NOTHING),
+        (EMPTY, frozenset(), None, True),
+        (EMPTY, frozenset({Feature.FORMAT}), None, False),
+        (EMPTY, frozenset(), ENTRIES["same"], False),
+        (replace(EMPTY, readonly=True), frozenset(), None, True),
+        (replace(EMPTY, format=None), frozenset(), None, False),
+        (replace(EMPTY, encryption=volumes.Encryption.LUKS), frozenset(), None, False),
+        (replace(EMPTY, source=IMAGE), frozenset(), None, False),
     ],
 )
-def test_prepare_makes_a_filesystem_only_for_a_handler_that_does_not(
+def test_must_be_made_only_for_a_handler_that_does_not_make_it(
     mount: volumes.DeferredMount,
     features: frozenset[Feature],
     entry: Entry | None,
-    expected: Prepare,
+    *,
+    expected: bool,
 ) -> None:
-    assert decisions.prepare(Seen(entry, Stack.GUARD), mount, features) is expected
+    assert decisions.must_be_made(Seen(entry, Stack.GUARD), mount, features) is expected
 
 
 @pytest.mark.parametrize(
