@@ -292,6 +292,7 @@ class Publish:
             return
         await workers.run(self._reserve_device, run, record, mount.secrets)
         await self._filesystems.make_if_blank(record.key, record.block, record.mount, mount.format)
+        run.writers = await self._writers(run)  # mkfs may have taken long
 
     def _place(
         self,
