@@ -6,7 +6,8 @@ from typing import Self
 
 from crust.core import errors
 
-_POD_INFO = "csi.storage.k8s.io/pod."
+POD_INFO = "csi.storage.k8s.io/pod."
+"""What the keys of a volume context that name the pod begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class PodName:
     @classmethod
     def of(cls, context: Mapping[str, str]) -> Self:
         """From a volume context. Raises `PodInfoMissing`."""
-        found = [context.get(f"{_POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
+        found = [context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
         if not all(found):
             raise errors.NotReady.named(
                 "PodInfoMissing",
@@ -29,12 +30,6 @@ class PodName:
                 hint="set podInfoOnMount: true in the CSIDriver object",
             )
         return cls(*found)
-
-    @classmethod
-    def shown(cls, context: Mapping[str, str]) -> str:
-        """`namespace/name` from a volume context; empty where the CO names no pod."""
-        found = [context.get(f"{_POD_INFO}{key}", "") for key in ("namespace", "name")]
-        return "/".join(found) if all(found) else ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

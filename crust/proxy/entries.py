@@ -72,14 +72,19 @@ class Entries:
             readonly=held.readonly,
         )
 
-    def check_raw(self, record: Record, devices: DeviceSet) -> None:
-        """Raise DevicePublishedRaw if a raw publish has the device, and one of the two can write."""
-        for row in self.table.raw():
-            at_target = devices_at(self.devices, row.path)
-            if at_target is None or not at_target.shares_bytes_with(devices):
-                continue
-            if not (record.readonly and (row.readonly or _is_readonly(row.path))):
-                raise _published_raw(record.device, row.path)
+    def check_not_raw(self, row: Target, record: Record, devices: DeviceSet) -> None:
+        """Raise DevicePublishedRaw if the raw publish has the record's device, and one of the two can write."""
+        at_target = devices_at(self.devices, row.path)
+        if at_target is None or not at_target.shares_bytes_with(devices):
+            return
+        if record.readonly and (row.readonly or _is_readonly(row.path)):
+            return
+        raise errors.NotReady.named(
+            "DevicePublishedRaw",
+            f"the device {record.device} cannot be published to a runtime",
+            why=f"it is published as a raw block volume at {row.path}",
+            hint="stop the pod that uses it there; two writers to one device destroy its content",
+        )
 
     async def change_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> None:
         """Write new limits into a published volume's record. Raises `claims.NotPublished`."""
@@ -173,15 +178,6 @@ class Entries:
         if mount != there.mount:
             entry = self.store.rewrite(entry, mount)
         return self.row_of(entry)
-
-
-def _published_raw(device: str, where: str) -> errors.CrustError:
-    return errors.NotReady.named(
-        "DevicePublishedRaw",
-        f"the device {device} cannot be published to a runtime",
-        why=f"it is published as a raw block volume at {where}",
-        hint="stop the pod that uses it there; two writers to one device destroy its content",
-    )
 
 
 def _is_readonly(path: str) -> bool:

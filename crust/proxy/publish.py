@@ -27,7 +27,7 @@ from crust.proxy.guard import Targets, observe, verify
 from crust.proxy.handlers import Feature, Handler, Handlers
 from crust.proxy.policy import Decision
 from crust.proxy.target import (
-    Begin,
+    PublishPlan,
     Seen,
     Stack,
     Target,
@@ -197,20 +197,20 @@ class Publish:
         """Observe, decide, and mount the guard; undo first what a driver mounted over it."""
         run.began = await workers.run(self._look_and_guard, run, handler)
         plan = begin_publish(run.began, run.wanted)
-        if plan is Begin.CLEAN_FIRST:
+        if plan is PublishPlan.CLEAN_FIRST:
             await self._take_back(run)
             run.began = await workers.run(self._look_and_guard, run, handler)
             plan = begin_publish(run.began, run.wanted)
-        if plan in (Begin.REFUSE, Begin.CLEAN_FIRST):
+        if plan in (PublishPlan.REFUSE, PublishPlan.CLEAN_FIRST):
             raise _refused(run.began, run.wanted)
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> Seen:
         """Blocks. In one hop: each one takes as long as all of this."""
         seen = self._observe(run)
         plan = begin_publish(seen, run.wanted)
-        if plan is Begin.DEFER and handler is not None:
+        if plan is PublishPlan.DEFER and handler is not None:
             self._targets.mount_guard(run.target, names=Feature.SUB_PATH in handler.features)
-        if plan is Begin.RENEW:
+        if plan is PublishPlan.RENEW:
             is_lost = seen.stack is Stack.CLEAR and lost_its_group(
                 replace(run.row, entry=seen.entry)
             )
@@ -318,8 +318,8 @@ class Publish:
         reserved = replace(run.row, key=record.key, devices=devices, readonly=record.readonly)
         self._table.reserve(replace(reserved, secrets=secrets or None, raw=False, busy=True))
         if record.image is None:
-            if run.writers is not None:
-                self._entries.check_raw(record, devices)
+            for row in self._table.raw() if run.writers is not None else ():
+                self._entries.check_not_raw(row, record, devices)
             claims = [
                 self._entries.store.layout.entry(row.name).claim_lock
                 for row in self._table.sharing(reserved)

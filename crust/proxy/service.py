@@ -143,7 +143,7 @@ class CsiService:
             key,
             "NodeUnpublishVolume",
             requests.identity(request),
-            lambda: self._calls.unpublish.run(self._backend, key, target, request, metadata),
+            lambda: self._calls.unpublish.unpublish(self._backend, key, target, request, metadata),
             also=[target],
             limit_s=_LIMIT_S,
             left_s=call.time_remaining(),

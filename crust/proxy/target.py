@@ -18,7 +18,7 @@ from crust.host.block import device_sets
 from crust.host.block.device_sets import DeviceSet
 from crust.host.filesystems import supported
 from crust.host.mounts import mountinfo
-from crust.kubernetes_api.pod_name import PodName
+from crust.kubernetes_api.pod_name import POD_INFO
 from crust.rpc.messages import csi
 from crust.rpc.outcome import Asked, Residue
 from crust.wire.csi.v1 import csi_pb2
@@ -218,7 +218,10 @@ class Wanted:
         options = mount_options.for_guest(capability.access.mount_flags)
         readonly = request.readonly or capability.mode.reader_only or options.readonly
         is_inline = deferral_keys.is_inline(request.volume_context, key.volume_id)
-        pod = PodName.shown(request.volume_context)
+        found = [
+            request.volume_context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name")
+        ]
+        pod = "/".join(found) if all(found) else ""
         return cls(key, target, capability.access, options.options, readonly, is_inline, pod)
 
     def contradicts(self, record: Record) -> bool:
@@ -235,7 +238,7 @@ class Wanted:
         )
 
 
-class Begin(enum.Enum):
+class PublishPlan(enum.Enum):
     """How a deferred publish begins."""
 
     DEFER = "admit, mount the guard, call the driver, write the entry"
@@ -244,18 +247,18 @@ class Begin(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_publish(seen: Seen, wanted: Wanted) -> Begin:
+def begin_publish(seen: Seen, wanted: Wanted) -> PublishPlan:
     """How to begin, from what was seen."""
     if seen.stack is Stack.UNSEEN:
-        return Begin.REFUSE
+        return PublishPlan.REFUSE
     if seen.entry is not None:
         record = seen.entry.record
         if record is None or record.key != wanted.key or wanted.contradicts(record):
-            return Begin.REFUSE
-        return Begin.REFUSE if seen.is_covered else Begin.RENEW
+            return PublishPlan.REFUSE
+        return PublishPlan.REFUSE if seen.is_covered else PublishPlan.RENEW
     if seen.stack is Stack.BURIED and not wanted.is_inline:
-        return Begin.CLEAN_FIRST
-    return Begin.REFUSE if seen.is_covered else Begin.DEFER
+        return PublishPlan.CLEAN_FIRST
+    return PublishPlan.REFUSE if seen.is_covered else PublishPlan.DEFER
 
 
 def must_be_made(began: Seen, mount: volumes.DeferredMount, features: Collection[Feature]) -> bool:
@@ -321,7 +324,7 @@ def stands(seen: Seen, wanted: Wanted) -> Residue:
     return Residue.OTHER if wanted.contradicts(record) else Residue.EXISTS
 
 
-class Unpublish(enum.Enum):
+class UnpublishPlan(enum.Enum):
     """How an unpublish begins."""
 
     REMOVE = "the driver's unpublish, hide the entry, unmount the guard, delete"
@@ -330,15 +333,15 @@ class Unpublish(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> Unpublish:
+def begin_unpublish(seen: Seen, key: volumes.VolumeKey) -> UnpublishPlan:
     """How to begin, from what was seen."""
     if seen.stack is Stack.UNSEEN:
-        return Unpublish.REFUSE
+        return UnpublishPlan.REFUSE
     if seen.entry is not None:
         record = seen.entry.record
         refused = record is None or record.key != key or seen.entry.live
-        return Unpublish.REFUSE if refused else Unpublish.REMOVE
-    return Unpublish.DRIVER if seen.stack is Stack.FOREIGN else Unpublish.CLEAN
+        return UnpublishPlan.REFUSE if refused else UnpublishPlan.REMOVE
+    return UnpublishPlan.DRIVER if seen.stack is Stack.FOREIGN else UnpublishPlan.CLEAN
 
 
 def lost_its_group(row: Target) -> bool:

@@ -21,8 +21,7 @@ from crust.proxy.entries import Entries
 from crust.proxy.events import Event, Events
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
-from crust.proxy.target import Seen, Stack, Target, begin_unpublish, other_volume
-from crust.proxy.target import Unpublish as Plan
+from crust.proxy.target import Seen, Stack, Target, UnpublishPlan, begin_unpublish, other_volume
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.wire.csi.v1 import csi_pb2
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 class _Begun:
     """A removal with its locks: what was seen, and the entry, whose claim lock is held."""
 
-    plan: Plan
+    plan: UnpublishPlan
     seen: Seen
     entry: stores.Removal | None
 
@@ -51,7 +50,7 @@ class Unpublish:
         self._targets = targets
         self._filesystems = filesystems
 
-    async def run(
+    async def unpublish(
         self,
         backend: CsiDriver,
         key: volumes.VolumeKey,
@@ -112,7 +111,7 @@ class Unpublish:
             if entry is not None and (entry.entry.record or entry.entry.error):
                 seen = replace(seen, entry=entry.entry)
             plan = begin_unpublish(seen, key)
-            if plan is Plan.REFUSE:
+            if plan is UnpublishPlan.REFUSE:
                 self._refuse(seen, target, key)
         except BaseException:
             if entry is not None:
@@ -126,7 +125,7 @@ class Unpublish:
         raise other_volume(target.text, key, seen.entry.require().key)
 
     def _finish(self, target: volumes.TargetPath, begun: _Begun) -> None:
-        if begun.plan is Plan.DRIVER:
+        if begun.plan is UnpublishPlan.DRIVER:
             return
         if begun.seen.is_covered:  # the driver's own mount too, perhaps: then it has removed it
             seen = self._targets.look(target)

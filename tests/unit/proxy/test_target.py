@@ -16,14 +16,14 @@ from crust.handoff.claims import Claim, State
 from crust.handoff.entry import Entry
 from crust.proxy import target as decisions
 from crust.proxy.target import (
-    Begin,
     Feature,
     OnLook,
+    PublishPlan,
     Seen,
     Stack,
     Target,
     Undo,
-    Unpublish,
+    UnpublishPlan,
     Wanted,
 )
 from crust.rpc.outcome import Asked, Residue
@@ -214,14 +214,14 @@ class Proxy:
         """Lock, driver, hide, unguard, delete: as `crust.proxy.unpublish.Unpublish.remove`."""
         seen = self.world.seen()
         plan = decisions.begin_unpublish(seen, RECORD.key)
-        if plan is Unpublish.REFUSE:
+        if plan is UnpublishPlan.REFUSE:
             raise FailedError(final=True)
         if seen.entry is not None and self.world.held:
             raise FailedError(final=True)  # the claim lock itself
         self.locked = True
         try:
             self._call_unpublish()
-            if plan is Unpublish.DRIVER:
+            if plan is UnpublishPlan.DRIVER:
                 return
             if self.world.stack in (Stack.BURIED, Stack.FOREIGN):
                 raise FailedError(final=True)
@@ -260,15 +260,15 @@ class Proxy:
     def _begin(self) -> Seen:
         began = self.world.seen()
         plan = decisions.begin_publish(began, self._wanted())
-        if plan is Begin.CLEAN_FIRST:
+        if plan is PublishPlan.CLEAN_FIRST:
             if self.is_inline:
                 self.violations.add("an inline volume was deleted")
             self._remove()
             began = self.world.seen()
             plan = decisions.begin_publish(began, self._wanted())
-        if plan is Begin.REFUSE:
+        if plan is PublishPlan.REFUSE:
             raise FailedError(final=True, conflict=self.world.entry == "args")
-        if plan is Begin.DEFER:
+        if plan is PublishPlan.DEFER:
             self._simple()  # admission
         self._simple(self._guard)
         return began
@@ -486,7 +486,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "publish: an unreadable entry is deferred again": (
         "begin_publish",
         lambda seen, wanted: (
-            Begin.DEFER
+            PublishPlan.DEFER
             if seen.entry is not None and seen.entry.record is None
             else _REAL["begin_publish"](seen, wanted)
         ),
@@ -494,7 +494,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "publish: what was mounted over a guard stays": (
         "begin_publish",
         lambda seen, wanted: (
-            Begin.DEFER
+            PublishPlan.DEFER
             if seen.stack is Stack.BURIED and seen.entry is None
             else _REAL["begin_publish"](seen, wanted)
         ),
@@ -502,7 +502,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "publish: a lost guard refuses the retry": (
         "begin_publish",
         lambda seen, wanted: (
-            Begin.REFUSE
+            PublishPlan.REFUSE
             if seen.stack is Stack.CLEAR and seen.entry is not None
             else _REAL["begin_publish"](seen, wanted)
         ),
@@ -510,19 +510,23 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "publish: another mount is deferred": (
         "begin_publish",
         lambda seen, wanted: (
-            Begin.DEFER if seen.stack is Stack.FOREIGN else _REAL["begin_publish"](seen, wanted)
+            PublishPlan.DEFER
+            if seen.stack is Stack.FOREIGN
+            else _REAL["begin_publish"](seen, wanted)
         ),
     ),
     "unpublish: a guard alone is left to the driver": (
         "begin_unpublish",
         lambda seen, key: (
-            Unpublish.DRIVER if seen.entry is None else _REAL["begin_unpublish"](seen, key)
+            UnpublishPlan.DRIVER if seen.entry is None else _REAL["begin_unpublish"](seen, key)
         ),
     ),
     "unpublish: a mount over the guard is refused": (
         "begin_unpublish",
         lambda seen, key: (
-            Unpublish.REFUSE if seen.stack is Stack.BURIED else _REAL["begin_unpublish"](seen, key)
+            UnpublishPlan.REFUSE
+            if seen.stack is Stack.BURIED
+            else _REAL["begin_unpublish"](seen, key)
         ),
     ),
 }
@@ -537,13 +541,17 @@ MUTANTS |= {
     "publish: begins while a tool runs": (
         "begin_publish",
         lambda seen, wanted: (
-            Begin.DEFER if seen.stack is Stack.UNSEEN else _REAL["begin_publish"](seen, wanted)
+            PublishPlan.DEFER
+            if seen.stack is Stack.UNSEEN
+            else _REAL["begin_publish"](seen, wanted)
         ),
     ),
     "unpublish: begins while a tool runs": (
         "begin_unpublish",
         lambda seen, key: (
-            Unpublish.CLEAN if seen.stack is Stack.UNSEEN else _REAL["begin_unpublish"](seen, key)
+            UnpublishPlan.CLEAN
+            if seen.stack is Stack.UNSEEN
+            else _REAL["begin_unpublish"](seen, key)
         ),
     ),
     "stands: nothing while a tool runs": (
@@ -613,12 +621,12 @@ def test_failed_publish_of_an_inline_volume_never_calls_the_drivers_unpublish() 
         assert undo is not Undo.TAKE_BACK
     assert (
         decisions.begin_publish(Seen(stack=Stack.BURIED), replace(WANTED, is_inline=True))
-        is Begin.REFUSE
+        is PublishPlan.REFUSE
     )
 
 
 def test_what_cannot_be_looked_at_is_neither_free_nor_removed() -> None:
     unseen = Seen(stack=Stack.UNSEEN, problem=MemoryError())
-    assert decisions.begin_publish(unseen, WANTED) is Begin.REFUSE
+    assert decisions.begin_publish(unseen, WANTED) is PublishPlan.REFUSE
     assert decisions.stands(unseen, WANTED) is Residue.EXISTS
-    assert decisions.begin_unpublish(unseen, RECORD.key) is Unpublish.REFUSE
+    assert decisions.begin_unpublish(unseen, RECORD.key) is UnpublishPlan.REFUSE
