@@ -80,6 +80,11 @@ async def events_of(inspect: Stub) -> AsyncIterator[inspect_pb2.Event]:
     waiting = asyncio.ensure_future(begun.wait())
     try:
         await asyncio.wait((first, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()  # the refusal, if it is one
+    except BaseException:
+        first.cancel()
+        raise
     finally:
         waiting.cancel()
     return _joined(first, events)
