@@ -16,14 +16,14 @@ from crust.csi_shim import shim_process
 from crust.host.files import durable, flocks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings
-from crust.proxy import app as proxy_app
+from crust.proxy import proxy_process
 from crust.rpc.ports import Ports
 from crust.rpc.serving.daemon import Daemon
 
 
 async def run(settings: NodeSettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
-    await proxy_app.check_propagation(settings.proxy)
+    await proxy_process.check_propagation(settings.proxy)
     for shim in settings.shim:
         await shim_process.check_mounts_seen(shim)
     for driver in settings.driver:
@@ -36,12 +36,12 @@ async def run(settings: NodeSettings) -> None:
 async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
     """Run the node's process while the block runs."""
     ports = Ports(inner=settings.inner_sockets, shared=[settings.runtime_socket])
-    async with proxy_app.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
+    async with proxy_process.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
         for driver in settings.driver:
             await stack.enter_async_context(_driver(driver, daemon, ports))
         for shim in settings.shim:
             await stack.enter_async_context(shim_process.part(shim, daemon, ports=ports))
-        await stack.enter_async_context(proxy_app.part(settings.proxy, daemon, ports=ports))
+        await stack.enter_async_context(proxy_process.part(settings.proxy, daemon, ports=ports))
         await stack.enter_async_context(daemon.serves())
         yield daemon
 

@@ -142,9 +142,9 @@ def proxy(**flags: Any) -> None:
 
     with daemons.loading():
         from crust.core.settings.proxy import ProxySettings
-        from crust.proxy import app
+        from crust.proxy import proxy_process
 
-    daemons.serve(ProxySettings, "proxy", app.run, flags)
+    daemons.serve(ProxySettings, "proxy", proxy_process.run, flags)
 
 
 @click.command(cls=_Daemon, model="crust.core.settings.shim:ShimSettings")

@@ -17,7 +17,7 @@ from crust.csi_shim.wrap import node_shim
 from crust.handoff import store
 from crust.handoff.record import Record
 from crust.host.process.workers import Workers
-from crust.proxy import app
+from crust.proxy import proxy_process
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Devices, Targets
 from crust.proxy.target import Stack
@@ -226,9 +226,9 @@ async def running(
     filesystems = filesystems or FakeFilesystems(places.run)
     async with (
         fake_driver.serving(driver, places.driver),
-        app.running(
+        proxy_process.running(
             places.settings(grace_s=grace_s, **settings_),
-            host=app.Host(targets, filesystems, devices),
+            host=proxy_process.Host(targets, filesystems, devices),
             threads=threads,
         ),
         shim(places),
@@ -240,10 +240,10 @@ async def running(
         yield Node(places, driver, targets, devices, filesystems, Co(co), sockets)
 
 
-def fake_host(places: Places) -> app.Host:
+def fake_host(places: Places) -> proxy_process.Host:
     """A host without a kernel, for a proxy alone."""
     targets, filesystems = FakeTargets(places.kubelet), FakeFilesystems(places.run)
-    return app.Host(targets, filesystems, FakeDevices())
+    return proxy_process.Host(targets, filesystems, FakeDevices())
 
 
 def shim(

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from crust.csi_shim.wrap.node_shim import Wrapping
-from crust.proxy import app
+from crust.proxy import proxy_process
 from tests.support.faults import crashes
 from tests.support.nodes import node as nodes
 from tests.support.nodes.fake_filesystems import FakeFilesystems
@@ -114,8 +114,8 @@ def _run(serve: Callable[..., Any], ready: Connection, arguments: tuple[Any, ...
 async def _proxy(ready: Connection, places: Places, faults: Faults, grace_s: float) -> None:
     settings = places.settings(grace_s=grace_s)
     targets, devices = FakeTargets(places.kubelet), FakeDevices(sizes_file=places.sizes)
-    host = app.Host(targets, FakeFilesystems(places.run), devices)
-    async with app.running(settings, host=host):
+    host = proxy_process.Host(targets, FakeFilesystems(places.run), devices)
+    async with proxy_process.running(settings, host=host):
         with (
             crashes.at_call(faults.die_at, _die, calls=CHANGES),
             crashes.at_call(faults.no_space_at, crashes.no_space, calls=NEEDING_SPACE),

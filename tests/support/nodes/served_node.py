@@ -30,7 +30,7 @@ from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from crust.node import node_process
 from crust.node.settings import NodeSettings
-from crust.proxy import app as proxy_app
+from crust.proxy import proxy_process
 from crust.rpc import channel, outcome
 from crust.rpc.status import PeerStatus
 from crust.runtime_handler import claim_volume
@@ -89,7 +89,7 @@ class ServedNode:
             await enter(node_process.running(self.node_settings()))
         else:
             await self.start_driver()
-            await enter(proxy_app.running(self._proxy()))
+            await enter(proxy_process.running(self._proxy()))
             await self.start_shim()
         handlers = self.places.sockets.handlers
         await enter(running(FakeHandler(), proxy_socket=handlers, endpoint=self.places.handler))

@@ -14,7 +14,7 @@ import pytest
 
 from crust.core import volumes
 from crust.handoff import store
-from crust.proxy import app
+from crust.proxy import proxy_process as proxy
 from crust.rpc import channel
 from crust.runtime_handler import registration, service
 from tests.support.co import Co
@@ -92,7 +92,7 @@ async def test_handler_registers_again_after_a_restart(places: Places) -> None:
 
 
 def _proxy(places: Places, *, grace_s: float = 0) -> Any:
-    return app.running(places.settings(grace_s=grace_s), host=nodes.fake_host(places))
+    return proxy.running(places.settings(grace_s=grace_s), host=nodes.fake_host(places))
 
 
 POINTS_AT_MOST = 60

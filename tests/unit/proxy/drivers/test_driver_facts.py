@@ -15,7 +15,7 @@ from crust.cli.doctor import csi_driver_objects
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
-from crust.proxy import app as proxy
+from crust.proxy import proxy_process as proxy
 from crust.rpc import channel
 from crust.rpc.port import SocketPort
 from crust.wire.pluginregistration.v1 import api_pb2, api_pb2_grpc
