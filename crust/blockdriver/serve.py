@@ -166,7 +166,7 @@ def _rbd(settings: DriverSettings) -> Engine:
             node=settings.node_id,
         )
     key = keyfile.read(its.key_file, its.user)
-    place = rbd.Place(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
+    place = rbd.Place.of(Connection(CephUser(its.monitors, its.user, key)), its.pool, its.namespace)
     return rbd.engine(
         place,
         run_dir=settings.run_dir,

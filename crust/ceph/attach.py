@@ -38,16 +38,6 @@ __all__ = [
 ]
 
 
-def _wrong_ceph_cluster(wanted: str, found: str) -> errors.NotReady:
-    """The monitors are those of another cluster than the volume is in."""
-    return errors.NotReady.named(
-        "WrongCephCluster",
-        "the Ceph cluster is another one than the volume's",
-        why=f"its id is {found}, and the volume is in {wanted}",
-        hint="correct the monitors in the driver's settings",
-    )
-
-
 class ImageProcessFailed(errors.PeerUnavailable):
     """The process that asks the Ceph cluster about an image ended or did not answer in time."""
 
@@ -173,7 +163,12 @@ class _Answers:
         self._connection = Connection(who, Timeouts(**timeouts))
         found = self._connection.fsid()
         if found != self._image.cluster:
-            raise _wrong_ceph_cluster(self._image.cluster, found)
+            raise errors.NotReady.named(
+                "WrongCephCluster",
+                "the Ceph cluster is another one than the volume's",
+                why=f"its id is {found}, and the volume is in {self._image.cluster}",
+                hint="correct the monitors in the driver's settings",
+            )
         return {}
 
     def _size(self) -> dict[str, object]:

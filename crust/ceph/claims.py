@@ -52,27 +52,6 @@ class ImageClaimed(errors.NotReady):
         self.holder = holder
 
 
-def _image_being_opened(image: str, holder: Holder) -> errors.NotReady:
-    """A writer that the image is shared with is about to open it."""
-    return errors.NotReady.named(
-        "ImageBeingOpened",
-        f"the image {image} cannot be shared yet",
-        why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
-        "it: of two that open it at once nobody could tell which client is whose",
-        hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
-    )
-
-
-def _image_watched(image: str, addresses: tuple[str, ...]) -> errors.NotReady:
-    """A client that no claim knows has the image open."""
-    return errors.NotReady.named(
-        "ImageWatched",
-        f"the image {image} cannot be used",
-        why=f"a client that crust does not know has it open: {', '.join(addresses)}",
-        hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
-    )
-
-
 class ImageClaimLost(errors.NotReady):
     """The holder's claim on the image was removed: it was cut off."""
 
@@ -82,28 +61,6 @@ class ImageClaimLost(errors.NotReady):
             why="it was cut off, because its node was treated as gone",
             hint="close the image without writing, and start the pod again",
         )
-
-
-def _image_not_opened(image: str, found: int) -> errors.RuntimeFailed:
-    """The client that opened the image cannot be told from the others, or did not open it."""
-    return errors.RuntimeFailed.named(
-        "ImageNotOpened",
-        f"the client that has opened the image {image} is not known",
-        why=f"{found} new clients watch it, and it must be one",
-        hint="close the image and take it again",
-    )
-
-
-def _host_not_identified(node: str) -> errors.NotReady:
-    """This host has no machine id, so that it cannot be told from another host with its node name."""
-    return errors.NotReady.named(
-        "HostNotIdentified",
-        f"network images cannot be used on {node}",
-        why=f"{MACHINE_ID} is absent, empty or not 32 hexadecimal digits here: two hosts of one node name would "
-        "be taken for one, and both would write",
-        hint=f"in a container, mount the host's {MACHINE_ID} read-only at the same path; on a host, run "
-        "`systemd-machine-id-setup`",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +86,14 @@ class Host:
     def check_identified(self) -> None:
         """Raise HostNotIdentified for a host without a known machine id."""
         if not self.machine:
-            raise _host_not_identified(self.node)
+            raise errors.NotReady.named(
+                "HostNotIdentified",
+                f"network images cannot be used on {self.node}",
+                why=f"{MACHINE_ID} is absent, empty or not 32 hexadecimal digits here: two hosts of one node name "
+                "would be taken for one, and both would write",
+                hint=f"in a container, mount the host's {MACHINE_ID} read-only at the same path; on a host, run "
+                "`systemd-machine-id-setup`",
+            )
 
 
 def take(image: ClusterImage, mode: Mode, host: Host, sandbox: str, holder_id: str) -> Holder:
@@ -166,7 +130,12 @@ def record(image: ClusterImage, holder_id: str) -> str:
     others = (*claims.ended, *(each for each in claims.holders if each.id != holder_id))
     new = _unknown(image, {each.address for each in others})
     if len(new) != 1:
-        raise _image_not_opened(image.name, len(new))
+        raise errors.RuntimeFailed.named(
+            "ImageNotOpened",
+            f"the client that has opened the image {image.name} is not known",
+            why=f"{len(new)} new clients watch it, and it must be one",
+            hint="close the image and take it again",
+        )
     [address] = new
 
     record_address(image.ioctx, image.name, holder_id, address)
@@ -247,7 +216,13 @@ def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
         if not share(claims.mode, mode):
             raise ImageClaimed(image, each, host)
         if not each.address and mode is not Mode.READERS:
-            raise _image_being_opened(image, each)
+            raise errors.NotReady.named(
+                "ImageBeingOpened",
+                f"the image {image} cannot be shared yet",
+                why=f"{each.shown} has taken it at {each.claimed_at} and not opened "
+                "it: of two that open it at once nobody could tell which client is whose",
+                hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
+            )
 
 
 def share(one: Mode, other: Mode) -> bool:
@@ -274,7 +249,12 @@ def check_watchers(image: ClusterImage) -> None:
         return  # the addresses of readers are not recorded: they can do no harm
     unknown = _unknown(image, {each.address for each in claims.holders})
     if unknown:
-        raise _image_watched(image.name, tuple(sorted(unknown)))
+        raise errors.NotReady.named(
+            "ImageWatched",
+            f"the image {image.name} cannot be used",
+            why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
+            hint="find it by `rbd status`; the cluster forgets one that has ended after 30 s",
+        )
 
 
 def _unknown(image: ClusterImage, known: set[str]) -> frozenset[str]:

@@ -7,34 +7,22 @@ has closed the image, or has never written. That holds for images with the featu
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from crust.ceph.binding import Image, Ioctx, load
+from crust.ceph.connection import Connection
 
 _CLIENT = 8
 """CEPH_ENTITY_TYPE_CLIENT."""
-
-
-class Client(Protocol):
-    """What is asked of the connection: `crust.ceph.connection.Connection`, or one by keys that calls bring."""
-
-    def address(self) -> str:
-        """This client's own address in the cluster."""
-        ...
-
-    def blocklist(self, addresses: Iterable[str]) -> None:
-        """Cut clients off, and wait for the map that says so. Raises `CephNotPermitted`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
     """The image `name` in the namespace of `ioctx`, and the client that asks about it."""
 
-    client: Client
+    client: Connection
     ioctx: Ioctx
     name: str
 

@@ -20,11 +20,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from crust.ceph import binding, failures
 from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.failures import CephConnectionClosed, CephNamespaceMissing, Step
+from crust.ceph.failures import CephConnectionClosed, Step
 from crust.ceph.user import USUAL, CephUser, Timeouts
 from crust.core import errors
 
@@ -52,8 +51,6 @@ class _Open:
 
 class Connection:
     """The connection of `who`, opened at the first call. Safe from any thread."""
-
-    is_lent: ClassVar[bool] = False
 
     def __init__(self, who: CephUser, timeouts: Timeouts = USUAL) -> None:
         """Raises `CephBindingMissing`."""
@@ -85,19 +82,24 @@ class Connection:
     def pool(self, pool: str, namespace: str, what: str) -> Iterator[binding.Ioctx]:
         """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
 
-        Raises `CephPoolMissing`, `CephNotAnswering` and others as `cluster`. A namespace that does not exist is no
+        Raises `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no
         error here: see `check_namespace`.
         """
         with self._used(what, "data") as held:
             yield self._ioctx(held, pool, namespace)
 
     def check_namespace(self, pool: str, namespace: str) -> None:
-        """Raise `CephNamespaceMissing` if images cannot be made there: to RADOS a namespace is only a prefix."""
+        """Raise CephNamespaceMissing if images cannot be made there: to RADOS a namespace is only a prefix."""
         if not namespace:
             return
         with self.pool(pool, namespace, f"cannot look for the namespace {namespace}") as ioctx:
             if not self._binding.images.namespace_exists(ioctx, namespace):
-                raise CephNamespaceMissing(pool, namespace)
+                raise errors.NotReady.named(
+                    "CephNamespaceMissing",
+                    f"the Ceph pool {pool!r} has no namespace {namespace!r}",
+                    why="the settings or the volume name it",
+                    hint="correct the name, or have an administrator make it: `rbd namespace create`",
+                )
 
     def command(self, prefix: str, **arguments: object) -> bytes:
         """A command to the monitors, with JSON as output. Raises as `cluster`."""

@@ -6,8 +6,11 @@ nothing about the outcome: the change may have been made, so a retry looks first
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
+from crust.ceph.binding import load
 from crust.core import errors
 
 Step = Literal["connect", "pool", "monitors", "data"]
@@ -24,18 +27,6 @@ class CephMonitorsUnreachable(errors.PeerUnavailable):
             hint="see that the monitors run, have quorum and can be reached from here; no restart is needed",
         )
         self.monitors = monitors
-
-
-class CephNotAnswering(errors.PeerUnavailable):
-    """The OSDs of the Ceph cluster did not answer in time; whether a change was made is unknown."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}: the Ceph cluster does not answer",
-            why="its OSDs have not answered in time, and may still do what they were asked",
-            hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
-        )
-        self.doing = what
 
 
 class CephKeyRefused(errors.Refused):
@@ -87,30 +78,6 @@ class CephImageMissing(errors.NotFound):
             hint="compare with `rbd ls`",
         )
         self.image = image
-
-
-class CephNamespaceMissing(errors.NotReady):
-    """The pool has no namespace of that name."""
-
-    def __init__(self, pool: str, namespace: str) -> None:
-        super().__init__(
-            f"the Ceph pool {pool!r} has no namespace {namespace!r}",
-            why="the settings or the volume name it",
-            hint="correct the name, or have an administrator make it: `rbd namespace create`",
-        )
-        self.pool = pool
-        self.namespace = namespace
-
-
-class CephQuotaReached(errors.Exhausted):
-    """The pool's quota is reached, or the cluster is full."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}: the Ceph pool is full",
-            why="its quota is reached, or the cluster's OSDs are full",
-            hint="delete volumes or snapshots, raise the quota (`ceph osd pool set-quota`), or add OSDs",
-        )
 
 
 class CephClientBlocklisted(errors.PeerUnavailable):
@@ -183,6 +150,16 @@ def errno_of(failure: BaseException) -> int:
     return abs(number) if isinstance(number, int) else 0
 
 
+@contextmanager
+def ignoring(*numbers: int) -> Iterator[None]:
+    """Take failures with one of these errnos for success: what was to be done is done already."""
+    try:
+        yield
+    except load().failures as err:
+        if errno_of(err) not in numbers:
+            raise
+
+
 def is_unanswered(number: int) -> bool:
     """Whether the call got no answer, so that it may still be carried out."""
     return number in _UNREACHED
@@ -198,13 +175,27 @@ def translated(
         # EINVAL: the key is no key at all
         return CephKeyRefused(user)
     if number in _UNREACHED:
-        return CephNotAnswering(what) if step == "data" else CephMonitorsUnreachable(monitors)
+        return _not_answering(what) if step == "data" else CephMonitorsUnreachable(monitors)
     if number in (errno.EACCES, errno.EPERM):
         return CephNotPermitted(what, user)
     if number in (errno.EDQUOT, errno.ENOSPC):
-        return CephQuotaReached(what)
+        return errors.Exhausted.named(
+            "CephQuotaReached",
+            f"{what}: the Ceph pool is full",
+            why="its quota is reached, or the cluster's OSDs are full",
+            hint="delete volumes or snapshots, raise the quota (`ceph osd pool set-quota`), or add OSDs",
+        )
     if step == "pool" and number == errno.ENOENT:
         return CephPoolMissing(pool)
     if number in _OVERTAKEN:
         return CephImageBusy(what, number)
     return CephFailed(what, number)
+
+
+def _not_answering(what: str) -> errors.PeerUnavailable:
+    return errors.PeerUnavailable.named(
+        "CephNotAnswering",
+        f"{what}: the Ceph cluster does not answer",
+        why="its OSDs have not answered in time, and may still do what they were asked",
+        hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
+    )

@@ -43,16 +43,6 @@ WATCH_GONE_S = 40.0
 _LOOK_EVERY_S = 0.1
 
 
-def _holder_connected(image: str, holder: Holder) -> errors.NotReady:
-    """A holder of the image is connected to the cluster, so its virtual machine runs."""
-    return errors.NotReady.named(
-        "HolderConnected",
-        f"node {holder.node} is not cut off from the image {image}",
-        why=f"its client {holder.address} is connected: {holder.shown} uses the image",
-        hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
-    )
-
-
 class ImageNotCutOff(errors.NotReady):
     """A client that did not close the image is not blocklisted yet, so that what it has sent may still arrive."""
 
@@ -66,16 +56,6 @@ class ImageNotCutOff(errors.NotReady):
             hint="wait: the driver's controller does it within seconds, if it runs and serves this pool; else "
             f"`crust ceph fence {ended[0].node} --image {image}`",
         )
-
-
-def _still_watched(image: str, addresses: frozenset[str]) -> errors.NotReady:
-    """A blocklisted client is still listed as one that has the image open."""
-    return errors.NotReady.named(
-        "StillWatched",
-        f"the holders of the image {image} are not cut off yet",
-        why=f"{', '.join(sorted(addresses))} is still listed",
-        hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
-    )
 
 
 def cut_off(image: ClusterImage) -> tuple[str, ...]:
@@ -111,7 +91,12 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
         present = image.watchers()
         connected = next((each for each in victims if each.address in present), None)
         if connected is not None and not even_if_connected:
-            raise _holder_connected(image.name, connected)
+            raise errors.NotReady.named(
+                "HolderConnected",
+                f"node {connected.node} is not cut off from the image {image.name}",
+                why=f"its client {connected.address} is connected: {connected.shown} uses the image",
+                hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
+            )
         # on exactly what was looked at: a claim of another node that came in between is not touched
         if claim_object.swap(image.ioctx, image.name, before, with_ended(before.claims, victims)):
             break
@@ -168,4 +153,9 @@ def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
         if not watching:
             return
         pause.wait(_LOOK_EVERY_S)
-    raise _still_watched(image.name, watching)
+    raise errors.NotReady.named(
+        "StillWatched",
+        f"the holders of the image {image.name} are not cut off yet",
+        why=f"{', '.join(sorted(watching))} is still listed",
+        hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
+    )

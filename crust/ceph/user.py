@@ -15,16 +15,6 @@ _VECTOR = rf"\[v[12]:{_ADDRESS}(,v[12]:{_ADDRESS})*\]|v[12]:{_ADDRESS}"
 _MONITORS = re.compile(rf"({_VECTOR})([,; ]({_VECTOR}))*")
 
 
-def _monitors_invalid(monitors: str) -> errors.InvalidRequest:
-    """The addresses of Ceph's monitors do not have the required form."""
-    return errors.InvalidRequest.named(
-        "MonitorsInvalid",
-        f"the monitors {monitors[:256]!r} cannot be used",
-        why="each needs its protocol: without it a wrong key looks like monitors that are away",
-        hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Seconds, whole ones. `connect_s` of the first answer of a monitor, the others of each call."""
@@ -53,7 +43,12 @@ class CephUser:
 
     def __post_init__(self) -> None:
         if not _MONITORS.fullmatch(self.monitors):
-            raise _monitors_invalid(self.monitors)
+            raise errors.InvalidRequest.named(
+                "MonitorsInvalid",
+                f"the monitors {self.monitors[:256]!r} cannot be used",
+                why="each needs its protocol: without it a wrong key looks like monitors that are away",
+                hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
+            )
 
     def options(self, timeouts: Timeouts) -> dict[str, str]:
         """The options of librados."""

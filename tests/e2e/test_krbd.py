@@ -299,7 +299,7 @@ async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench)
     who = CephUser(ceph.monitors, "admin", ceph.keys["client.admin"])
     connection = Connection(who)
     try:
-        VolumeImages(Place(connection, pool, "")).create(volume_id, SIZE)
+        VolumeImages(Place.of(connection, pool, "")).create(volume_id, SIZE)
     finally:
         connection.close()
     assert await in_a_process(bench, "attach", pool, "admin", volume_id) == volume_id

@@ -164,7 +164,7 @@ def controller(who: CephUser, namespace: str) -> Iterator[RbdProvisioning]:
     """A controller that has just started."""
     connection = Connection(who)
     try:
-        place = Place(connection, POOL, namespace)
+        place = Place.of(connection, POOL, namespace)
         repeated(RbdPool(place, create=True).open)
         yield provisioning(place)
     finally:

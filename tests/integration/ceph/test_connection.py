@@ -15,8 +15,6 @@ from crust.ceph.failures import (
     CephConnectionClosed,
     CephKeyRefused,
     CephMonitorsUnreachable,
-    CephNamespaceMissing,
-    CephNotAnswering,
     CephNotPermitted,
     CephPoolMissing,
 )
@@ -85,7 +83,7 @@ def test_unknown_pool_is_named(connection: Connection) -> None:
 
 
 def test_unknown_namespace_is_named(connection: Connection, ceph: CephCluster) -> None:
-    with pytest.raises(CephNamespaceMissing):
+    with raised("CephNamespaceMissing"):
         Connection(
             CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK
         ).check_namespace(POOL, "none")
@@ -137,7 +135,7 @@ def test_frozen_osd_is_not_answering_and_the_connection_is_good_again_afterwards
     ceph: CephCluster, connection: Connection, namespace: str
 ) -> None:
     _write(connection, namespace)
-    with ceph.osd.frozen(), pytest.raises(CephNotAnswering):
+    with ceph.osd.frozen(), raised("CephNotAnswering"):
         _write(connection, namespace)
     _write(connection, namespace)
 

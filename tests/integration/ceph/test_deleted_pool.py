@@ -19,7 +19,7 @@ import rbd
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, owed
-from crust.blockdriver.engines.rbd.node.own_user import OwnUser
+from crust.blockdriver.engines.rbd.node.volume_users import OwnUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.ceph import attach, caps, claim_object
@@ -57,7 +57,7 @@ class Node:
         made = Connection(who, QUICK)
         self.opened.append(made)
         kernel = KernelRbd("node-a", str(self.sysfs.bus), self.sysfs.write, lambda: None)
-        return RbdAccess(OwnUser(Place(made, pool, "")), str(self.base), "node-a", kernel)
+        return RbdAccess(OwnUser(Place.of(made, pool, "")), str(self.base), "node-a", kernel)
 
     def note_mapped(self) -> None:
         """As if the image were mapped for the node itself."""

@@ -56,7 +56,7 @@ class Controllers:
         )
         run_dir = str(self._base / (name or uuid.uuid4().hex))
         engine = rbd.engine(
-            Place(connection, self._pool, self.namespace), run_dir=run_dir, create=True
+            Place.of(connection, self._pool, self.namespace), run_dir=run_dir, create=True
         )
         driver = build(
             engine=engine,

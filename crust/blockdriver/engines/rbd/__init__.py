@@ -12,7 +12,7 @@
       ended_claims           images whose clients ended without closing them become free
     node/                    what a node has
       access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
-      own_user, volume_users as which user of Ceph a node connects
+      volume_users           as which user of Ceph a node connects
       fencing                cuts off nodes that are declared gone
 
 The pool is the only truth, and one controller serves it at a time (`crust.ceph.controller_lock`). A host whose kernel
@@ -24,8 +24,7 @@ import functools
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.fencing import RbdFencing
-from crust.blockdriver.engines.rbd.node.own_user import OwnUser
-from crust.blockdriver.engines.rbd.node.volume_users import VolumeUsers
+from crust.blockdriver.engines.rbd.node.volume_users import OwnUser, VolumeUsers
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import provisioning

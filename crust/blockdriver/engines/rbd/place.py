@@ -5,71 +5,15 @@ A call that ends with a timeout may still be carried out; each method of the eng
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 from crust.ceph import binding, failures
-from crust.ceph.binding import Image, Ioctx, Rados
+from crust.ceph.binding import Image, Ioctx
 from crust.ceph.cluster_image import ClusterImage
-from crust.ceph.controller_lock import ControllerLock
-from crust.ceph.user import CephUser
-
-
-class Client(Protocol):
-    """What the engine asks of its connection: `crust.ceph.connection.Connection`, or one by keys that calls bring."""
-
-    is_lent: ClassVar[bool]
-    """Whether there may be none: no key is here before a call brings one."""
-    controller_lock: ControllerLock | None
-    """Of a controller: the lock of its pool."""
-
-    @property
-    def who(self) -> CephUser:
-        """As whom it connects."""
-        ...
-
-    def pool(self, pool: str, namespace: str, what: str) -> AbstractContextManager[Ioctx]:
-        """A pool's namespace."""
-        ...
-
-    def check_namespace(self, pool: str, namespace: str) -> None:
-        """Raise `CephNamespaceMissing`."""
-        ...
-
-    def command(self, prefix: str, **arguments: object) -> bytes:
-        """A command to the monitors."""
-        ...
-
-    def cluster(self, what: str) -> AbstractContextManager[Rados]:
-        """The cluster, for calls inside the block."""
-        ...
-
-    def endable(self) -> AbstractContextManager[Callable[[], str]]:
-        """What ends all calls of the client that makes this thread's, while the block runs."""
-        ...
-
-    def fsid(self) -> str:
-        """The cluster's id."""
-        ...
-
-    def address(self) -> str:
-        """This client's own address in the cluster."""
-        ...
-
-    def blocklist(self, addresses: Iterable[str]) -> None:
-        """Cut clients off, and wait for the map that says so."""
-        ...
-
-    def reopen(self) -> None:
-        """Take calls again after a `close`."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect when the calls that run have ended."""
-        ...
+from crust.ceph.connection import Connection
 
 
 class _Turn:
@@ -87,10 +31,23 @@ class _Turns:
 class Place:
     """The namespace `namespace` of the pool `pool`; empty for the pool's default one."""
 
-    connection: Client
+    client: Callable[[str], Connection]
+    """The connection of a user, for what is done, as "cannot …"."""
     pool: str
     namespace: str
+    is_lent: bool = False
+    """Whether there may be no user: no key is here before a call brings one."""
     _turns: _Turns = field(default_factory=_Turns, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, connection: Connection, pool: str, namespace: str) -> "Place":
+        """The namespace as the one user of `connection` reaches it."""
+        return cls(lambda _: connection, pool, namespace)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; raises `CephKeyNotGiven` if no user is known."""
+        return self.client(f"cannot reach {self.shown}")
 
     @property
     def shown(self) -> str:
@@ -106,7 +63,7 @@ class Place:
     @contextmanager
     def ioctx(self, what: str) -> Iterator[Ioctx]:
         """The namespace, for calls inside the block; see `Connection.pool`."""
-        with self.connection.pool(self.pool, self.namespace, what) as ioctx:
+        with self.client(what).pool(self.pool, self.namespace, what) as ioctx:
             yield ioctx
 
     @contextmanager
@@ -141,20 +98,7 @@ class Place:
 
 def has_object(ioctx: Ioctx, name: str) -> bool:
     """Whether an object exists."""
-    try:
+    with failures.ignoring(errno.ENOENT):
         ioctx.stat(name)
-    except binding.load().failures as err:
-        if failures.errno_of(err) == errno.ENOENT:
-            return False
-        raise
-    return True
-
-
-@contextmanager
-def ignoring(*numbers: int) -> Iterator[None]:
-    """Take failures with one of these errnos for success: what was to be done is done already."""
-    try:
-        yield
-    except binding.load().failures as err:
-        if failures.errno_of(err) not in numbers:
-            raise
+        return True
+    return False

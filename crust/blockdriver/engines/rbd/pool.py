@@ -39,16 +39,6 @@ _NONCE = "controller"
 """In the run directory."""
 
 
-def _rbd_pool_not_empty(shown: str, image: str) -> errors.Corrupt:
-    """A namespace of Ceph has images but no identity of a pool."""
-    return errors.Corrupt.named(
-        "RbdPoolNotEmpty",
-        f"{shown} is no pool of crust, and is not made one",
-        why=f"it has the image {image} and no object {OBJECT}",
-        hint="name an empty namespace; if it was a pool of crust, restore the object",
-    )
-
-
 class RbdPoolUnreadable(errors.Corrupt):
     """The object with the pool's identity cannot be read."""
 
@@ -181,7 +171,12 @@ class RbdPool:
         with self._place.ioctx(f"cannot list {self.shown}") as ioctx:
             found = next(iter(self._place.names(ioctx)), "")
         if found:
-            raise _rbd_pool_not_empty(self.shown, found)
+            raise errors.Corrupt.named(
+                "RbdPoolNotEmpty",
+                f"{self.shown} is no pool of crust, and is not made one",
+                why=f"it has the image {found} and no object {OBJECT}",
+                hint="name an empty namespace; if it was a pool of crust, restore the object",
+            )
         if not self._create:
             raise self._absent(f"it has no object {OBJECT}")
 

@@ -23,9 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordChanged, RecordKind
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding, failures, omap
 from crust.ceph.caps import CONTENT
+from crust.ceph.failures import ignoring
 
 DATA, DIGEST, _FIRST = "d.", "v.", "f."
 

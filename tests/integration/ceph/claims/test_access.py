@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from crust.blockdriver.engines.protocol import Access, StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
-from crust.blockdriver.engines.rbd.node.own_user import OwnUser
+from crust.blockdriver.engines.rbd.node.volume_users import OwnUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claim_object, claims, fencing
 from crust.ceph.claims import Host
@@ -31,7 +31,7 @@ def access(
 ) -> Made:
     """The access of the host with the machine id "machine", by its node name."""
     monkeypatch.setattr(Host, "this", lambda node: Host(node, "machine"))
-    place = Place(connection, POOL, namespace)
+    place = Place.of(connection, POOL, namespace)
     return lambda node: RbdAccess(OwnUser(place), str(tmp_path), node)
 
 

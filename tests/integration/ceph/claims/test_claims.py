@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from crust.ceph import claim_object, claims, cluster_image, fencing
 from crust.ceph.claim_object import Mode
 from crust.ceph.claims import Host
+from crust.ceph.connection import Connection
 from tests.support.ceph.image_claims import (
     IMAGE,
     LONG_S,
@@ -305,7 +306,7 @@ class Killed(BaseException):
 class Interrupted:
     """A client; `step` is called before it blocklists, and after that."""
 
-    inner: cluster_image.Client
+    inner: Connection
     step: Callable[[], object]
 
     def address(self) -> str:
@@ -340,7 +341,9 @@ def test_fencing_that_was_killed_gives_the_image_to_nobody_and_is_completed_by_t
 
     with monkeypatch.context() as patched:
         patched.setattr(claim_object, "swap", swap)
-        dying = replace(controller.image, client=Interrupted(controller.connection, step))
+        dying = replace(
+            controller.image, client=cast("Connection", Interrupted(controller.connection, step))
+        )
         with pytest.raises(Killed):
             fencing.fence(dying, A.node, even_if_connected=True)
     with pytest.raises((claims.ImageClaimed, fencing.ImageNotCutOff)):
@@ -364,7 +367,9 @@ def test_holder_that_ends_while_another_is_cut_off_stays_to_be_cut_off(bench: Be
     claims.give_back(first.image, first_holder(controller, A))
     steps = iter((lambda: claims.give_back(second.image, first_holder(controller, B)), str))
     late = Interrupted(controller.connection, lambda: next(steps)())
-    assert fencing.cut_off(replace(controller.image, client=late)) == (first.address,)
+    assert fencing.cut_off(replace(controller.image, client=cast("Connection", late))) == (
+        first.address,
+    )
     [left] = claim_object.read(controller.ioctx, IMAGE).claims.ended
     assert left.address == second.address
     assert second.address not in bench.blocklist()
@@ -403,7 +408,7 @@ def test_image_is_not_free_while_a_blocklisted_client_is_listed_as_a_watcher(
     first, second, controller = bench.node(), bench.node(), bench.controller()
     attached(first, A)
     monkeypatch.setattr(fencing, "WATCH_GONE_S", 0.3)
-    client = DoesNotBlocklist(controller.connection, str)
+    client = cast("Connection", DoesNotBlocklist(controller.connection, str))
     with raised("StillWatched", match=first.address):
         fencing.fence(replace(controller.image, client=client), A.node, even_if_connected=True)
     with pytest.raises(fencing.ImageNotCutOff):

@@ -38,7 +38,7 @@ OWN_ADDRESSES = (
 @pytest.fixture
 def ended(connection: Connection, namespace: str) -> EndedClaims:
     """What the controller looks for in the background."""
-    return EndedClaims(Place(connection, POOL, namespace))
+    return EndedClaims(Place.of(connection, POOL, namespace))
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def test_image_with_a_client_that_ended_is_deleted_after_that_is_cut_off(
     runtime = bench.node()
     _, holder = attached(runtime, A)
     claims.give_back(runtime.image, holder)
-    place = Place(connection, POOL, namespace)
+    place = Place.of(connection, POOL, namespace)
     with place.ioctx("cannot test") as ioctx:
         image_use.check_unused(place, ioctx, IMAGE)
     assert runtime.address in bench.blocklist()

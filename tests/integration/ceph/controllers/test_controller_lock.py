@@ -15,12 +15,12 @@ from crust.ceph.controller_lock import (
     ControllerReplaced,
     ControllerStandsBy,
 )
-from crust.ceph.failures import CephNotAnswering
 from crust.core import errors
 from crust.rpc.serving.health import Health
 from crust.wire.csi.v1 import csi_pb2
 from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph.rbd_controllers import Controllers, connection_of, created
+from tests.support.raised import raised
 
 
 def _value(driver: Driver) -> str:
@@ -134,7 +134,7 @@ async def test_controller_that_stops_after_an_unanswered_call_leaves_the_lock_to
     first, second = controllers.start(), controllers.built()
     await created(first, "a")
     address = connection_of(first).address()
-    with ceph.osd.frozen(), pytest.raises(CephNotAnswering):
+    with ceph.osd.frozen(), raised("CephNotAnswering"):
         first.stores.provisioning.image_ids()
     first.stores.pool.let_go()
     with pytest.raises(ControllerStandsBy, match=address):

@@ -17,7 +17,7 @@ from examples.cluster.ceph_cluster import POOL, CephCluster
 @pytest.fixture
 def engine(connection: Connection, namespace: str, tmp_path: Path) -> RbdProvisioning:
     """The engine with a new pool; its background work is done when a test says so."""
-    place = Place(connection, POOL, namespace)
+    place = Place.of(connection, POOL, namespace)
     pool = RbdPool(place, run_dir=str(tmp_path), create=True)
     pool.lock()
     pool.open()

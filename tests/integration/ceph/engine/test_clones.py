@@ -139,7 +139,7 @@ def test_flattening_that_was_cut_off_in_the_middle_is_done_again_by_the_next(
     monkeypatch.setattr(background, "SOFT_DEPTH", 0)
     other = Connection(controller, QUICK)
     try:
-        dying = provisioning(Place(other, POOL, namespace))
+        dying = provisioning(Place.of(other, POOL, namespace))
         with ThreadPoolExecutor(1) as threads:
             flattening = threads.submit(dying.background.look)
             _wait_until_copied(guest, B)

@@ -13,7 +13,6 @@ from crust.blockdriver.engines.rbd.pool import OBJECT, RbdPool, RbdPoolUnreadabl
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
 from crust.ceph import omap
 from crust.ceph.connection import Connection
-from crust.ceph.failures import CephNamespaceMissing
 from crust.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
@@ -32,7 +31,7 @@ def other(controller: CephUser) -> Iterator[Connection]:
 @pytest.fixture
 def place(connection: Connection, namespace: str) -> Place:
     """The namespace, without a pool."""
-    return Place(connection, POOL, namespace)
+    return Place.of(connection, POOL, namespace)
 
 
 @pytest.fixture
@@ -57,13 +56,13 @@ def test_records_keep_to_the_contract_of_stores(
     both = iter([connection, other] * 8)
 
     def make(key: str, data: bytes) -> None:
-        place = Place(connection, POOL, namespace)
+        place = Place.of(connection, POOL, namespace)
         if kind is RecordKind.CONTENT:
             RbdContentRecords(place).make(key, data)
         else:
             _make(place, key, data)
 
-    check(lambda: store(Place(next(both), POOL, namespace), kind), make)
+    check(lambda: store(Place.of(next(both), POOL, namespace), kind), make)
 
 
 def _make(place: Place, key: str, data: bytes) -> None:
@@ -124,7 +123,7 @@ def test_of_controllers_that_start_at_once_one_makes_the_pool(
     def start() -> str:
         connection = Connection(controller, QUICK)
         try:
-            pool = RbdPool(Place(connection, POOL, namespace), create=True)
+            pool = RbdPool(Place.of(connection, POOL, namespace), create=True)
             pool.find()
             ready.wait()
             pool.open()
@@ -176,6 +175,6 @@ def test_pool_of_another_cluster_is_not_served(pool: RbdPool, place: Place) -> N
 
 def test_namespace_that_is_missing_is_named(ceph: CephCluster) -> None:
     connection = Connection(CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK)
-    with pytest.raises(CephNamespaceMissing):
-        RbdPool(Place(connection, POOL, "no-such-namespace"), create=True).find()
+    with raised("CephNamespaceMissing"):
+        RbdPool(Place.of(connection, POOL, "no-such-namespace"), create=True).find()
     connection.close()

@@ -24,16 +24,6 @@ from crust.host.block.holders import DeviceInUse
 from crust.host.block.krbd import ImageName, KernelRbd, Login, Mapping
 
 
-def _kernel_lacks_features(image: str, missing: tuple[str, ...]) -> errors.NotReady:
-    """An image has features that this host's kernel does not know."""
-    return errors.NotReady.named(
-        "KernelLacksFeatures",
-        f"the image {image} cannot be used on this host",
-        why=f"its kernel does not know these features of it: {', '.join(missing)}",
-        hint="`rbd feature disable` them, or publish the volume with deferral",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class HostDevices:
     """The images that this host's kernel maps."""
@@ -52,7 +42,12 @@ class HostDevices:
             with place.image(ioctx, volume_id) as there:
                 missing = self.kernel.unsupported(there.features())
             if missing:
-                raise _kernel_lacks_features(volume_id, missing)
+                raise errors.NotReady.named(
+                    "KernelLacksFeatures",
+                    f"the image {volume_id} cannot be used on this host",
+                    why=f"its kernel does not know these features of it: {', '.join(missing)}",
+                    hint="`rbd feature disable` them, or publish the volume with deferral",
+                )
             claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
             mapping = self._usable(image, claim, readonly=access.readonly)
             claim.take(mode, mapping.address if mapping else "")

@@ -15,16 +15,13 @@ restart the notes of what is attached (`access`) name it, so what is staged can 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.ceph import binding
-from crust.ceph.binding import Ioctx, Rados
 from crust.ceph.connection import Connection
-from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.user import CephUser
 from crust.core import deferral_keys, errors, volumes
 from crust.core.pool_ids import PoolIds
@@ -46,11 +43,25 @@ class CephKeyNotGiven(errors.NotReady):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class OwnUser:
+    """The one user of a process that has a key of its own, by its settings. Secrets of calls are the guest's."""
+
+    shared: Place
+
+    def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
+        """Nothing: the secrets are the guest's."""
+
+    def place(self, volume_id: volumes.VolumeId) -> Place:
+        """The same for each."""
+        return self.shared
+
+    def forget(self, volume_id: volumes.VolumeId) -> None:
+        """Nothing."""
+
+
 class VolumeUsers:
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
-
-    is_lent: ClassVar[bool] = True
-    controller_lock: ControllerLock | None = None
 
     def __init__(
         self,
@@ -74,7 +85,7 @@ class VolumeUsers:
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         """By user, the one that was brought last at the end."""
         self._user_of: dict[volumes.VolumeId, str] = {}
-        self.shared = Place(self, pool, namespace)
+        self.shared = Place(self._last, pool, namespace, is_lent=True)
         """For records, as the user that was brought last."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
@@ -103,7 +114,7 @@ class VolumeUsers:
             found = self._known(volume_id)
         if found is None:
             raise CephKeyNotGiven(f"cannot look at the image of {volume_id}")
-        return Place(found, self.shared.pool, self.shared.namespace)
+        return Place.of(found, self.shared.pool, self.shared.namespace)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
         """Forget the volume's user, unless another volume has it."""
@@ -113,8 +124,6 @@ class VolumeUsers:
             left = None if is_used else self._connections.pop(name, None)
         if left is not None:
             left.close()
-
-    # what a pool's home asks
 
     @property
     def ids(self) -> PoolIds:
@@ -150,58 +159,6 @@ class VolumeUsers:
         for each in left:
             each.close()
 
-    # what a place asks of its connection
-
-    @contextmanager
-    def pool(self, pool: str, namespace: str, what: str) -> Iterator[Ioctx]:
-        """As `Connection.pool`. Raises `CephKeyNotGiven`."""
-        with self._last(what).pool(pool, namespace, what) as ioctx:
-            yield ioctx
-
-    def check_namespace(self, pool: str, namespace: str) -> None:
-        """As `Connection.check_namespace`."""
-        self._last("cannot look for the namespace").check_namespace(pool, namespace)
-
-    def command(self, prefix: str, **arguments: object) -> bytes:
-        """As `Connection.command`."""
-        return self._last(f"cannot run `ceph {prefix}`").command(prefix, **arguments)
-
-    @contextmanager
-    def cluster(self, what: str) -> Iterator[Rados]:
-        """As `Connection.cluster`."""
-        with self._last(what).cluster(what) as cluster:
-            yield cluster
-
-    @contextmanager
-    def endable(self) -> Iterator[Callable[[], str]]:
-        """Never: a node changes no image."""
-        raise CephKeyNotGiven("cannot change an image")
-        yield lambda: ""
-
-    def fsid(self) -> str:
-        """As `Connection.fsid`."""
-        return self._last("cannot read the cluster's id").fsid()
-
-    def address(self) -> str:
-        """As `Connection.address`."""
-        return self._last("cannot read the client's address").address()
-
-    def blocklist(self, addresses: Iterable[str]) -> None:
-        """As `Connection.blocklist`."""
-        self._last("cannot blocklist a client").blocklist(addresses)
-
-    @property
-    def who(self) -> CephUser:
-        """The user that was brought last."""
-        return self._last("cannot name the user").who
-
-    def reopen(self) -> None:
-        """Nothing: connections are made as keys come."""
-
-    def close(self) -> None:
-        """As `let_go`."""
-        self.let_go()
-
     def _last(self, what: str) -> Connection:
         with self._guard:
             if not self._connections:
@@ -226,7 +183,7 @@ class VolumeUsers:
         made = self._connect(who)
         try:
             made.check_namespace(self.shared.pool, self.shared.namespace)
-            pool = RbdPool(Place(made, self.shared.pool, self.shared.namespace))
+            pool = RbdPool(Place.of(made, self.shared.pool, self.shared.namespace))
             pool.open()
         except BaseException:
             made.close()

@@ -17,12 +17,12 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import directory, image_change, images
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, SOFT_DEPTH, WORK, RbdCopies
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
-from crust.ceph.failures import CephConnectionClosed
+from crust.ceph.failures import CephConnectionClosed, ignoring
 from crust.core import errors
 from crust.core.pool_ids import pool_of
 

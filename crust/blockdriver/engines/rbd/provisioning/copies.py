@@ -17,38 +17,19 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_change, image_use
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, features
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.ceph import binding, omap
 from crust.ceph.binding import Ioctx
+from crust.ceph.failures import ignoring
 from crust.core import errors, volumes
 
 WORK = "crust.work"
 _CLONE, FLATTEN = "clone.", "flatten."
 SOFT_DEPTH = 4
 HARD_DEPTH = 12
-
-
-def _clone_depth_reached(volume_id: str, depth: int) -> errors.OperationPending:
-    """An image is a clone of a clone, too many times over, and is not flattened yet."""
-    return errors.OperationPending.named(
-        "CloneDepthReached",
-        f"{volume_id} cannot be made yet",
-        why=f"its source is a clone of {depth} others in a row, which are being flattened",
-        hint="retry; flattening copies all data of a volume once",
-    )
-
-
-def _source_truncated(volume_id: str, found_bytes: int, recorded_bytes: int) -> errors.Corrupt:
-    """The image of a content source is smaller than its record says."""
-    return errors.Corrupt.named(
-        "SourceTruncated",
-        f"the image of {volume_id} is damaged",
-        why=f"it has {found_bytes} bytes and should have {recorded_bytes}",
-        hint="find out who shrank it; nothing was copied",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +91,12 @@ class RbdCopies:
     def _snapshot(self, ioctx: Ioctx, source: str, name: str, source_bytes: int) -> None:
         with image_change.changing(self.place, ioctx, source) as image:
             if image.size() < source_bytes:
-                raise _source_truncated(source, image.size(), source_bytes)
+                raise errors.Corrupt.named(
+                    "SourceTruncated",
+                    f"the image of {source} is damaged",
+                    why=f"it has {image.size()} bytes and should have {source_bytes}",
+                    hint="find out who shrank it; nothing was copied",
+                )
             image.create_snap(name)
 
     def _clone(
@@ -119,7 +105,12 @@ class RbdCopies:
         depth = self.depth(ioctx, source) + 1
         if depth > HARD_DEPTH:
             self._put_flatten(ioctx, source)
-            raise _clone_depth_reached(volume_id, depth - 1)
+            raise errors.OperationPending.named(
+                "CloneDepthReached",
+                f"{volume_id} cannot be made yet",
+                why=f"its source is a clone of {depth - 1} others in a row, which are being flattened",
+                hint="retry; flattening copies all data of a volume once",
+            )
         if depth > SOFT_DEPTH:
             self._put_flatten(ioctx, volume_id)
         with self.images.making(ioctx, volume_id, size_bytes):

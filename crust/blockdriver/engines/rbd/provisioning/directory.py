@@ -17,9 +17,10 @@ it came.
 import errno
 import struct
 
-from crust.blockdriver.engines.rbd.place import has_object, ignoring
+from crust.blockdriver.engines.rbd.place import has_object
 from crust.ceph import omap
 from crust.ceph.binding import Ioctx
+from crust.ceph.failures import ignoring
 
 _DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"
 _ARRIVED, _MOVING = 0, 1

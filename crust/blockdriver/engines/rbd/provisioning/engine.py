@@ -86,7 +86,7 @@ class RbdProvisioning:
 
     def check(self) -> None:
         """One small read; nothing where only calls bring keys: a pod's key says nothing of this process."""
-        if self.place.connection.is_lent:
+        if self.place.is_lent:
             return
         with self.place.ioctx(f"cannot reach {self.place.shown}") as ioctx:
             ioctx.stat(OBJECT)

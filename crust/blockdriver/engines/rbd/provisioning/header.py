@@ -8,8 +8,8 @@ import errno
 import struct
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.rbd.place import ignoring
 from crust.ceph.binding import Ioctx
+from crust.ceph.failures import ignoring
 from crust.core import errors
 
 _NO_SNAPSHOT = struct.pack("<Q", 2**64 - 2)
@@ -26,16 +26,6 @@ class Header:
     value: str
 
 
-def _header_unreadable(name: str) -> errors.Corrupt:
-    """The image's header is answered in a form that RBD does not have."""
-    return errors.Corrupt.named(
-        "HeaderUnreadable",
-        f"the header of the image {name} cannot be read",
-        why="the cluster answered it in an unknown form",
-        hint="look at the image: rbd info; crust knows images of format 2",
-    )
-
-
 def read(ioctx: Ioctx, name: str, key: str) -> Header | None:
     """The header of the image of that name, with the metadata of that key; None if there is no image.
 
@@ -47,7 +37,12 @@ def read(ioctx: Ioctx, name: str, key: str) -> Header | None:
             _, size_bytes = _SIZE.unpack(_call(ioctx, image, "get_size", _NO_SNAPSHOT))
             return Header(size_bytes, _metadata(ioctx, image, key))
         except (struct.error, UnicodeDecodeError) as err:
-            raise _header_unreadable(name) from err
+            raise errors.Corrupt.named(
+                "HeaderUnreadable",
+                f"the header of the image {name} cannot be read",
+                why="the cluster answered it in an unknown form",
+                hint="look at the image: rbd info; crust knows images of format 2",
+            ) from err
     return None
 
 

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import binding, claim_object, claims, controller_lock, fencing
 from crust.ceph.binding import Ioctx
 from crust.ceph.cluster_image import lockers, watchers
+from crust.ceph.failures import ignoring
 from crust.core import errors
 
 _ANSWERS_WITHIN_MS = 3000

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import directory, header, image_change, image_use
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
+from crust.ceph.failures import ignoring
 from crust.core import errors, volumes
 
 MARK = "crust.volume"

@@ -29,12 +29,12 @@ from crust.blockdriver.engines.protocol import (
     SnapshotMissing,
 )
 from crust.blockdriver.engines.rbd.intents import Intents, undone
-from crust.blockdriver.engines.rbd.place import Place, ignoring
+from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import image_change
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, hidden, user_snapshots
 from crust.ceph import binding
 from crust.ceph.binding import Image, Ioctx
-from crust.ceph.failures import CephImageBusy
+from crust.ceph.failures import CephImageBusy, ignoring
 
 
 @dataclass(frozen=True, slots=True)

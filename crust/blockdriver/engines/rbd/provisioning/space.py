@@ -19,16 +19,6 @@ from crust.core import errors
 _FRESH_S = 2.0
 
 
-def _ceph_statistics_missing(pool: str) -> errors.PeerUnavailable:
-    """The Ceph cluster has no statistics of the pool."""
-    return errors.PeerUnavailable.named(
-        "CephStatisticsMissing",
-        f"the capacity of the Ceph pool {pool!r} is unknown",
-        why="no manager (ceph-mgr) has reported it",
-        hint="start a manager; it takes a few seconds after that",
-    )
-
-
 @dataclass(slots=True)
 class CephSpace:
     """The space of the pool of `place`, asked for once in two seconds: 64 creates at once are one question."""
@@ -51,7 +41,12 @@ class CephSpace:
         for each in answer["pools"]:
             if each["name"] == self.place.pool:
                 return _space(each["stats"])
-        raise _ceph_statistics_missing(self.place.pool)
+        raise errors.PeerUnavailable.named(
+            "CephStatisticsMissing",
+            f"the capacity of the Ceph pool {self.place.pool!r} is unknown",
+            why="no manager (ceph-mgr) has reported it",
+            hint="start a manager; it takes a few seconds after that",
+        )
 
 
 def _space(stats: dict[str, Any]) -> PoolSpace:
