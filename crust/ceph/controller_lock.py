@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust.ceph import failures, omap
-from crust.ceph.binding import Ioctx, load
+from crust.ceph.binding import Ioctx
 from crust.core import errors
 
 OBJECT = "crust.controller"
@@ -180,23 +180,17 @@ def unknown_clients(ioctx: Ioctx, look: Callable[[], frozenset[str]]) -> frozens
 
 def _present(ioctx: Ioctx) -> str:
     """The value of the lock; empty also where the pool or its lock was removed."""
-    try:
+    with failures.ignoring(errno.ENOENT):
         return read(ioctx)
-    except load().failures as err:
-        if failures.errno_of(err) == errno.ENOENT:
-            return ""
-        raise
+    return ""
 
 
 def _replaced(ioctx: Ioctx, before: str, after: str) -> bool:
     """Whether the lock was `before`, and is `after` now; "" is a free one."""
-    try:
+    with failures.ignoring(errno.ECANCELED):
         if after:
             omap.put(ioctx, OBJECT, {_KEY: after.encode("ascii")}, expected={_KEY: before})
         else:
             omap.drop(ioctx, OBJECT, (_KEY,), expected={_KEY: before})
-    except load().failures as err:
-        if failures.errno_of(err) != errno.ECANCELED:
-            raise
-        return False
-    return True
+        return True
+    return False

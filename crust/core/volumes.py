@@ -186,14 +186,6 @@ class DeviceIdentity:
     minor: int
     disk_sequence: int
 
-    def numbers(self) -> dict[str, int]:
-        """The fields by name, as records and messages have them."""
-        return {
-            "major": self.major,
-            "minor": self.minor,
-            "disk_sequence": self.disk_sequence,
-        }
-
     def __str__(self) -> str:
         return f"{self.major}:{self.minor}@{self.disk_sequence}"
 

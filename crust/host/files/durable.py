@@ -188,6 +188,12 @@ def publish_directory(staging: str | os.PathLike[str], final: str | os.PathLike[
         _sync(os.path.dirname(final) or ".")
 
 
+def temporary_name(path: str | os.PathLike[str]) -> str:
+    """A name beside `path` for a file that is to be renamed; what a crash leaves of it is removed."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")
+
+
 def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
     """Remove the temporary files that a crash left in a directory.
 
@@ -208,8 +214,7 @@ def remove_temporary_files(directory: str | os.PathLike[str]) -> None:
 def _place(
     path: str, data: bytes, mode: int, place: Callable[[str, str], None], *, sync: bool = True
 ) -> None:
-    directory, name = os.path.split(path)
-    aside = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")
+    aside = temporary_name(path)
     try:
         _write(aside, data, mode, sync=sync)
         place(aside, path)
@@ -219,7 +224,7 @@ def _place(
     if place is os.link:  # a rename has taken the name away
         _unlink_if_there(aside)
     if sync:
-        _sync(directory or ".")
+        _sync(os.path.dirname(path) or ".")
 
 
 def _write(path: str, data: bytes, mode: int, *, sync: bool) -> None:
@@ -254,18 +259,17 @@ def _sync(directory: str) -> None:
 def _check_trust(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableFile(path, "it is not a regular file")
-    if status.st_uid not in (0, os.geteuid()):
-        raise UntrustedFile(path, f"it belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UntrustedFile(
-            path, f"other users may write it, mode {stat.S_IMODE(status.st_mode):04o}"
-        )
+    _check_only_ours(path, status)
 
 
 def _check_directory(place: str | os.PathLike[str]) -> None:
     status, path = os.lstat(place), str(place)
     if not stat.S_ISDIR(status.st_mode):
         raise UntrustedFile(path, "it is not a directory")
+    _check_only_ours(path, status)
+
+
+def _check_only_ours(path: str, status: os.stat_result) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise UntrustedFile(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

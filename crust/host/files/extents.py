@@ -5,13 +5,7 @@ compares where the blocks of two files are (FIEMAP): blocks that both share by r
 read. That is exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet
 allocated) count as different, so an error can only report too much.
 
-Source: lseek(2), and `fiemap`.
-
-Where the blocks of a file lie, from its filesystem (FIEMAP).
-
-Raw: `OSError` passes to the callers, who know what each errno means to them.
-
-Source: Linux Documentation/filesystems/fiemap.rst.
+Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
 
 import errno
@@ -55,7 +49,7 @@ def allocated(path: AnyPath) -> tuple[Extent, ...]:
         oserrors.translating(f"cannot look for the data of {path}"),
         syscalls.closing(_open(path)) as fd,
     ):
-        return tuple(_data(fd))
+        return tuple(data_of(fd))
 
 
 def differing(base: AnyPath, target: AnyPath) -> tuple[Extent, ...]:
@@ -73,7 +67,8 @@ def _open(path: AnyPath) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _data(fd: int) -> Iterator[Extent]:
+def data_of(fd: int) -> Iterator[Extent]:
+    """The parts of an open file that hold data, ascending. Raises `OSError`."""
     end = 0
     while True:
         try:

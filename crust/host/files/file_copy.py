@@ -12,12 +12,12 @@ The copy is made under a temporary name, synced, and renamed, so it appears atom
 import errno
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from crust.core import errors
+from crust.host.files import durable, extents
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
 
@@ -25,14 +25,13 @@ _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _BTRFS_FS_INFO = 0x8400941F  # _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes
 _BTRFS_INFO_BYTES = 1024
 _CHUNK_BYTES = 64 * 1024 * 1024
-_TEMPORARY_SUFFIX = ".crust-tmp"
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
 
 def clones(directory: AnyPath) -> bool:
     """Whether files of `directory` can be cloned by reference; tried with two empty files."""
     with oserrors.translating(f"cannot try to clone in {directory}"):
-        names = [_temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
+        names = [durable.temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
         try:
             with _created(names[0]) as source, _created(names[1]) as target:
                 return _clone(source, target)
@@ -75,7 +74,7 @@ def copy(
     filesystem. With `at_once` the copy is a clone or is refused, for a source that is being written to. Raises
     `SourceTooShort`, `FileNotCloneable`, `NotFound`, `Exhausted`.
     """
-    temporary = _temporary_name(target)
+    temporary = durable.temporary_name(target)
     with oserrors.translating(f"cannot copy {source} to {target}"):
         try:
             with (
@@ -84,7 +83,14 @@ def copy(
             ):
                 if not _clone(source_fd, copy_fd):
                     if at_once:
-                        raise _not_cloneable(source)
+                        raise errors.NotReady.named(
+                            "FileNotCloneable",
+                            f"{source} is not copied",
+                            why="its filesystem clones files but refused this one: "
+                            "it may be a file without checksums (chattr +C)",
+                            hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename "
+                            "that over it",
+                        )
                     _copy_segments(source_fd, copy_fd, size_bytes)
                 if grow_to_bytes > size_bytes:
                     os.ftruncate(copy_fd, grow_to_bytes)
@@ -94,15 +100,6 @@ def copy(
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-
-
-def _not_cloneable(source: AnyPath) -> errors.NotReady:
-    return errors.NotReady.named(
-        "FileNotCloneable",
-        f"{source} is not copied",
-        why="its filesystem clones files but refused this one: it may be a file without checksums (chattr +C)",
-        hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename that over it",
-    )
 
 
 @contextmanager
@@ -132,16 +129,8 @@ def _clone(source: int, target: int) -> bool:
 
 def _copy_segments(source: int, target: int, size_bytes: int) -> None:
     os.ftruncate(target, size_bytes)
-    end = 0
-    while end < size_bytes:
-        try:
-            start = os.lseek(source, end, os.SEEK_DATA)
-        except OSError as err:
-            if err.errno == errno.ENXIO:  # nothing but a hole is left
-                return
-            raise
-        end = min(os.lseek(source, start, os.SEEK_HOLE), size_bytes)
-        _copy_range(source, target, start, end)
+    for part in extents.data_of(source):
+        _copy_range(source, target, part.offset, min(part.end, size_bytes))
 
 
 def _copy_range(source: int, target: int, start: int, end: int) -> None:
@@ -158,8 +147,3 @@ def _created(path: str) -> Iterator[int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with syscalls.closing(os.open(path, flags, 0o600)) as fd:
         yield fd
-
-
-def _temporary_name(path: AnyPath) -> str:
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}")

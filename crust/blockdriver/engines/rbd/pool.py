@@ -24,8 +24,8 @@ import pydantic
 from crust.blockdriver.engines.pool_store import PoolAbsent, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import object_name, present
-from crust.ceph import binding, controller_lock, failures, omap
-from crust.ceph.binding import Ioctx, WriteOp
+from crust.ceph import controller_lock, failures, omap
+from crust.ceph.binding import Ioctx
 from crust.ceph.controller_lock import ControllerLock
 from crust.ceph.failures import CephClientBlocklisted
 from crust.core import errors
@@ -194,9 +194,10 @@ class RbdPool:
                 omap.make(ioctx, object_name(kind))  # before the identity, which shows them
             # librbd makes it at the first delete, and cannot in a full pool, where the delete matters most
             omap.make(ioctx, "rbd_trash")
-            if not _create(ioctx, data):
-                return self._read(ioctx) or identity
-        return identity
+            with failures.ignoring(errno.EEXIST):
+                omap.put(ioctx, OBJECT, {_KEY: data}, new=True)
+                return identity
+            return self._read(ioctx) or identity
 
     def _check_cluster(self, identity: _Identity) -> None:
         fsid = self._place.connection.fsid()
@@ -210,12 +211,11 @@ class RbdPool:
             return self._read(ioctx)
 
     def _read(self, ioctx: Ioctx) -> _Identity | None:
-        try:
+        data = None
+        with failures.ignoring(errno.ENOENT):
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
-        except binding.load().failures as err:
-            if failures.errno_of(err) == errno.ENOENT:
-                return None
-            raise
+        if data is None:
+            return None
         try:
             identity = _Identity.model_validate_json(data)
         except pydantic.ValidationError as err:
@@ -233,19 +233,3 @@ class RbdPool:
             why=why,
             hint="correct `pool` and `namespace`; for a new pool set create_pool",
         )
-
-
-def _create(ioctx: Ioctx, data: bytes) -> bool:
-    """Whether the identity is ours: one that is there already is not replaced."""
-    op: WriteOp = ioctx.create_write_op()
-    try:
-        op.new(binding.load().rados.LIBRADOS_CREATE_EXCLUSIVE)
-        ioctx.set_omap(op, (_KEY,), (data,))
-        ioctx.operate_write_op(op, OBJECT)
-    except binding.load().failures as err:
-        if failures.errno_of(err) == errno.EEXIST:
-            return False
-        raise
-    finally:
-        ioctx.release_write_op(op)
-    return True
