@@ -25,7 +25,7 @@ import click
 
 import crust
 from crust.cli import output
-from crust.cli.doctor import run as doctor
+from crust.cli.doctor import examine
 from crust.cli.inspecting import show
 from crust.core import credentials, errors, operations
 from crust.host.process import oserrors, workers
@@ -56,7 +56,7 @@ class NodeFiles:
     journal: str = "journalctl"
 
 
-def run(path: Path, places: NodeFiles) -> None:
+def write_bundle(path: Path, places: NodeFiles) -> None:
     """Write the archive. Raises as `write`."""
     count = asyncio.run(write(path, parts(places)))
     click.echo(f"{path}: {count} files; look at it before you send it: names and paths are in it")
@@ -143,7 +143,7 @@ def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
     journal = (places.journal, *units, "--lines=5000", "--no-pager", "--output=short-iso")
     return {
         "status.json": lambda: _json(show.answer(places.run_dir, show.status)),
-        "doctor.json": lambda: _json(doctor.examine(places.run_dir)),
+        "doctor.json": lambda: _json(examine.examine(places.run_dir)),
         "versions.txt": lambda: workers.run(_versions),
         "loop-devices.txt": lambda: workers.run(_loops),
         "journal.txt": lambda: _program(*journal),

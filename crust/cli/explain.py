@@ -48,7 +48,7 @@ class Page:
         )
 
 
-def run(name: str) -> None:
+def print_page(name: str) -> None:
     """Print the page of the error `name`, in any case, with or without brackets.
 
     Raises click.UsageError for a name that no error has, and where the table was not installed.

@@ -69,7 +69,7 @@ def explain(name: str | None, volume: str | None, target: str | None, run_dir: s
     if name is not None:
         from crust.cli import explain
 
-        explain.run(name)
+        explain.print_page(name)
         return
     import asyncio
 

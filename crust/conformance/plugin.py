@@ -173,7 +173,7 @@ class Plugin:
         return self._chosen[catalogue.number_of(item.name)]
 
 
-def run(
+def run_cases(
     subject: Subject, directory: Path, kind: str, options: RunOptions, report: Report
 ) -> Results:
     """Run the cases of a kind ("C", "R"), which are in the directory. Raises `errors.InvalidRequest` for a case that

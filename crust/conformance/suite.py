@@ -17,11 +17,11 @@ from crust.wire.csi.v1 import csi_pb2
 CASES = Path(__file__).parent / "cases"
 
 
-def run(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Results:
+def run_suite(options: Options, host: HostView | None = None, *, quiet: bool = False) -> Results:
     """Run the cases against the driver. Raises `errors.InvalidRequest` for a case that is not there."""
     with connected(options.socket, options.controller_socket) as channels:
         driver = Driver(channels, options, host or HostView())
-        return plugin.run(driver, CASES, "C", options, report.Report(quiet=quiet))
+        return plugin.run_cases(driver, CASES, "C", options, report.Report(quiet=quiet))
 
 
 class Driver(plugin.Subject):

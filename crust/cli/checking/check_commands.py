@@ -51,7 +51,7 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
         size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **wish
     )
     try:
-        sys.exit(asyncio.run(trial.run(run_dir, wanted)))
+        sys.exit(asyncio.run(trial.try_publish(run_dir, wanted)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 
@@ -86,7 +86,7 @@ def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -
     """
     from crust.cli.checking import config_check
 
-    sys.exit(config_check.run(programs, path, form))
+    sys.exit(config_check.print_settings(programs, path, form))
 
 
 @click.command()

@@ -35,7 +35,7 @@ class Setting:
 _COLUMNS = tuple(map(Column, ("program", "setting", "value", "source")))
 
 
-def run(programs: Sequence[str], config: Path | None, form: Format) -> int:
+def print_settings(programs: Sequence[str], config: Path | None, form: Format) -> int:
     """Print the settings; returns the exit code: 0 all are good, 1 some are refused.
 
     Raises click.UsageError for what cannot be understood, and `NoSettingsFile`.

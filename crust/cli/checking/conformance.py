@@ -44,7 +44,7 @@ def of_driver(
 
         for path in filter(None, (chosen.socket, chosen.controller_socket)):
             _tell_if_away(path, chosen.timeout_s)
-        return suite.run(chosen).exit_code
+        return suite.run_suite(chosen).exit_code
 
 
 def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
@@ -62,7 +62,7 @@ def of_runtime(command: str, *, list_cases: bool = False, **flags: Any) -> int:
     with _checked_run("R", chosen):
         from crust.conformance.runtimes import suite
 
-        return suite.run(command, chosen).exit_code
+        return suite.run_suite(command, chosen).exit_code
 
 
 @contextmanager

@@ -391,7 +391,7 @@ async def _call(rpc: Callable[..., Awaitable[object]], request: object) -> Any:
         raise status.to_error(error) from error
 
 
-async def run(run_dir: str, wanted: TrialRequest) -> int:
+async def try_publish(run_dir: str, wanted: TrialRequest) -> int:
     """Try it; returns the exit code: 0 it worked and nothing is left, 1 otherwise."""
     async with asking.inspecting(run_dir) as inspect:
         served = (

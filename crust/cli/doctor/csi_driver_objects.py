@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from crust.cli.doctor.finding import Finding, check, error, ok, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
 from crust.cli.doctor.node import Mismatches, Node
 from crust.core.deferral_keys import Defer
 from crust.core.settings.loading import InvalidSettings
@@ -28,7 +28,7 @@ _ANSWER_S = 5.0
 _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 
 
-@check("csidriver")
+@doctor_check("csidriver")
 def fits_the_settings(node: Node) -> Iterator[Finding]:
     """attachRequired and podInfoOnMount of the CSIDriver objects go with the settings."""
     found = node.proxy_settings()

@@ -8,7 +8,7 @@ from functools import partial
 
 import crust
 from crust.cli import asking
-from crust.cli.doctor.finding import Finding, check, error, of, ok, tried, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, tried, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node, ProxyAnswer
 from crust.cli.inspecting import versions as versions_
 from crust.cli.inspecting import views
@@ -20,7 +20,7 @@ from crust.core.settings.shim import ShimSettings
 _OWN = ("runtime.sock", "handlers.sock", "inspect.sock")
 
 
-@check("settings")
+@doctor_check("settings")
 def accepted(node: Node) -> Iterator[Finding]:
     """Every file that is there has valid keys and values, and is the administrator's alone to change."""
     found = node.installed()
@@ -47,7 +47,7 @@ def accepted(node: Node) -> Iterator[Finding]:
             yield ok(f"{path} is accepted")
 
 
-@check("sockets-match")
+@doctor_check("sockets-match")
 def sockets_match(node: Node) -> Iterator[Finding]:
     """Files of proxy, shim and driver that are used together name the same sockets."""
     proxy, shim, driver = (node.settings_of(each) for each in ("proxy", "shim", "driver"))
@@ -82,7 +82,7 @@ def _driver_and_others(
         yield f"the driver asks the proxy at {driver.runtime_socket}", f"the proxy serves {runtime}"
 
 
-@check("sockets")
+@doctor_check("sockets")
 def sockets(node: Node) -> Iterator[Finding]:
     """Each socket of the proxy is served, or does not exist; none is stale."""
     paths = [f"{node.run_dir}/{each}" for each in _OWN]
@@ -106,7 +106,7 @@ def sockets(node: Node) -> Iterator[Finding]:
         )
 
 
-@check("proxy")
+@doctor_check("proxy")
 def proxy(node: Node) -> Iterator[Finding]:
     """The proxy answers, and is healthy."""
     if isinstance(node.proxy, errors.CrustError):
@@ -120,7 +120,7 @@ def proxy(node: Node) -> Iterator[Finding]:
             yield ok("the proxy is healthy")
 
 
-@check("drivers")
+@doctor_check("drivers")
 def drivers(node: Node) -> Iterator[Finding]:
     """Each driver answers a Probe."""
     if (answer := node.answer) is None:
@@ -136,7 +136,7 @@ def drivers(node: Node) -> Iterator[Finding]:
             yield error(f"driver {driver.name} is not ready", driver.message, todo)
 
 
-@check("versions")
+@doctor_check("versions")
 def versions(node: Node) -> Iterator[Finding]:
     """Each daemon that runs is of the version that is installed."""
     if (answer := node.answer) is None:
@@ -148,7 +148,7 @@ def versions(node: Node) -> Iterator[Finding]:
             yield warning(f"{name} {versions_.sentence(version)}", versions_.WHY, versions_.TODO)
 
 
-@check("handlers")
+@doctor_check("handlers")
 def handlers(node: Node) -> Iterator[Finding]:
     """A runtime handler is registered."""
     if (answer := node.answer) is None:
@@ -168,7 +168,7 @@ def handlers(node: Node) -> Iterator[Finding]:
         )
 
 
-@check("orphans")
+@doctor_check("orphans")
 def orphans(node: Node) -> Iterator[Finding]:
     """No virtual machine has a volume that nobody can stop any more."""
     if (answer := node.answer) is None:

@@ -33,7 +33,7 @@ CHECKS: dict[str, Check] = {}
 """By name, in the order in which they run."""
 
 
-def check(name: str) -> Callable[[Check], Check]:
+def doctor_check(name: str) -> Callable[[Check], Check]:
     """Register a check."""
 
     def register(function: Check) -> Check:

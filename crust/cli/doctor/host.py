@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from crust.cli.doctor.finding import Finding, check, error, ok, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
 from crust.cli.doctor.node import Node
 from crust.host.filesystems import supported
 
@@ -29,7 +29,7 @@ _UDEV_RULES = (
 )
 
 
-@check("kernel")
+@doctor_check("kernel")
 def version(node: Node) -> Iterator[Finding]:
     """Linux 5.15: openat2(2), and diskseq, by which a device is known again."""
     number = _number(node.release)
@@ -45,7 +45,7 @@ def version(node: Node) -> Iterator[Finding]:
         yield ok(f"Linux {node.release}")
 
 
-@check("loop")
+@doctor_check("loop")
 def loop(node: Node) -> Iterator[Finding]:
     """Loop devices, of which crust's own driver makes one per volume."""
     if not node.has_own_driver():
@@ -60,7 +60,7 @@ def loop(node: Node) -> Iterator[Finding]:
         )
 
 
-@check("rbd")
+@doctor_check("rbd")
 def rbd(node: Node) -> Iterator[Finding]:
     """The kernel's client of RBD, by which the host itself uses images of a Ceph pool."""
     own = node.driver_settings()
@@ -76,7 +76,7 @@ def rbd(node: Node) -> Iterator[Finding]:
         )
 
 
-@check("filesystems")
+@doctor_check("filesystems")
 def filesystems(node: Node) -> Iterator[Finding]:
     """What the host can mount; a guest mounts with its own kernel."""
     for name in supported.SUPPORTED:
@@ -90,7 +90,7 @@ def filesystems(node: Node) -> Iterator[Finding]:
             )
 
 
-@check("mkfs")
+@doctor_check("mkfs")
 def mkfs(node: Node) -> Iterator[Finding]:
     """An mkfs newer than the kernel makes what the kernel may not mount; of ext4 crust names the features."""
     if not node.has_own_driver():
@@ -122,7 +122,7 @@ def _has_module(node: Node, name: str) -> bool:
     return f"/{name}.ko" in listed
 
 
-@check("cgroups")
+@doctor_check("cgroups")
 def cgroups(node: Node) -> Iterator[Finding]:
     """Control groups v2 with the io controller, for I/O limits on the host."""
     controllers = node.text("/sys/fs/cgroup/cgroup.controllers").split()
@@ -146,7 +146,7 @@ def cgroups(node: Node) -> Iterator[Finding]:
         yield ok("control groups v2 with io, and a group that holds the pods")
 
 
-@check("programs")
+@doctor_check("programs")
 def programs(node: Node) -> Iterator[Finding]:
     """What driver and proxy run on volumes. Encryption needs nothing: guests open LUKS themselves."""
     if not node.has_own_driver() and node.kata_settings() is None:
@@ -168,7 +168,7 @@ def programs(node: Node) -> Iterator[Finding]:
         yield ok("the programs and libraries for filesystems are installed")
 
 
-@check("udev")
+@doctor_check("udev")
 def udev(node: Node) -> Iterator[Finding]:
     """The rule that keeps udev, and what it starts, off volumes."""
     if not node.at("/run/udev/control").exists():
@@ -183,7 +183,7 @@ def udev(node: Node) -> Iterator[Finding]:
         )
 
 
-@check("lvm")
+@doctor_check("lvm")
 def lvm(node: Node) -> Iterator[Finding]:
     """LVM's own list of devices, or a filter."""
     if not node.has_program("lvm"):
@@ -210,7 +210,7 @@ def _uses_devices_file(node: Node) -> bool:
     return said is not None and said[1] == "1"
 
 
-@check("multipath")
+@doctor_check("multipath")
 def multipath(node: Node) -> Iterator[Finding]:
     """No map of a volume."""
     if not node.has_program("multipathd"):

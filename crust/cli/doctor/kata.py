@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from crust.cli.doctor.finding import Finding, check, error, of, ok, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.kata import preflight
 
@@ -21,7 +21,7 @@ _PLUGIN = "crust"
 _HAS_NRI, _STARTS_NRI, _VALIDATES = (1, 7), (2, 0), (2, 2)
 
 
-@check("kata")
+@doctor_check("kata")
 def runtimes(node: Node) -> Iterator[Finding]:
     """Each runtime of kata.toml may get volumes, and is registered."""
     settings = node.kata_settings()
@@ -53,7 +53,7 @@ def runtimes(node: Node) -> Iterator[Finding]:
             )
 
 
-@check("kata-engine")
+@doctor_check("kata-engine")
 def engine(node: Node) -> Iterator[Finding]:
     """What containerd refuses, while `crust kata` runs, hangs or is away."""
     if node.kata_settings() is None:

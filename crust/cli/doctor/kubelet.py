@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from functools import partial
 
-from crust.cli.doctor.finding import Finding, check, error, ok, tried, warning
+from crust.cli.doctor.finding import Finding, doctor_check, error, ok, tried, warning
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.core.settings.driver import OWN_DRIVER
 from crust.core.settings.proxy import ProxySettings
 
 
-@check("kubelet-root")
+@doctor_check("kubelet-root")
 def root(node: Node) -> Iterator[Finding]:
     """The directories in which a kubelet has pods, plugins and registrations."""
     for path in node.kubelet_roots():
@@ -30,7 +30,7 @@ def root(node: Node) -> Iterator[Finding]:
             yield ok(f"the kubelet's root {path} has pods and plugins")
 
 
-@check("kubelet-registry")
+@doctor_check("kubelet-registry")
 def registry(node: Node) -> Iterator[Finding]:
     """Where the proxy registers its drivers."""
     found = node.proxy_settings()
@@ -50,7 +50,7 @@ def registry(node: Node) -> Iterator[Finding]:
         yield ok(f"drivers are registered in {found.plugins_registry}")
 
 
-@check("mount-propagation")
+@doctor_check("mount-propagation")
 def propagation(node: Node) -> Iterator[Finding]:
     """What this process would mount reaches the host. A daemon looks again at its own start."""
     if node.check_propagation is None:
@@ -59,7 +59,7 @@ def propagation(node: Node) -> Iterator[Finding]:
         yield tried(partial(node.check_propagation, path), f"mounts below {path} reach the host")
 
 
-@check("forced-detach")
+@doctor_check("forced-detach")
 def forced_detach(node: Node) -> Iterator[Finding]:
     """A switch of kube-controller-manager, which runs elsewhere. It concerns drivers that a controller attaches."""
     served = node.proxy_settings()

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.cli.gc import orphans
+from crust.cli.gc import forgotten
+from crust.cli.gc.forgotten import Orphan
 from crust.cli.gc.kernel import Kernel
-from crust.cli.gc.orphans import Orphan
 from crust.cli.inspecting import views
 
 
@@ -48,7 +48,7 @@ def why_staged(orphan: Orphan, grace_s: float) -> str:
     Another pod may have it published for longer than any grace: no device is bound for the orphan any more after a
     reboot, and the only trace of the new pod is its own publish. A kubelet writes vol_data.json at each attempt.
     """
-    if others := orphans.other_pods(orphan):
+    if others := forgotten.other_pods(orphan):
         return f"it is published for pod {', '.join(others[:5])}"
     return "a kubelet works with it" if _age_s(orphan.data) < grace_s else ""
 
@@ -71,7 +71,7 @@ def _visibility(kernel: Kernel) -> Check:
 
 
 def _pod_directory(orphan: Orphan) -> Check:
-    is_gone = orphans.is_absent(orphan.pod_directory)
+    is_gone = forgotten.is_absent(orphan.pod_directory)
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     return Check("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
 
@@ -127,7 +127,7 @@ def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Chec
 def _is_own(orphan: Orphan, path: str) -> bool:
     """Whether the orphan's publish or stage has the bind there, or a shim for it."""
     staged = bool(orphan.staging) and path.startswith(f"{orphan.staging}/")
-    private = bool(orphans.SHIMS.search(path))
+    private = bool(forgotten.SHIMS.search(path))
     return path in (orphan.target, orphan.mapped, orphan.staging) or staged or private
 
 

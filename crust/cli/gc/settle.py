@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from crust.cli import asking
 from crust.cli.gc import proof
+from crust.cli.gc.forgotten import Orphan
 from crust.cli.gc.kernel import Kernel
-from crust.cli.gc.orphans import Orphan
 from crust.core import errors
 from crust.host.process import workers
 from crust.rpc.port import SocketPort, stub

@@ -41,7 +41,7 @@ def _shows(ask: Callable[..., "Question | None"]) -> Command:
         if (question := ask(**options)) is not None:
             from crust.cli.inspecting import watching
 
-            sys.exit(watching.run(run_dir, question, form, watch=watch))
+            sys.exit(watching.print_answers(run_dir, question, form, watch=watch))
 
     command.__doc__ = f"{ask.__doc__}\n\n    {_CODES}"
     return RUN_DIR(FORMAT(_WATCH(command)))
@@ -161,13 +161,13 @@ def doctor(run_dir: str, form: "Format", only: tuple[str, ...]) -> None:
 
     Exit codes: 0 no error was found (warnings may be), 1 an error, 2 the command cannot be understood.
     """
-    from crust.cli.doctor import run
+    from crust.cli.doctor import examine
     from crust.cli.doctor.finding import CHECKS
 
     unknown = [each for each in only if each not in CHECKS]
     if unknown:
         raise click.UsageError(f"no check is called {unknown[0]!r}: there are {', '.join(CHECKS)}")
-    sys.exit(run.run(run_dir, form, only))
+    sys.exit(examine.print_findings(run_dir, form, only))
 
 
 @click.command()
@@ -195,9 +195,13 @@ def gc(run_dir: str, form: "Format", *, dry_run: bool, kubelet_root: str, grace_
     Exit codes: 0 nothing is left (with --dry-run: all that was found is proven), 1 something is,
     2 the command cannot be understood, 3 the proxy does not answer.
     """
-    from crust.cli.gc import run
+    from crust.cli.gc import collect
 
-    sys.exit(run.run(run.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form))
+    sys.exit(
+        collect.print_settled(
+            collect.Options(run_dir, kubelet_root.rstrip("/"), grace_s, dry_run), form
+        )
+    )
 
 
 @click.command()
@@ -214,7 +218,7 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
     """
     from crust.cli import bundle
 
-    bundle.run(file, bundle.NodeFiles(run_dir, state_dir))
+    bundle.write_bundle(file, bundle.NodeFiles(run_dir, state_dir))
 
 
 @click.command()

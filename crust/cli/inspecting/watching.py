@@ -28,7 +28,9 @@ _REFRESH_S = 5.0
 """What no event tells: whether the drivers answer, and ages."""
 
 
-def run(run_dir: str, question: show.Question, form: output.Format, *, watch: bool) -> int:
+def print_answers(
+    run_dir: str, question: show.Question, form: output.Format, *, watch: bool
+) -> int:
     """Print the answer; returns the exit code."""
     try:
         if watch:

@@ -188,7 +188,7 @@ def _set_port(workload: Object, address: str) -> None:
             container["ports"][0]["containerPort"] = int(port)
 
 
-def run(config: Path | None, directory: Path, **choices: Any) -> None:
+def write_manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     """Write the directory. Raises `InvalidSettings`, and one of crust's errors for what the kernel refuses."""
     source = shipped() / "kubernetes"
     text = _settings_text(config, source)

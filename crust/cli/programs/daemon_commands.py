@@ -212,7 +212,7 @@ def init_pool(**flags: Any) -> None:
     """
     from crust.cli.programs import init_pool
 
-    init_pool.run(flags)
+    init_pool.make_pool(flags)
 
 
 @driver.command()
@@ -232,7 +232,7 @@ def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     """
     from crust.cli.manifest import objects
 
-    objects.run(config, directory, **choices)
+    objects.write_manifest(config, directory, **choices)
 
 
 COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata, keeper)

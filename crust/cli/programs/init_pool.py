@@ -20,7 +20,7 @@ from crust.node.settings import NodeSettings
 _TABLES = frozenset(NodeSettings.model_fields) - frozenset(DriverSettings.model_fields)
 
 
-def run(flags: dict[str, Any]) -> None:
+def make_pool(flags: dict[str, Any]) -> None:
     """Make the pool and print its id. Raises `InvalidSettings`, and why the pool cannot be made."""
     found = _settings(flags)
     memory = found.pool_id_file or memory_beside(found.state_dir)

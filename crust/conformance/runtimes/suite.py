@@ -19,7 +19,7 @@ from crust.runtime_handler import testing
 CASES = Path(__file__).parent
 
 
-def run(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
+def run_suite(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
     """Run the cases against the command. Raises `errors.InvalidRequest` for a case that is not there.
 
     Needs root, for loop devices and mounts.
@@ -35,7 +35,7 @@ def run(command: str, options: RunOptions, *, quiet: bool = False) -> Results:
             subject = Subject(command, directory, proxy, options.timeout_s)
             stack.push_async_callback(subject.close)
             runtime = Runtime(subject, loop)
-            return plugin.run(runtime, CASES, "R", options, report.Report(quiet=quiet))
+            return plugin.run_cases(runtime, CASES, "R", options, report.Report(quiet=quiet))
         finally:
             loop.run(stack.aclose())
 

@@ -50,7 +50,7 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
         tempfile.TemporaryDirectory() as target_root,
         rbd_driver.serving(ceph, profile=profile) as driver,
     ):
-        outcome = suite.run(
+        outcome = suite.run_suite(
             Options(
                 socket=str(driver.socket),
                 target_root=Path(target_root),

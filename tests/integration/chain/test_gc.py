@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.gc import kernel, run
+from crust.cli.gc import collect, kernel
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
 from tests.integration.chain.conftest import Chain
@@ -49,20 +49,20 @@ async def _forgotten(chain: Chain) -> tuple[str, str]:
 
 async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Chain) -> None:
     volume_id, mapped = await _forgotten(chain)
-    options = run.Options(chain.places.run, chain.places.kubelet, 600, dry_run=False)
+    options = collect.Options(chain.places.run, chain.places.kubelet, 600, dry_run=False)
     host = Host()
     with Path(mapped).open("rb"):
-        (held,) = await run.collect(options, host)
+        (held,) = await collect.collect(options, host)
     assert (held.outcome, [each.name for each in held.checks if not each.proven]) == (
         "kept", ["device"],
     )  # fmt: skip
     assert host.loops_of(mapped)
-    (settled,) = await run.collect(options, host)
+    (settled,) = await collect.collect(options, host)
     assert (settled.outcome, settled.message) == ("settled", "")
     assert [step.split()[0] for step in settled.steps] == [
         "detach", "unmount", "NodeUnpublishVolume", "NodeUnstageVolume",
     ]  # fmt: skip
-    assert await run.collect(options, host) == ()
+    assert await collect.collect(options, host) == ()
     assert mountinfo.below(chain.places.kubelet) == ()
     assert not any(
         volume_id in each.backing or each.backing == mapped

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from crust.blockdriver.controller import capacity
 from crust.cli import main
 from crust.cli.checking import trial
-from crust.cli.gc import kernel, run
+from crust.cli.gc import collect, kernel
 from crust.core import errors, volumes
 from crust.runtime_handler import Claim, claim_volume
 from tests.integration.chain.conftest import Chain
@@ -49,7 +49,7 @@ def assert_nothing_left(chain: Chain) -> None:
 async def test_try_publishes_deferred_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await trial.run(chain.places.run, trial_request(chain)) == 0
+    assert await trial.try_publish(chain.places.run, trial_request(chain)) == 0
     said = capsys.readouterr().out.splitlines()
     done = [line.partition(":")[0] for line in said if line.endswith(": OK")]
     assert done == [
@@ -65,7 +65,7 @@ async def test_try_says_why_no_handler_takes_it_and_leaves_nothing(
 ) -> None:
     chain.grace_s = 0
     await chain.restart()
-    assert await trial.run(chain.places.run, trial_request(chain, handler="absent")) == 1
+    assert await trial.try_publish(chain.places.run, trial_request(chain, handler="absent")) == 1
     assert "HandlerNotRegistered" in capsys.readouterr().err
     assert_nothing_left(chain)
 
@@ -74,7 +74,9 @@ async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A guest that ended soon after its mount was never reported: no look met it in the state that was waited for."""
-    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=60)))
+    trying = asyncio.create_task(
+        trial.try_publish(chain.places.run, trial_request(chain, wait_s=60))
+    )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await _shown(capsys, "claimed by sandbox box")  # as a guest that boots
     await claim.mounted(_nothing)
@@ -87,7 +89,9 @@ async def test_try_reports_what_a_sandbox_does_even_if_it_is_over_at_once(
 async def test_try_shows_the_mount_and_why_the_sandbox_failed(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=60)))
+    trying = asyncio.create_task(
+        trial.try_publish(chain.places.run, trial_request(chain, wait_s=60))
+    )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await claim.mounted(_nothing)
     await _shown(capsys, "mounted in sandbox box")
@@ -102,7 +106,7 @@ async def test_try_shows_the_mount_and_why_the_sandbox_failed(
 async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await trial.run(chain.places.run, trial_request(chain, wait_s=0.5)) == 1
+    assert await trial.try_publish(chain.places.run, trial_request(chain, wait_s=0.5)) == 1
     assert "[NotClaimed]" in capsys.readouterr().err
     assert_nothing_left(chain)
 
@@ -110,7 +114,7 @@ async def test_try_without_a_sandbox_in_time_fails_and_leaves_nothing(
 async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -> None:
     other = trial_request(chain).model_copy(update={"driver": "other"})
     with raised("NoDriverToTry", match=r"block\.csi\.crust\.dev"):
-        await trial.run(chain.places.run, other)
+        await trial.try_publish(chain.places.run, other)
     assert_nothing_left(chain)
 
 
@@ -118,7 +122,9 @@ async def test_unknown_driver_is_refused_before_anything_is_made(chain: Chain) -
 async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
     chain: Chain, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    trying = asyncio.create_task(trial.run(chain.places.run, trial_request(chain, wait_s=600)))
+    trying = asyncio.create_task(
+        trial.try_publish(chain.places.run, trial_request(chain, wait_s=600))
+    )
     await _shown(capsys, "waiting for a sandbox")
     os.kill(os.getpid(), number)
     with pytest.raises(asyncio.CancelledError):
@@ -129,11 +135,11 @@ async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
 @pytest.mark.parametrize("step", ["CreateVolume", "NodeStageVolume", "NodePublishVolume"])
 async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: Chain, step: str) -> None:
     killed = _KilledTrial(chain, step)
-    options = run.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
+    options = collect.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
     with killed:
-        assert await run.collect(options, kernel.Kernel()) == (), "it runs"
+        assert await collect.collect(options, kernel.Kernel()) == (), "it runs"
         await asyncio.to_thread(killed.wait_for_step)
-    (settled,) = await run.collect(options, kernel.Kernel())
+    (settled,) = await collect.collect(options, kernel.Kernel())
     assert (settled.orphan.kind, settled.outcome) == ("trial", "settled"), settled.message
     assert_nothing_left(chain)
 

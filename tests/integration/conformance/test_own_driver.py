@@ -65,7 +65,7 @@ def test_the_driver_conforms(base: Path, profile: Profile, way: own_driver.Way) 
             fs_types=("xfs", "ext4", "btrfs"),
             deferral=way in _ALONE,
         )
-        outcome = suite.run(
+        outcome = suite.run_suite(
             Options(
                 socket=str(driver.socket),
                 target_root=driver.target_root,
@@ -155,7 +155,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> Results:
             skip=_FAILS_SLOWLY if kind == "ember" else (),
             timeout_s=60.0,
         )
-        found = suite.run(options)
+        found = suite.run_suite(options)
         assert os.path.exists(base / "report.xml")
         return found
 
@@ -189,7 +189,7 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(base: Path) ->
             restart_command=driver.restart_command,
             timeout_s=60.0,
         )
-        outcome = suite.run(options)
+        outcome = suite.run_suite(options)
     assert not outcome.numbers("failed")
     assert len(outcome.numbers("passed")) > 40
     assert set(outcome.skipped) == _NOT_IN_THE_WRAP

@@ -85,7 +85,7 @@ def test_fault_of_runtime_is_reported_with_its_clause(
     faulty = tmp_path / "faulty.py"
     faulty.write_text(text.replace(right, wrong))
     options = RunOptions(only=tuple(numbers), timeout_s=60)
-    outcome = suite.run(_command(faulty), options)
+    outcome = suite.run_suite(_command(faulty), options)
     printed = capsys.readouterr().out
     assert (set(outcome.numbers("failed")), outcome.exit_code) == (numbers, 1), printed
     assert "-> start" in printed
@@ -114,7 +114,7 @@ def test_keepers_of_a_runtime_are_tried(
     """
     cases = {f"R-{number}" for number in range(101, 114)} if not fault else {"R-101", *broken}
     command = f"{sys.executable} -m {kept_boxes.__name__} {PLACES} {fault}"
-    outcome = suite.run(command, RunOptions(only=tuple(cases), timeout_s=60))
+    outcome = suite.run_suite(command, RunOptions(only=tuple(cases), timeout_s=60))
     printed = capsys.readouterr().out
     assert set(outcome.numbers("failed")) == broken, printed
     assert set(outcome.numbers("passed")) == cases - broken, printed
@@ -130,7 +130,7 @@ def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> No
     refuses = "    assert not __import__('os').path.exists(sys.argv[2])\n"
     fragile.write_text(text.replace(starts, refuses + starts))
     options = RunOptions(only=("R-101", "R-106", "R-107"), timeout_s=60)
-    outcome = suite.run(_command(fragile), options)
+    outcome = suite.run_suite(_command(fragile), options)
     assert sorted(outcome.numbers("passed")) == ["R-101", "R-107"]
     assert sorted(outcome.numbers("failed")) == ["R-106"]
 
@@ -142,12 +142,12 @@ def test_command_that_is_a_shell_before_the_runtime_is_said_to_be_one(
     example.write_text(program(PAGE))
     shell = f"sh -c '{_command(example)}; true'"
     options = RunOptions(only=("R-106",), timeout_s=5)
-    assert suite.run(shell, options).numbers("failed") == {"R-106"}
+    assert suite.run_suite(shell, options).numbers("failed") == {"R-106"}
     assert "without a shell" in capsys.readouterr().out
 
 
 def test_command_that_does_not_register_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = suite.run("sleep 30", RunOptions(timeout_s=0.5))
+    outcome = suite.run_suite("sleep 30", RunOptions(timeout_s=0.5))
     assert (outcome.exit_code, outcome.each) == (3, [])
     printed = capsys.readouterr().err
     assert "did not register" in printed

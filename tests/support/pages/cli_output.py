@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from unittest import mock
 
 from crust.cli import output
-from crust.cli.doctor import run as doctor
+from crust.cli.doctor import examine as doctor
 from crust.cli.doctor.finding import Finding, Level
-from crust.cli.gc import run as gc
-from crust.cli.gc.orphans import Orphan
+from crust.cli.gc import collect as gc
+from crust.cli.gc.forgotten import Orphan
 from crust.cli.gc.proof import Check
 from crust.cli.inspecting import pool, show, views
 from crust.core.volumes import HandlerFeature

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import crust
 from crust.cli import install, main
-from crust.cli.doctor import csi_driver_objects, run
+from crust.cli.doctor import csi_driver_objects, examine
 from crust.cli.doctor.finding import CHECKS, Finding, Level
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import views
@@ -71,7 +71,7 @@ def write(root: Path, path: str, text: str = "") -> Path:
 
 
 def found(node: Node, name: str) -> tuple[Finding, ...]:
-    return run.findings(node, (name,))
+    return examine.findings(node, (name,))
 
 
 def bad(node: Node, name: str, level: Level) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import crust
-from crust.cli.doctor import run
+from crust.cli.doctor import examine
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.doctor.node import Node, ProxyAnswer
 from crust.cli.inspecting import views
@@ -45,7 +45,7 @@ def _with_containerd(node: Node, version: str) -> Node:
 
 
 def _found(node: Node, name: str) -> tuple[Finding, ...]:
-    return run.findings(node, (name,))
+    return examine.findings(node, (name,))
 
 
 def _levels(node: Node, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crust.cli.gc import run
+from crust.cli.gc import collect
 from crust.cli.gc.kernel import Kernel, Users
 from crust.host.block.holders import DeviceInUse, Holder
 from tests.support.drivers.fake_driver import FakeDriver
@@ -83,9 +83,9 @@ class Forgotten:
     staging: str
     data: Path
 
-    async def gc(self, *, dry_run: bool = False) -> tuple[run.Result, ...]:
-        options = run.Options(self.node.places.run, self.root, 600, dry_run)
-        return await run.collect(options, self.kernel)
+    async def gc(self, *, dry_run: bool = False) -> tuple[collect.Result, ...]:
+        options = collect.Options(self.node.places.run, self.root, 600, dry_run)
+        return await collect.collect(options, self.kernel)
 
     def called(self) -> list[str]:
         wanted = ("NodeUnpublishVolume", "NodeUnstageVolume")
@@ -192,7 +192,7 @@ async def test_gc_pod_directory_that_cannot_be_looked_at_is_no_proof(
             raise OSError(errno.EIO, "Input/output error")
         return real(path)
 
-    monkeypatch.setattr("crust.cli.gc.orphans.os.lstat", lstat)
+    monkeypatch.setattr("crust.cli.gc.forgotten.os.lstat", lstat)
     assert await forgotten.gc() == ()
 
 
@@ -313,7 +313,7 @@ async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgo
     os.rename(f"{forgotten.root}/pods/gone", f"{forgotten.root}/lost")
     (young,) = await forgotten.gc()
     assert [each.name for each in young.checks if not each.proven] == ["age"]
-    options = run.Options(node.places.run, forgotten.root, 0, dry_run=False)
-    (result,) = await run.collect(options, forgotten.kernel)
+    options = collect.Options(node.places.run, forgotten.root, 0, dry_run=False)
+    (result,) = await collect.collect(options, forgotten.kernel)
     assert (result.outcome, result.orphan.kind) == ("settled", "deferred volume")
     assert node.places.entries() == []

@@ -146,7 +146,7 @@ def test_explain_imports_no_module_for_it() -> None:
         "import sys\n"
         "from crust.cli import explain, main\n"
         "before = set(sys.modules)\n"
-        "explain.run('MountFailed')\n"
+        "explain.print_page('MountFailed')\n"
         "sys.exit(str(set(sys.modules) - before) if 'crust.proxy' in sys.modules else 0)"
     )
     ran = subprocess.run(

@@ -114,7 +114,7 @@ def test_failed_case_is_shown_with_clause_request_and_answer(
     driver.twist = twist
     given = _given(tmp_path, "C-001", "C-112", "C-601")
     with serving(driver, _socket(tmp_path)):
-        outcome = suite.run(given, MemoryHost(driver))
+        outcome = suite.run_suite(given, MemoryHost(driver))
     printed = capsys.readouterr().out
     assert outcome.exit_code == 1
     lines = [" ".join(each.split()) for each in printed.splitlines()]
@@ -137,7 +137,7 @@ def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool,
     driver = MemoryDriver("1.13", {"lock-beside-socket"})
     given = replace(_given(tmp_path, "C-006", "C-010"), profile="1.12", strict=strict)
     with serving(driver, _socket(tmp_path)):
-        outcome = suite.run(given, MemoryHost(driver), quiet=True)
+        outcome = suite.run_suite(given, MemoryHost(driver), quiet=True)
     assert outcome.exit_code == code
     assert outcome.numbers("warning") == {"C-010"}
     assert outcome.numbers("note") == {"C-006"}
@@ -151,7 +151,7 @@ def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
     driver = MemoryDriver("1.13")
     with serving(driver, _socket(tmp_path)):
-        outcome = suite.run(_given(tmp_path, "C-001"), MemoryHost(driver), quiet=True)
+        outcome = suite.run_suite(_given(tmp_path, "C-001"), MemoryHost(driver), quiet=True)
     assert outcome.numbers("passed") == {"C-001"}
     assert os.environ["PYTEST_ADDOPTS"] == "--collect-only -k nothing"
 
@@ -169,7 +169,7 @@ def test_request_is_shown_without_its_secrets(
         _given(tmp_path, "C-102"), parameters=Parameters(secrets={"token": "planted-secret"})
     )
     with serving(driver, _socket(tmp_path)):
-        suite.run(given, MemoryHost(driver))
+        suite.run_suite(given, MemoryHost(driver))
     printed = capsys.readouterr().out
     assert "CreateVolumeRequest" in printed
     assert "planted-secret" not in printed
@@ -181,7 +181,7 @@ def test_case_without_capability_is_skipped_and_reported(
     driver = MemoryDriver("1.13")
     driver.identity.controller.remove(1)
     with serving(driver, _socket(tmp_path)):
-        outcome = suite.run(_given(tmp_path, "C-101..C-103", "C-001"), MemoryHost(driver))
+        outcome = suite.run_suite(_given(tmp_path, "C-101..C-103", "C-001"), MemoryHost(driver))
     assert outcome.skipped == dict.fromkeys(("C-101", "C-102", "C-103"), CREATE)
     assert outcome.numbers("passed") == {"C-001"}
     assert f"3 {CREATE}: C-101..C-103" in capsys.readouterr().out
@@ -193,7 +193,7 @@ def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
     asked = ("C-001", "C-010", "C-103", "C-601")
     given = replace(_given(tmp_path, *asked), junit=junit, json=found)
     with serving(driver, _socket(tmp_path)):
-        suite.run(given, MemoryHost(driver), quiet=True)
+        suite.run_suite(given, MemoryHost(driver), quiet=True)
     cases = {each["number"]: each for each in json.loads(found.read_text())["cases"]}
     outcomes = {number: each["outcome"] for number, each in cases.items()}
     expected = {"C-001": "passed", "C-010": "warning", "C-103": "failed", "C-601": "skipped"}
@@ -232,7 +232,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
             return Refused(Code.INTERNAL, "dying")
 
         driver.twist = twist
-        outcome = suite.run(given, MemoryHost(driver))
+        outcome = suite.run_suite(given, MemoryHost(driver))
         death.join()
     assert outcome.exit_code == 3
     assert outcome.numbers("passed") == {"C-001"}
@@ -324,7 +324,7 @@ def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((command, options))
         return Results()
 
-    monkeypatch.setattr(suite_of_runtimes, "run", record)
+    monkeypatch.setattr(suite_of_runtimes, "run_suite", record)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert run("mine", "--only", "R-101", "--timeout-s", "7", "--strict").exit_code == 0
     assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))

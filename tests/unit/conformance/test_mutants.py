@@ -148,7 +148,7 @@ def run(
             strict=True,
             timeout_s=timeout_s,
         )
-        return suite.run(options, MemoryHost(driver), quiet=True)
+        return suite.run_suite(options, MemoryHost(driver), quiet=True)
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def test_permissive_driver_passes_with_warnings(
     small = Parameters(size_bytes=MIB)
     given = Options(socket=str(socket), target_root=tmp_path, parameters=small, timeout_s=20.0)
     with serving(driver, socket):
-        outcome = suite.run(given, SharedHost(driver))
+        outcome = suite.run_suite(given, SharedHost(driver))
     assert not outcome.numbers("failed"), capsys.readouterr().out
     assert outcome.exit_code == 0
     assert not driver.state.volumes
@@ -223,7 +223,7 @@ def run_accepting(driver: AcceptingDriver, directory: Path, root: Path) -> Resul
         timeout_s=20.0,
     )
     with serving(driver, socket):
-        return suite.run(given, MemoryHost(driver), quiet=True)
+        return suite.run_suite(given, MemoryHost(driver), quiet=True)
 
 
 def test_accepted_refusals_leave_nothing_on_the_driver(tmp_path: Path) -> None:

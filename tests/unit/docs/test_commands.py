@@ -95,7 +95,7 @@ def test_manifest_takes_the_settings_of_two_drivers_on_a_node(tmp_path: Path) ->
 
 
 def test_table_of_doctor_has_every_check() -> None:
-    importlib.import_module("crust.cli.doctor.run")  # registers them
+    importlib.import_module("crust.cli.doctor.examine")  # registers them
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("### crust doctor\n")[2].partition("\n### ")[0]
     first = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]

@@ -57,7 +57,7 @@ def shown(found: tuple[Finding, ...]) -> show.Shown:
     return show.Shown({"healthy": not bad, "findings": found}, names, table, healthy=not bad)
 
 
-def run(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
+def print_findings(run_dir: str, form: output.Format, only: tuple[str, ...]) -> int:
     """Check this node and print; returns the exit code."""
     return watching.print_once(asyncio.run(examine(run_dir, only)), form)
 

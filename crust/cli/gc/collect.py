@@ -11,7 +11,7 @@ from rich.text import Text
 
 from crust.cli import asking, output
 from crust.cli.checking import trial
-from crust.cli.gc import orphans, proof, settle
+from crust.cli.gc import forgotten, proof, settle
 from crust.cli.gc.kernel import Kernel
 from crust.cli.inspecting import show, views, watching
 from crust.core import errors
@@ -23,7 +23,7 @@ from crust.wire.v1 import inspect_pb2
 class Result:
     """One orphan. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
 
-    orphan: orphans.Orphan
+    orphan: forgotten.Orphan
     checks: tuple[proof.Check, ...]
     steps: tuple[str, ...]
     outcome: str
@@ -40,7 +40,7 @@ class Options:
     dry_run: bool
 
 
-def run(options: Options, form: output.Format) -> int:
+def print_settled(options: Options, form: output.Format) -> int:
     """Run the command; returns the exit code."""
     results = asyncio.run(collect(options, Kernel()))
     return watching.print_once(shown(results, options.kubelet_root), form)
@@ -50,7 +50,7 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
     """Every orphan of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
     async with asking.inspecting(options.run_dir) as stub:
         sockets, evidence = await _asked(stub, options)
-        found = await workers.run(orphans.find, options.kubelet_root, evidence.entries)
+        found = await workers.run(forgotten.find, options.kubelet_root, evidence.entries)
         results = []
         for each in found:  # settling the one before may have taken minutes
             sockets, evidence = await _asked(stub, options)
@@ -64,7 +64,7 @@ async def _trial(
     note: Path, stub: asking.Stub, sockets: dict[str, str], options: Options
 ) -> Result:
     """A `crust try` that was killed: the lock of its note proves it."""
-    orphan = orphans.Orphan(
+    orphan = forgotten.Orphan(
         kind="trial",
         driver=note.parent.parent.name,
         volume_id="",
@@ -95,7 +95,7 @@ async def _asked(stub: asking.Stub, options: Options) -> tuple[dict[str, str], p
 
 
 async def _one(
-    orphan: orphans.Orphan,
+    orphan: forgotten.Orphan,
     evidence: proof.Evidence,
     sockets: dict[str, str],
     options: Options,
