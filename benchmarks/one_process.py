@@ -11,8 +11,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc.aio
 
@@ -33,6 +34,8 @@ NODE = "crust node"
 WAYS = (DRIVER, PARTS, NODE)
 PUBLISH, DEFERRED = "NodePublishVolume", "deferred NodePublishVolume"
 PAUSE_S = (0.05, 0.2)
+
+W = TypeVar("W", bound="Way")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -114,11 +117,17 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class Way:
+    """A node that is called, and how."""
+
     name: str
-    paths: NodePaths
     co: Kubelet
     connected: grpc.aio.Channel
+
+
+@dataclass(frozen=True, slots=True)
+class _Way(Way):
+    paths: NodePaths
     volume: csi_pb2.Volume
 
 
@@ -141,12 +150,8 @@ async def measure() -> Result:
                 connected = await enter(channel.connect(sockets[way]))
                 volume = await co.create("bench", SIZE_BYTES)
                 await co.stage(volume)
-                ways.append(_Way(way, paths[way], co, connected, volume))
-            times = figures.Collector[tuple[str, str]]()
-            for _ in range(3):
-                await _round(ways, figures.Collector())
-            for _ in range(ROUNDS):
-                await _round(ways, times)
+                ways.append(_Way(way, co, connected, paths[way], volume))
+            times = await timed(ways, _CALLS, ROUNDS)
             polling = await _polling(ways[-1], process.running.pid)
             resident = [_resident_mib(process.running.pid)]
             resident_parts = [sum(_resident_mib(pid) for pid in pids)]
@@ -163,26 +168,38 @@ async def measure() -> Result:
     )
 
 
-async def _round(ways: list[_Way], times: figures.Collector[tuple[str, str]]) -> None:
-    """Every call, to each way in a random order."""
-    for rpc, call in _CALLS.items():
-        for way in random.sample(ways, len(ways)):
-            if "deferred" in rpc and way.name == DRIVER:
-                continue
-            await asyncio.sleep(random.uniform(*PAUSE_S))
-            await times.timed((rpc, way.name), call(way))
+async def timed(
+    ways: list[W], calls: Mapping[str, Callable[[W], Awaitable[object]]], rounds: int
+) -> figures.Collector[tuple[str, str]]:
+    """The times of every call to each way, in rounds of a random order; three more rounds, before, are not counted.
+
+    A driver alone defers nothing.
+    """
+    warm_up = 3
+    times = figures.Collector[tuple[str, str]]()
+    for number in range(warm_up + rounds):
+        counted = times if number >= warm_up else figures.Collector()
+        for rpc, call in calls.items():
+            for way in random.sample(ways, len(ways)):
+                if "deferred" in rpc and way.name == DRIVER:
+                    continue
+                await asyncio.sleep(random.uniform(*PAUSE_S))
+                await counted.timed((rpc, way.name), call(way))
+    return times
 
 
 def _target(way: _Way, pod: str) -> str:
     return str(way.co.target(pod))
 
 
-def _probe(way: _Way) -> Awaitable[object]:
+def probe(way: Way) -> Awaitable[object]:
+    """Identity's Probe."""
     stub: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(way.connected)
     return stub.Probe(csi_pb2.ProbeRequest(), timeout=30)
 
 
-def _capabilities(way: _Way) -> Awaitable[object]:
+def capabilities(way: Way) -> Awaitable[object]:
+    """NodeGetCapabilities."""
     stub: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(way.connected)
     return stub.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=30)
 
@@ -201,8 +218,8 @@ def _controller_capabilities(way: _Way) -> Awaitable[object]:
 
 
 _CALLS: dict[str, Callable[[_Way], Awaitable[object]]] = {
-    "Probe": _probe,
-    "NodeGetCapabilities": _capabilities,
+    "Probe": probe,
+    "NodeGetCapabilities": capabilities,
     "ControllerGetCapabilities": _controller_capabilities,
     PUBLISH: lambda way: way.co.publish(way.volume, way.co.target("host"), defer=False),
     "NodeGetVolumeStats": _stats,
@@ -233,7 +250,7 @@ async def _polling(way: _Way, pid: int) -> float:
     before_s = _cpu_s(pid)
     began_s = time.monotonic()
     for _ in range(POLLS):
-        await _capabilities(way)
+        await capabilities(way)
         await _stats(way)
         await asyncio.sleep(0.02)
     busy_s, elapsed_s = _cpu_s(pid) - before_s, time.monotonic() - began_s

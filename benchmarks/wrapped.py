@@ -5,27 +5,21 @@ three nodes. Rounds and pauses are those of `one_process`. The driver alone cann
 compared with each other.
 """
 
-import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import grpc.aio
-
-from benchmarks import figures, node
-from benchmarks.one_process import PAUSE_S
+from benchmarks import figures, node, one_process
 from crust.rpc import channel
-from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import cloud
-from examples.kata.demo.kubelet import Kubelet
 from examples.kata.demo.node import HANDLER, NodePaths, Process
 
 NAME = "wrapped"
 ROUNDS = 50
 SIZE_BYTES = 64 << 20
-DRIVER, PARTS, NODE = "driver alone", "proxy and shim", "crust node"
+DRIVER, PARTS, NODE = one_process.DRIVER, "proxy and shim", "crust node"
 WAYS = (DRIVER, PARTS, NODE)
 _DEFERRED = {"crust.dev/defer": "always", "crust.dev/runtime-handler": HANDLER}
 
@@ -83,43 +77,17 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    name: str
-    co: Kubelet
-    connected: grpc.aio.Channel
+class _Way(one_process.Way):
     host: csi_pb2.Volume
     guest: csi_pb2.Volume
 
 
 async def measure() -> Result:
     """Measure on three nodes of their own."""
-    times = figures.Collector[tuple[str, str]]()
     async with contextlib.AsyncExitStack() as stack:
         ways = [await stack.enter_async_context(_way(name)) for name in WAYS]
-        for _ in range(3):
-            await _round(ways, figures.Collector())
-        for _ in range(ROUNDS):
-            await _round(ways, times)
+        times = await one_process.timed(ways, _CALLS, ROUNDS)
     return Result(times.samples())
-
-
-async def _round(ways: list[_Way], times: figures.Collector[tuple[str, str]]) -> None:
-    for rpc, call in _CALLS.items():
-        for way in random.sample(ways, len(ways)):
-            if rpc.startswith("deferred") and way.name == DRIVER:
-                continue
-            await asyncio.sleep(random.uniform(*PAUSE_S))
-            await times.timed((rpc, way.name), call(way))
-
-
-def _probe(way: _Way) -> Awaitable[object]:
-    stub: csi_pb2_grpc.IdentityAsyncStub = csi_pb2_grpc.IdentityStub(way.connected)
-    return stub.Probe(csi_pb2.ProbeRequest(), timeout=30)
-
-
-def _capabilities(way: _Way) -> Awaitable[object]:
-    stub: csi_pb2_grpc.NodeAsyncStub = csi_pb2_grpc.NodeStub(way.connected)
-    return stub.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=30)
 
 
 def _publish(way: _Way) -> Awaitable[object]:
@@ -131,8 +99,8 @@ def _unpublish(way: _Way) -> Awaitable[object]:
 
 
 _CALLS: dict[str, Callable[[_Way], Awaitable[object]]] = {
-    "Probe": _probe,
-    "NodeGetCapabilities": _capabilities,
+    "Probe": one_process.probe,
+    "NodeGetCapabilities": one_process.capabilities,
     "NodePublishVolume": _publish,
     "NodeGetVolumeStats": lambda way: way.co.stats(way.host, way.co.target("host")),
     "NodeUnpublishVolume": _unpublish,
