@@ -9,7 +9,7 @@ from functools import partial
 import crust
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, tried, warning
-from crust.cli.doctor.node import CONFIG_DIR, Node, ProxyAnswer
+from crust.cli.doctor.node import CONFIG_DIR, Node
 from crust.cli.inspecting import versions as versions_
 from crust.cli.inspecting import views
 from crust.core import errors
@@ -86,8 +86,8 @@ def _driver_and_others(
 def sockets(node: Node) -> Iterator[Finding]:
     """Each socket of the proxy is served, or does not exist; none is stale."""
     paths = [f"{node.run_dir}/{each}" for each in _OWN]
-    if isinstance(node.proxy, ProxyAnswer):
-        paths += [each.socket for each in node.proxy.drivers]
+    if node.answer is not None:
+        paths += [driver.socket for driver in node.answer.drivers]
     elif found := node.proxy_settings():
         paths += [each.socket for each in found.drivers]
     run_dir = node.at(node.run_dir)
@@ -111,12 +111,12 @@ def proxy(node: Node) -> Iterator[Finding]:
     """The proxy answers, and is healthy."""
     if isinstance(node.proxy, errors.CrustError):
         yield of(node.proxy)
-    elif node.proxy is not None:
-        for problem in node.proxy.problems:
+    elif node.answer is not None:
+        for problem in node.answer.problems:
             yield error(
                 f"{problem.part}: {problem.message}", "", f"crust explain {problem.error_name}"
             )
-        if not node.proxy.problems:
+        if not node.answer.problems:
             yield ok("the proxy is healthy")
 
 

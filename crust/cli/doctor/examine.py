@@ -10,12 +10,12 @@ from rich.text import Text
 from crust.cli import asking, output
 from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
 from crust.cli.doctor.finding import CHECKS, Finding, Level, error
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.node import Node
 from crust.cli.inspecting import show, watching
+from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
 from crust.host.mounts import propagation
 from crust.host.process import workers
-from crust.wire.v1 import inspect_pb2
 
 MODULES = (host, kubelet, daemons, kata, csi_driver_objects)
 """Importing one registers its checks."""
@@ -84,8 +84,7 @@ async def _node(run_dir: str) -> Node:
     answered: ProxyAnswer | errors.CrustError
     try:
         async with asking.inspecting(run_dir) as stub:
-            health = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=show.TIMEOUT_S)
-            answered = ProxyAnswer(health.version, *await show.parts(stub))
+            answered = await show.everything(stub)
     except errors.CrustError as problem:
         answered = problem
     return Node(

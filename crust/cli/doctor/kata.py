@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, warning
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.node import Node
 from crust.kata import preflight
 
 _CONFIG = "/etc/containerd/config.toml"
@@ -38,10 +38,10 @@ def runtimes(node: Node) -> Iterator[Finding]:
             found = of(problem)
             yield replace(found, what=f"runtime {runtime.name} gets no volumes: {found.what}")
             continue
-        registered = isinstance(node.proxy, ProxyAnswer) and any(
-            each.name == runtime.name for each in node.proxy.handlers
+        registered = node.answer is not None and any(
+            handler.name == runtime.name for handler in node.answer.handlers
         )
-        if isinstance(node.proxy, ProxyAnswer) and not registered:
+        if node.answer is not None and not registered:
             yield error(
                 f"runtime {runtime.name} is not registered",
                 "crust kata does not run, or containerd has not taken its plugin: every publish for it is refused",

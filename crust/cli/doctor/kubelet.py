@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, tried, warning
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.node import Node
 from crust.core.settings.driver import OWN_DRIVER
 from crust.core.settings.proxy import ProxySettings
 
@@ -82,6 +82,6 @@ def forced_detach(node: Node) -> Iterator[Finding]:
 def _driver_names(node: Node, served: ProxySettings) -> set[str]:
     """Of the settings, and of the proxy that runs."""
     names = {each.name for each in served.drivers}
-    if isinstance(node.proxy, ProxyAnswer):
-        names |= {each.name for each in node.proxy.drivers}
+    if node.answer is not None:
+        names |= {driver.name for driver in node.answer.drivers}
     return names

@@ -31,17 +31,6 @@ _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyAnswer:
-    """What a proxy that runs says of itself."""
-
-    version: str
-    drivers: tuple[views.Driver, ...]
-    handlers: tuple[views.Handler, ...]
-    problems: tuple[views.Problem, ...]
-    volumes: tuple[views.Volume, ...] = ()
-
-
 Mismatches = Mapping[str, Sequence[Mismatch]]
 """By the driver's name."""
 
@@ -64,7 +53,7 @@ class Node:
     release: str = field(default_factory=lambda: os.uname().release)
     version_of: Callable[[str], str] = _version_of
     """What a command says of the version of its program."""
-    proxy: ProxyAnswer | errors.CrustError | None = None
+    proxy: views.ProxyAnswer | errors.CrustError | None = None
     """None: it was not asked."""
     check_propagation: Callable[[str], None] | None = None
     """Raises what is wrong with the mounts below a directory; None: it is not looked at."""
@@ -72,9 +61,9 @@ class Node:
     """What of the cluster's CSIDriver objects does not go with the settings; None: nobody is asked. Blocks."""
 
     @property
-    def answer(self) -> ProxyAnswer | None:
+    def answer(self) -> views.ProxyAnswer | None:
         """What the proxy answered; None if it was not asked, or did not answer."""
-        return self.proxy if isinstance(self.proxy, ProxyAnswer) else None
+        return self.proxy if isinstance(self.proxy, views.ProxyAnswer) else None
 
     def at(self, path: str) -> Path:
         """An absolute path of the node."""

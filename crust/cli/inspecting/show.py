@@ -47,25 +47,17 @@ Question = Callable[[Stub, str], Awaitable[Shown]]
 
 async def status(stub: Stub, _: str = "") -> Shown:
     """Everything; healthy if a pod with a deferred volume could start now. A pool that is low is a warning."""
-    (proxy, problems), served, registered, entries = await asyncio.gather(
-        _health(stub), drivers_of(stub), _handlers(stub), volumes_of(stub)
-    )
-    outdated = versions.outdated(versions.running(proxy, served))
-    return of_node(problems, served, registered, entries, (*outdated, *views.low_pools(served)))
+    found = await everything(stub)
+    outdated = versions.outdated(versions.running(found.version, found.drivers))
+    return of_node(found, (*outdated, *views.low_pools(found.drivers)))
 
 
-def of_node(
-    conditions: tuple[views.Problem, ...],
-    served: tuple[views.Driver, ...],
-    registered: tuple[views.Handler, ...],
-    entries: tuple[views.Volume, ...],
-    warnings: tuple[views.Problem, ...] = (),
-) -> Shown:
+def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
     """The answer of `status`, from its parts. Warnings leave the node ready."""
-    problems = (*conditions, *_found(served, registered, entries))
+    problems = (*node.problems, *_found(node))
     document = {
-        "ready": not problems, "problems": problems, "warnings": warnings, "drivers": served,
-        "handlers": registered, "volumes": entries,
+        "ready": not problems, "problems": problems, "warnings": warnings, "drivers": node.drivers,
+        "handlers": node.handlers, "volumes": node.volumes,
     }  # fmt: skip
 
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is above
@@ -75,9 +67,12 @@ def of_node(
             parts.append(_section("Problems", output.table(views.PROBLEMS, problems, wide=wide)))
         if warnings:
             parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
-        parts.append(_section("Drivers", output.table(views.DRIVERS_OF_STATUS, served, wide=wide)))
-        parts.append(_section("Handlers", output.table(views.HANDLERS[:-1], registered, wide=wide)))
-        parts.append(_section("Volumes", output.table(views.VOLUMES, entries, wide=wide)))
+        for title, columns, rows in (
+            ("Drivers", views.DRIVERS_OF_STATUS, node.drivers),
+            ("Handlers", views.HANDLERS[:-1], node.handlers),
+            ("Volumes", views.VOLUMES, node.volumes),
+        ):
+            parts.append(_section(title, output.table(columns, rows, wide=wide)))
         return Text("\n\n").join(parts)
 
     return Shown(document, tuple(each.part for each in problems), table, healthy=not problems)
@@ -176,20 +171,16 @@ async def find(stub: Stub, name: str) -> tuple[views.Volume, ...]:
     return rows
 
 
-Parts = tuple[
-    tuple[views.Driver, ...],
-    tuple[views.Handler, ...],
-    tuple[views.Problem, ...],
-    tuple[views.Volume, ...],
-]
-
-
-async def parts(stub: Stub) -> Parts:
-    """Drivers, handlers, what is wrong with the proxy itself, and the deferred volumes."""
-    served, registered, (_, problems), entries = await asyncio.gather(
-        drivers_of(stub), _handlers(stub), _health(stub), volumes_of(stub)
+async def everything(stub: Stub) -> views.ProxyAnswer:
+    """The proxy's version, drivers, handlers, problems of its own, and the deferred volumes."""
+    health, served, registered, entries = await asyncio.gather(
+        stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S),
+        drivers_of(stub),
+        _handlers(stub),
+        volumes_of(stub),
     )
-    return served, registered, problems, entries
+    problems = tuple(views.row(views.Problem, condition) for condition in health.conditions)
+    return views.ProxyAnswer(health.version, served, registered, problems, entries)
 
 
 async def answer(run_dir: str, question: Question) -> Shown:
@@ -198,24 +189,20 @@ async def answer(run_dir: str, question: Question) -> Shown:
         return await question(stub, run_dir)
 
 
-def _found(
-    served: Iterable[views.Driver],
-    registered: tuple[views.Handler, ...],
-    entries: Iterable[views.Volume],
-) -> Iterable[views.Problem]:
-    for driver in served:
+def _found(node: views.ProxyAnswer) -> Iterable[views.Problem]:
+    for driver in node.drivers:
         if driver.state != "ready":
             yield _problem(f"driver {driver.name}", driver.message)
-    if not registered:
+    if not node.handlers:
         message = (
             "no runtime handler is registered: every deferred publish is refused; start the runtime's daemon, "
             "`crust explain HandlerNotRegistered` says more"
         )
         yield views.Problem("handlers", "HandlerNotRegistered", message)
-    for handler in registered:
+    for handler in node.handlers:
         if handler.message:
             yield _problem(f"handler {handler.name}", handler.message)
-    for entry in entries:
+    for entry in node.volumes:
         if entry.state == "unreadable":
             yield _problem(f"entry {entry.entry}", entry.message)
 
@@ -274,12 +261,6 @@ def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:
 
 def _section(title: str, table: Text) -> Text:
     return Text.assemble((title, "bold"), "\n", table)
-
-
-async def _health(stub: Stub) -> tuple[str, tuple[views.Problem, ...]]:
-    """The proxy's version, and what is wrong with it."""
-    answered = await stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S)
-    return answered.version, tuple(views.row(views.Problem, each) for each in answered.conditions)
 
 
 async def drivers_of(stub: Stub) -> tuple[views.Driver, ...]:

@@ -155,6 +155,17 @@ class Problem:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyAnswer:
+    """What a proxy that runs says of itself."""
+
+    version: str
+    drivers: tuple[Driver, ...]
+    handlers: tuple[Handler, ...]
+    problems: tuple[Problem, ...]
+    volumes: tuple[Volume, ...] = ()
+
+
 DRIVERS = (
     Column("name"),
     Column("state", styles=STATES),

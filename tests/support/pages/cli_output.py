@@ -47,8 +47,12 @@ def _outputs() -> dict[str, str]:
     ready = (_driver(),)
     away = (_driver(_AWAY),)
     return {
-        "crust status": _plain(show.of_node((), ready, _handlers(), volumes)),
-        "crust status  # the shim is away": _plain(show.of_node((), away, (), ())),
+        "crust status": _plain(
+            show.of_node(views.ProxyAnswer("", ready, _handlers(), (), volumes))
+        ),
+        "crust status  # the shim is away": _plain(
+            show.of_node(views.ProxyAnswer("", away, (), ()))
+        ),
         "crust drivers -o wide": output.table(views.DRIVERS, ready, wide=True).plain,
         "crust pool": _plain(pool.shown(ready, list(_pool_volumes()))),
         "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,

@@ -15,8 +15,9 @@ import crust
 from crust.cli import install, main
 from crust.cli.doctor import csi_driver_objects, examine
 from crust.cli.doctor.finding import CHECKS, Finding, Level
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.node import Node
 from crust.cli.inspecting import views
+from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
 from crust.host.mounts import mountinfo, propagation
 from tests.support.drivers import fake_driver

@@ -8,8 +8,9 @@ import pytest
 import crust
 from crust.cli.doctor import examine
 from crust.cli.doctor.finding import Finding, Level
-from crust.cli.doctor.node import Node, ProxyAnswer
+from crust.cli.doctor.node import Node
 from crust.cli.inspecting import views
+from crust.cli.inspecting.views import ProxyAnswer
 from crust.core import errors
 
 KATA = '[[runtimes]]\nname = "kata"\nconfiguration = "/opt/kata/configuration.toml"\n'
