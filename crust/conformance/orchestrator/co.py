@@ -6,10 +6,11 @@ Every call is seen by `undo`, so that whatever a case has done is undone, also w
 import itertools
 import secrets as tokens
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from crust.conformance.capabilities import BLOCK, PUBLISH, STAGE
 from crust.conformance.catalogue import Case, Clause, Strength
@@ -22,6 +23,7 @@ from crust.conformance.results import Finding, explained
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 
+R = TypeVar("R", bound=Message)
 _numbers = itertools.count(1)
 _FILE_MAX_BYTES = 1 << 20
 SIDECAR_KEYS = {
@@ -85,6 +87,24 @@ class Co(Calls):
     def filesystems(self) -> list[csi_pb2.VolumeCapability]:
         """Every filesystem that the driver makes."""
         return [mount(each) for each in self.options.parameters.fs_types]
+
+    def request(
+        self,
+        kind: type[R],
+        volume: csi_pb2.Volume,
+        capability: csi_pb2.VolumeCapability | None = None,
+        **more: Any,
+    ) -> R:
+        """A request of this kind that a driver must accept: what a CO knows of the volume, and `more` fields."""
+        known = {
+            "volume_id": volume.volume_id,
+            "volume_context": volume.volume_context,
+            "publish_context": self._attached.get(volume.volume_id, {}),
+            "volume_capability": capability or self.mount,
+            "staging_target_path": str(self.staging(volume)) if STAGE in self.has else "",
+        }
+        has = kind.DESCRIPTOR.fields_by_name
+        return kind(**{name: value for name, value in known.items() if name in has}, **more)
 
     def create_request(
         self,
@@ -184,13 +204,8 @@ class Co(Calls):
         readonly: bool = False,
     ) -> csi_pb2.ControllerPublishVolumeRequest:
         """A ControllerPublishVolume to this node."""
-        return csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume.volume_id,
-            node_id=self.node_id(),
-            volume_capability=capability or self.mount,
-            readonly=readonly,
-            volume_context=volume.volume_context,
-        )
+        kind = csi_pb2.ControllerPublishVolumeRequest
+        return self.request(kind, volume, capability, node_id=self.node_id(), readonly=readonly)
 
     def attach(
         self,
@@ -237,13 +252,7 @@ class Co(Calls):
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
     ) -> csi_pb2.NodeStageVolumeRequest:
         """A NodeStageVolume that a driver must accept."""
-        return csi_pb2.NodeStageVolumeRequest(
-            volume_id=volume.volume_id,
-            staging_target_path=str(self.staging(volume)),
-            volume_capability=capability or self.mount,
-            publish_context=self._attached.get(volume.volume_id, {}),
-            volume_context=volume.volume_context,
-        )
+        return self.request(csi_pb2.NodeStageVolumeRequest, volume, capability)
 
     def stage(
         self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability | None = None
@@ -255,9 +264,7 @@ class Co(Calls):
 
     def unstage_request(self, volume: csi_pb2.Volume) -> csi_pb2.NodeUnstageVolumeRequest:
         """A NodeUnstageVolume."""
-        return csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume.volume_id, staging_target_path=str(self.staging(volume))
-        )
+        return self.request(csi_pb2.NodeUnstageVolumeRequest, volume)
 
     def unstage(self, volume: csi_pb2.Volume) -> None:
         """NodeUnstageVolume where the driver stages."""
@@ -273,15 +280,8 @@ class Co(Calls):
         readonly: bool = False,
     ) -> csi_pb2.NodePublishVolumeRequest:
         """A NodePublishVolume that a driver must accept once the volume is staged."""
-        return csi_pb2.NodePublishVolumeRequest(
-            volume_id=volume.volume_id,
-            publish_context=self._attached.get(volume.volume_id, {}),
-            staging_target_path=str(self.staging(volume)) if STAGE in self.has else "",
-            target_path=str(target),
-            volume_capability=capability or self.mount,
-            readonly=readonly,
-            volume_context=volume.volume_context,
-        )
+        kind = csi_pb2.NodePublishVolumeRequest
+        return self.request(kind, volume, capability, target_path=str(target), readonly=readonly)
 
     def ephemeral_request(self, target: Path) -> csi_pb2.NodePublishVolumeRequest:
         """A NodePublishVolume of a new inline ephemeral volume, as a kubelet sends it."""

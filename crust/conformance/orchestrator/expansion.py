@@ -28,11 +28,8 @@ def controller_request(
 ) -> csi_pb2.ControllerExpandVolumeRequest:
     """The controller's half."""
     size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))
-    return csi_pb2.ControllerExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        capacity_range=size,
-        volume_capability=capability or co.mount,
-    )
+    kind = csi_pb2.ControllerExpandVolumeRequest
+    return co.request(kind, volume, capability, capacity_range=size)
 
 
 def node_request(
@@ -44,10 +41,5 @@ def node_request(
 ) -> csi_pb2.NodeExpandVolumeRequest:
     """The node's half, where the volume is published at `target`."""
     size = csi_pb2.CapacityRange(required_bytes=size_bytes or doubled(co, volume))
-    return csi_pb2.NodeExpandVolumeRequest(
-        volume_id=volume.volume_id,
-        volume_path=str(target),
-        staging_target_path=str(co.staging(volume)),
-        capacity_range=size,
-        volume_capability=capability or co.mount,
-    )
+    kind = csi_pb2.NodeExpandVolumeRequest
+    return co.request(kind, volume, capability, volume_path=str(target), capacity_range=size)
