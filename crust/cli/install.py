@@ -138,7 +138,7 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
     """Remove what `install` wrote, but no settings and no data; refused while a unit runs."""
-    written = {each.path for each in files(source, _PROGRAM) if not each.is_kept}
+    written = {file.path for file in files(source, _PROGRAM) if not file.is_kept}
     written |= set(_listed(root))
     units = sorted(each.name for each in written if each.parent == UNITS)
     active = _running(units, systemctl)

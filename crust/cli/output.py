@@ -46,7 +46,7 @@ class Column:
 
 def table(columns: Sequence[Column], rows: Sequence[object], *, wide: bool) -> Text:
     """The rows below the titles, each column as wide as its widest cell."""
-    shown = [each for each in columns if wide or not each.wide]
+    shown = [column for column in columns if wide or not column.wide]
     texts = [[printable(each.cell(row)) or "-" for each in shown] for row in rows]
     titles = [each.title.upper() for each in shown]
     widths = [max(map(cells.cell_len, column)) for column in zip(titles, *texts, strict=True)]

@@ -69,16 +69,19 @@ def _profile(found: set[str]) -> str:
 def _advertised(channels: Channels, timeout_s: float) -> Iterable[str]:
     calls = Calls(channels, timeout_s)
     plugin = _served(calls, csi_pb2.GetPluginCapabilitiesRequest())
-    for each in plugin.capabilities if plugin else ():
-        if each.HasField("service"):
-            yield f"plugin.{_name(_Service, each.service.type)}"
-        elif each.HasField("volume_expansion"):
-            yield f"plugin.{_name(_Expansion, each.volume_expansion.type)}"
+    for capability in plugin.capabilities if plugin else ():
+        if capability.HasField("service"):
+            yield f"plugin.{_name(_Service, capability.service.type)}"
+        elif capability.HasField("volume_expansion"):
+            yield f"plugin.{_name(_Expansion, capability.volume_expansion.type)}"
     for service, (request, rpcs) in _SERVICES.items():
         answer = _served(calls, request)
         if answer is not None:
             yield service
-            yield from (f"{service}.{_name(rpcs, each.rpc.type)}" for each in answer.capabilities)
+            yield from (
+                f"{service}.{_name(rpcs, capability.rpc.type)}"
+                for capability in answer.capabilities
+            )
         if service == "node":
             yield from _of_info(_served(calls, csi_pb2.NodeGetInfoRequest()))
 

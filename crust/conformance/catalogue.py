@@ -108,13 +108,13 @@ def chosen(known: Collection[str], only: Iterable[str], skip: Iterable[str]) -> 
 
     Raises `errors.InvalidRequest` for what names no case: a misspelt number would run nothing, and pass.
     """
-    named = [_matching(known, each) for each in _parts(only)]
-    left_out = [_matching(known, each) for each in _parts(skip)]
+    named = [_matching(known, part) for part in _parts(only)]
+    left_out = [_matching(known, part) for part in _parts(skip)]
     return frozenset(known if not named else set().union(*named)).difference(*left_out)
 
 
 def _parts(patterns: Iterable[str]) -> list[str]:
-    return [part.strip() for each in patterns for part in each.split(",")]
+    return [part.strip() for pattern in patterns for part in pattern.split(",")]
 
 
 def _matching(known: Collection[str], pattern: str) -> set[str]:

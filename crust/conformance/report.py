@@ -43,8 +43,8 @@ class Report:
             return
         word = click.style(f"{result.outcome:<8}", fg=_COLORS[result.outcome])
         self._line(f"{result.case.number} {word} {result.case.rule}")
-        for each in result.findings:
-            self._finding(each)
+        for finding in result.findings:
+            self._finding(finding)
 
     def remark(self, text: str) -> None:
         """What holds for the whole run."""
@@ -85,8 +85,8 @@ class Report:
             return
         first, *others = text.splitlines()
         self._line(f"{_INDENT}{name:<7}{first}")
-        for each in others:
-            self._line(f"{_INDENT}{'':<7}{each}")
+        for other in others:
+            self._line(f"{_INDENT}{'':<7}{other}")
 
     def _line(self, text: str) -> None:
         if not self._quiet:
@@ -149,18 +149,18 @@ def _described(result: Result) -> dict[str, Any]:
         "number": result.case.number,
         "rule": result.case.rule,
         "strength": str(result.case.strength),
-        "clauses": [str(each) for each in result.case.clauses],
+        "clauses": [str(clause) for clause in result.case.clauses],
         "outcome": result.outcome,
         "skipped": result.skipped,
         "seconds": round(result.seconds, 3),
         "findings": [
             {
-                "clause": str(each.clause),
-                "sent": each.exchange.sent,
-                "got": each.exchange.got,
-                "why": each.why,
+                "clause": str(finding.clause),
+                "sent": finding.exchange.sent,
+                "got": finding.exchange.got,
+                "why": finding.why,
             }
-            for each in result.findings
+            for finding in result.findings
         ],
     }
 

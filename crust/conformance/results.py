@@ -60,7 +60,7 @@ class Result:
     @property
     def outcome(self) -> Outcome:
         """The worst of its findings."""
-        broken = {each.clause.strength for each in self.findings}
+        broken = {finding.clause.strength for finding in self.findings}
         for strength in Strength:
             if strength in broken:
                 return OUTCOMES[strength]

@@ -40,7 +40,7 @@ def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **wish
     No other volume is touched. Exit codes: 0 it worked and nothing is left, 1 a step was refused or something
     is left, 2 the command cannot be understood, 3 the proxy does not answer, 130 interrupted, with the steps undone.
     """
-    pairs = [each.partition("=") for each in parameters]
+    pairs = [parameter.partition("=") for parameter in parameters]
     if bad := [key for key, separator, _ in pairs if not (key and separator)]:
         raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
     import asyncio

@@ -113,6 +113,6 @@ def _print(rows: tuple[Setting, ...], form: Format) -> None:
     if form == "json":
         click.echo(output.document({"settings": rows}))
     elif form == "name":
-        click.echo("\n".join(f"{each.program}.{each.setting}={each.value}" for each in rows))
+        click.echo("\n".join(f"{row.program}.{row.setting}={row.value}" for row in rows))
     elif rows:
         click.echo(output.table(_COLUMNS, rows, wide=True).plain)

@@ -271,7 +271,7 @@ class Trial:
         ask = csi_pb2.ControllerGetCapabilitiesRequest()
         answer = await _call(self.controller.ControllerGetCapabilities, ask)
         if _CONTROLLER_RPC.PUBLISH_UNPUBLISH_VOLUME not in {
-            each.rpc.type for each in answer.capabilities
+            capability.rpc.type for capability in answer.capabilities
         }:
             return ""
         node_id = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
@@ -296,7 +296,7 @@ class Trial:
 
     async def _node_has(self, wanted: int) -> bool:
         answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
-        return wanted in {each.rpc.type for each in answer.capabilities}
+        return wanted in {capability.rpc.type for capability in answer.capabilities}
 
     async def _claimed_and_ended(self, events: SandboxEvents, handler: str) -> None:
         self.show(f"waiting for a sandbox with the mount source {self.target}")
@@ -320,7 +320,9 @@ class Trial:
     async def _entry(self) -> inspect_pb2.DeferredVolume:
         request = inspect_pb2.ListDeferredVolumesRequest()
         answer = await _call(self.inspect.ListDeferredVolumes, request)
-        found = next((each for each in answer.volumes if each.target_path == self.target), None)
+        found = next(
+            (volume for volume in answer.volumes if volume.target_path == self.target), None
+        )
         if found is None:
             raise errors.RuntimeFailed(
                 f"the volume at {self.target} is not deferred",

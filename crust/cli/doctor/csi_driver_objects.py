@@ -35,8 +35,10 @@ def fits_the_settings(node: Node) -> Iterator[Finding]:
     if found is None or found.kubernetes is None or node.csi_driver_mismatches is None:
         return
     for name, mismatches in node.csi_driver_mismatches(found).items():
-        for each in mismatches:
-            yield (error if each.is_fatal else warning)(each.what, each.why, each.todo)
+        for mismatch in mismatches:
+            yield (error if mismatch.is_fatal else warning)(
+                mismatch.what, mismatch.why, mismatch.todo
+            )
         if not mismatches:
             yield ok(f"CSIDriver {name} goes with the settings")
 
@@ -106,7 +108,7 @@ async def _attaches(driver: Port) -> bool | None:
     except PeerStatus as status:
         is_elsewhere = status.code is grpc.StatusCode.UNIMPLEMENTED
         return await _says_that_it_attaches(driver) if is_elsewhere else None
-    return any(each.rpc.type == _PUBLISHES for each in answer.capabilities)
+    return any(capability.rpc.type == _PUBLISHES for capability in answer.capabilities)
 
 
 async def _says_that_it_attaches(driver: Port) -> bool | None:

@@ -63,7 +63,7 @@ def sockets_match(node: Node) -> Iterator[Finding]:
 
 
 def _proxy_and_shim(proxy: ProxySettings, shim: ShimSettings) -> Iterator[tuple[str, str]]:
-    backends = {each.backend for each in proxy.drivers}
+    backends = {driver.backend for driver in proxy.drivers}
     runtime = f"{proxy.run_dir}/runtime.sock"
     if shim.socket not in backends:
         why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
@@ -89,13 +89,13 @@ def sockets(node: Node) -> Iterator[Finding]:
     if node.answer is not None:
         paths += [driver.socket for driver in node.answer.drivers]
     elif found := node.proxy_settings():
-        paths += [each.socket for each in found.drivers]
+        paths += [driver.socket for driver in found.drivers]
     run_dir = node.at(node.run_dir)
     if run_dir.is_dir() and run_dir.stat().st_mode & 0o022:
         why = "daemons do not start: a socket there could be another user's"
         yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
     missing = [path for path in paths if not node.at(path).exists()]
-    for path in (each for each in paths if each not in missing):
+    for path in (path for path in paths if path not in missing):
         look = partial(asking.check_socket, "the proxy", str(node.at(path)), start="start it")
         yield tried(look, f"{path} is served")
     if missing:
@@ -173,7 +173,7 @@ def orphans(node: Node) -> Iterator[Finding]:
     """No virtual machine has a volume that nobody can stop any more."""
     if (answer := node.answer) is None:
         return
-    found = [each for each in answer.volumes if each.is_orphaned]
+    found = [volume for volume in answer.volumes if volume.is_orphaned]
     for volume in found:
         yield error(
             f"volume {volume.name}: {volume.message}",

@@ -81,7 +81,7 @@ def forced_detach(node: Node) -> Iterator[Finding]:
 
 def _driver_names(node: Node, served: ProxySettings) -> set[str]:
     """Of the settings, and of the proxy that runs."""
-    names = {each.name for each in served.drivers}
+    names = {driver.name for driver in served.drivers}
     if node.answer is not None:
         names |= {driver.name for driver in node.answer.drivers}
     return names

@@ -128,7 +128,7 @@ class Node:
         """The settings of crust's drivers, of the file that is used."""
         found = self.settings_of("node" if self.is_one_process else "driver")
         drivers = found.driver if isinstance(found, NodeSettings) else (found,)
-        return tuple(each for each in drivers if isinstance(each, DriverSettings))
+        return tuple(driver for driver in drivers if isinstance(driver, DriverSettings))
 
     def has_own_driver(self) -> bool:
         """Whether crust's driver runs here, as far as settings say it."""

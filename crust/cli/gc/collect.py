@@ -89,7 +89,7 @@ async def _asked(stub: asking.Stub, options: Options) -> tuple[dict[str, str], p
     listed = await stub.ListDeferredVolumes(
         inspect_pb2.ListDeferredVolumesRequest(), timeout=show.TIMEOUT_S
     )
-    sockets = {each.name: each.socket for each in served.drivers}
+    sockets = {driver.name: driver.socket for driver in served.drivers}
     entries = tuple(map(views.Volume.of, listed.volumes))
     return sockets, proof.Evidence(frozenset(sockets), entries, options.grace_s)
 
@@ -134,8 +134,8 @@ def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
             return Text(f"nothing below {kubelet_root} is left by a kubelet or by `crust try`")
         return Text("\n\n").join(map(_described, results))
 
-    left = [each for each in results if each.outcome in ("kept", "refused")]
-    names = tuple(each.orphan.volume_id or each.orphan.target for each in results)
+    left = [result for result in results if result.outcome in ("kept", "refused")]
+    names = tuple(result.orphan.volume_id or result.orphan.target for result in results)
     return show.Shown({"orphans": results}, names, table, healthy=not left)
 
 
@@ -149,12 +149,12 @@ def _described(result: Result) -> Text:
         ),
         Text(f"  target    {output.printable(orphan.target)}"),
     ]
-    for each in result.checks:
-        word, style = ("proven", output.GOOD) if each.proven else ("failed", output.BAD)
-        text = f"  {each.name}: {output.printable(each.text)}"
+    for check in result.checks:
+        word, style = ("proven", output.GOOD) if check.proven else ("failed", output.BAD)
+        text = f"  {check.name}: {output.printable(check.text)}"
         lines.append(Text.assemble("  ", (f"{word:<8}", style), text))
     verb = "done" if result.outcome == "settled" else "step"
-    lines += [Text(f"  {verb:<10}{output.printable(each)}") for each in result.steps]
+    lines += [Text(f"  {verb:<10}{output.printable(step)}") for step in result.steps]
     if result.message:
         lines.append(Text(f"  {'why':<10}{output.printable(result.message)}"))
     return Text("\n").join(lines)

@@ -102,7 +102,7 @@ def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[Orphan]:
 def other_pods(orphan: Orphan) -> tuple[str, ...]:
     """The UIDs of other pods at which the orphan's raw volume is published or bound. Blocks."""
     directories = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
-    found = {path.name for each in directories for path in Path(each).glob("*")}
+    found = {path.name for directory in directories for path in Path(directory).glob("*")}
     return tuple(sorted(found - {orphan.pod_uid}))
 
 

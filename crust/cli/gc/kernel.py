@@ -54,7 +54,7 @@ class Kernel:
         whatever namespace.
         """
         found = holders.device_in_use(device)
-        others = [f"mounted at {each}" for each in found.mounts]
+        others = [f"mounted at {mount}" for mount in found.mounts]
         others += [str(each) for each in (*found.holders, *found.stacked)]
         if not others and (refused := _why_not_exclusive(device)):
             others.append(refused)

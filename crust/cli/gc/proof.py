@@ -83,18 +83,18 @@ def _pod_processes(orphan: Orphan, kernel: Kernel) -> Check:
 
 
 def _claim(orphan: Orphan, evidence: Evidence) -> Check:
-    unreadable = [each.entry for each in evidence.entries if each.state == "unreadable"]
+    unreadable = [entry.entry for entry in evidence.entries if entry.state == "unreadable"]
     if unreadable:
         text = f"the entry {unreadable[0]} cannot be read: it may be of this volume"
         return Check("claim", proven=False, text=text)
-    for each in evidence.entries:
-        if (each.driver, each.volume_id) != (orphan.driver, orphan.volume_id):
+    for entry in evidence.entries:
+        if (entry.driver, entry.volume_id) != (orphan.driver, orphan.volume_id):
             continue
-        if each.sandbox_id or each.state in ("claimed", "mounted"):
-            text = f"sandbox {each.sandbox_id or '?'} has claimed it at {each.target_path}"
+        if entry.sandbox_id or entry.state in ("claimed", "mounted"):
+            text = f"sandbox {entry.sandbox_id or '?'} has claimed it at {entry.target_path}"
             return Check("claim", proven=False, text=text)
-        if each.target_path != orphan.target:
-            text = f"it is deferred at {each.target_path}"
+        if entry.target_path != orphan.target:
+            text = f"it is deferred at {entry.target_path}"
             return Check("claim", proven=False, text=text)
     return Check("claim", proven=True, text="no sandbox has claimed it")
 
@@ -112,7 +112,7 @@ def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Chec
         return
     own = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
     users = kernel.users_of(device)
-    others = [*users.others, *(f"{each} is upon it" for each in users.loops if each not in own)]
+    others = [*users.others, *(f"{loop} is upon it" for loop in users.loops if loop not in own)]
     for each in own:
         upon = kernel.users_of(each)
         others += [f"{each}: {text}" for text in (*upon.others, *upon.loops)]
@@ -135,7 +135,7 @@ def _devices_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[str
     if orphan.mapped:
         found = [kernel.device_at(each) for each in (orphan.target, orphan.mapped)]
     else:
-        found = [each.device for each in evidence.entries if each.target_path == orphan.target]
+        found = [entry.device for entry in evidence.entries if entry.target_path == orphan.target]
     return tuple(dict.fromkeys(filter(None, found)))
 
 

@@ -38,7 +38,7 @@ class Plan:
         """The steps, in words. Blocks."""
         orphan = self.orphan
         loops = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
-        found = [f"detach the kubelet's loop device {each}" for each in loops]
+        found = [f"detach the kubelet's loop device {loop}" for loop in loops]
         if orphan.mapped and os.path.lexists(orphan.mapped):
             found.append(f"unmount the kubelet's bind {orphan.mapped}")
         found.append(f"NodeUnpublishVolume {orphan.volume_id} {orphan.target}")

@@ -191,7 +191,7 @@ def shown(known: Sequence[views.Driver], volumes: list[PoolVolume]) -> show.Show
             "pools": [{"driver": each.name, "space": each.pool} for each in known],
             "volumes": volumes,
         },
-        tuple(each.volume_id for each in volumes),
+        tuple(volume.volume_id for volume in volumes),
         table,
-        healthy=is_healthy and not any(each.message for each in volumes),
+        healthy=is_healthy and not any(volume.message for volume in volumes),
     )

@@ -75,7 +75,7 @@ def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -
             parts.append(_section(title, output.table(columns, rows, wide=wide)))
         return Text("\n\n").join(parts)
 
-    return Shown(document, tuple(each.part for each in problems), table, healthy=not problems)
+    return Shown(document, tuple(problem.part for problem in problems), table, healthy=not problems)
 
 
 def drivers(name: str = "", state: str = "") -> Question:

@@ -13,11 +13,11 @@ WHY = "it was not restarted since the upgrade"
 def running(proxy: str, drivers: Iterable[views.Driver]) -> Mapping[str, str]:
     """The version of each daemon of crust; empty if it is too old to say it. Drivers of others are none of ours."""
     found = {"the proxy": proxy}
-    for each in drivers:
-        if each.shim_version:
-            found[f"the shim of driver {each.name}"] = each.shim_version
-        if each.name == OWN_DRIVER and each.version:
-            found[f"driver {each.name}"] = each.version
+    for driver in drivers:
+        if driver.shim_version:
+            found[f"the shim of driver {driver.name}"] = driver.shim_version
+        if driver.name == OWN_DRIVER and driver.version:
+            found[f"driver {driver.name}"] = driver.version
     return found
 
 

@@ -72,7 +72,7 @@ class Composition:
         for file, objects in self.resources.items():
             (directory / file).write_text(yaml.safe_dump_all(objects, sort_keys=False, width=120))
         patches = [{"patch": yaml.safe_dump(patch, sort_keys=False)} for patch in self.patches]
-        renames = [{**each, "patch": yaml.safe_dump(each["patch"])} for each in self.renames]
+        renames = [{**rename, "patch": yaml.safe_dump(rename["patch"])} for rename in self.renames]
         kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

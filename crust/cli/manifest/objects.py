@@ -70,9 +70,9 @@ def _of_each_driver(wanted: Configuration) -> list[Configuration]:
     if isinstance(settings, DriverSettings) or len(settings.driver) < 2:
         return [wanted]
     drivers = sorted(settings.driver, key=lambda each: each.engine not in LOCAL_ENGINES)
-    alone = [settings.model_copy(update={"driver": (each,)}) for each in drivers]
+    alone = [settings.model_copy(update={"driver": (driver,)}) for driver in drivers]
     first, *others = (replace(wanted, settings=each) for each in alone)
-    return [first, *(replace(each, snapshots=False, resizer=False) for each in others)]
+    return [first, *(replace(other, snapshots=False, resizer=False) for other in others)]
 
 
 def _composed(source: Path, wanted: Configuration) -> composition.Composition:

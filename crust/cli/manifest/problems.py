@@ -88,7 +88,7 @@ def _socket_problems(pod: Pod, settings: NodeSettings) -> Iterator[str]:
 def _node_paths(settings: NodeSettings) -> Iterator[str]:
     proxy = settings.proxy
     yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
-    yield from (path for each in proxy.drivers for path in (each.socket, each.backend))
+    yield from (path for driver in proxy.drivers for path in (driver.socket, driver.backend))
     yield from (each.driver_socket for each in settings.shim)
     if proxy.kubernetes and proxy.kubernetes.kubeconfig:
         yield proxy.kubernetes.kubeconfig

@@ -51,7 +51,7 @@ class _Setting(click.Option):
             choices = get_args(kind)
             more["metavar"] = f"[{'|'.join(choices)}]"
             more["shell_complete"] = lambda *asked: [
-                each for each in choices if each.startswith(asked[2])
+                choice for choice in choices if choice.startswith(asked[2])
             ]
         if name in _ROWS:
             more["type"] = lambda text: _row(text, _ROWS[name])

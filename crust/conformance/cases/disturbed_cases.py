@@ -26,13 +26,15 @@ _PRINTED_BYTES = 2000
 
 def test_c401_concurrent_identical_creates_make_one_volume(co: Co) -> None:
     answers = _joined(co, co.create_request())
-    assert len({each.volume.volume_id for each in answers}) == 1
+    assert len({answer.volume.volume_id for answer in answers}) == 1
 
 
 def test_c402_concurrent_creates_of_different_volumes_succeed(co: Co) -> None:
     requests = [co.create_request() for _ in range(_CALLERS)]
     answers = co.concurrently(requests)
-    made = [each.volume.volume_id for each in answers if not isinstance(each, grpc.StatusCode)]
+    made = [
+        answer.volume.volume_id for answer in answers if not isinstance(answer, grpc.StatusCode)
+    ]
     assert len(made) == _CALLERS, answers
     assert len(set(made)) == _CALLERS
 
@@ -83,7 +85,7 @@ def test_c408_concurrent_identical_snapshots_make_one_snapshot(co: Co) -> None:
     request = copies.snapshot_request(co, co.volume().volume_id)
     answers = _joined(co, request)
     made = copies.take(co, request)
-    assert {each.snapshot.snapshot_id for each in answers} <= {made.snapshot_id}
+    assert {answer.snapshot.snapshot_id for answer in answers} <= {made.snapshot_id}
     delete = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshot_id)
     _joined(co, delete)
 
@@ -92,7 +94,9 @@ def test_c409_concurrent_identical_group_snapshots_make_one_group(co: Co) -> Non
     request = copies.group_request(co, [co.volume().volume_id for _ in range(2)])
     answers = _joined(co, request)
     made = copies.take_group(co, request)
-    assert {each.group_snapshot.group_snapshot_id for each in answers} <= {made.group_snapshot_id}
+    assert {answer.group_snapshot.group_snapshot_id for answer in answers} <= {
+        made.group_snapshot_id
+    }
     _joined(co, undo.group_deletion(made))
 
 
@@ -159,11 +163,11 @@ def _joined(co: Co, request: Any) -> list[Any]:
 
 
 def _ok_or_aborted(co: Co, answers: list[Any]) -> list[Any]:
-    codes = {each for each in answers if isinstance(each, grpc.StatusCode)}
+    codes = {answer for answer in answers if isinstance(answer, grpc.StatusCode)}
     with co.should():
-        names = ", ".join(sorted(each.name for each in codes))
+        names = ", ".join(sorted(code.name for code in codes))
         assert codes <= {Code.ABORTED}, f"{names} for some of several calls at once"
-    return [each for each in answers if not isinstance(each, grpc.StatusCode)]
+    return [answer for answer in answers if not isinstance(answer, grpc.StatusCode)]
 
 
 def _used(co: Co, volume: csi_pb2.Volume, disturb: Callable[[Co, Any], None]) -> Path:
@@ -231,12 +235,12 @@ def test_c701_lifecycle_survives_restart_after_each_call(co: Co) -> None:
 
 def test_c702_calls_killed_midway_succeed_when_retried(co: Co) -> None:
     requests = [co.create_request() for _ in range(4)]
-    futures = [co.begun(each, 10) for each in requests]
+    futures = [co.begun(request, 10) for request in requests]
     _restart(co)
     for future in futures:
         future.cancel()
-    volumes = [co.until_final(each).volume for each in requests]
-    assert len({each.volume_id for each in volumes}) == len(requests)
+    volumes = [co.until_final(request).volume for request in requests]
+    assert len({volume.volume_id for volume in volumes}) == len(requests)
     co.host.write(_used(co, volumes[0], _killed_during) / "file", _DATA)
 
 
@@ -299,10 +303,10 @@ def test_c706_expansion_killed_midway_succeeds_when_retried(co: Co) -> None:
 
 def test_c707_group_snapshot_killed_midway_succeeds_when_retried(co: Co) -> None:
     volumes = [co.volume() for _ in range(2)]
-    targets = [co.use(each) for each in volumes]
+    targets = [co.use(volume) for volume in volumes]
     for target in targets:
         co.host.write(target / "file", _DATA)
-    request = copies.group_request(co, [each.volume_id for each in volumes])
+    request = copies.group_request(co, [volume.volume_id for volume in volumes])
     _killed_during(co, request)
     for target in targets:
         co.host.write(target / "other", _DATA)

@@ -15,7 +15,7 @@ def test_c145_get_volume_health_of_new_volume_is_healthy(co: Co) -> None:
 def test_c146_list_volume_health_leaves_out_new_volume(co: Co) -> None:
     volume = co.volume()
     request = csi_pb2.ControllerListVolumeHealthRequest
-    unhealthy = [each.volume_id for each in co.ask(request()).entries if each.health_statuses]
+    unhealthy = [entry.volume_id for entry in co.ask(request()).entries if entry.health_statuses]
     with co.beyond():
         assert volume.volume_id not in unhealthy
         co.answered(request(max_entries=-1), Code.INVALID_ARGUMENT)

@@ -116,7 +116,7 @@ def _types(co: Co) -> tuple[set[int], set[int]]:
     found = {"controller": set[int](), "node": set[int]()}
     for service, asked in _REQUESTS.items():
         if service in co.has:
-            found[service] = {each.rpc.type for each in co.ask(asked).capabilities}
+            found[service] = {capability.rpc.type for capability in co.ask(asked).capabilities}
     return found["controller"], found["node"]
 
 

@@ -66,8 +66,8 @@ def _planted(request: Any, password: str, token: str, flag: str) -> Any:
         planted.volume_context[_TOKENS] = token
     if "volume_capability" in fields:
         planted.volume_capability.mount.mount_flags.append(f"password={flag}")
-    for each in planted.volume_capabilities if "volume_capabilities" in fields else ():
-        each.mount.mount_flags.append(f"password={flag}")
+    for volume_capability in planted.volume_capabilities if "volume_capabilities" in fields else ():
+        volume_capability.mount.mount_flags.append(f"password={flag}")
     return planted
 
 

@@ -120,7 +120,7 @@ class Calls:
     def answered(self, request: Message, *codes: grpc.StatusCode) -> grpc.StatusCode:
         """A call that must be answered with one of `codes`; returns which. Raises AssertionError."""
         code, _ = self.outcome(request)
-        name, wanted = type(request).__name__, " or ".join(each.name for each in codes)
+        name, wanted = type(request).__name__, " or ".join(code.name for code in codes)
         assert code in codes, f"{name} was answered {code.name}, must be {wanted}"
         return code
 
@@ -157,7 +157,7 @@ class Calls:
     def concurrently(self, requests: Sequence[Message]) -> list[Any]:
         """All calls at once, each answered or refused; answers, or codes, in their order."""
         futures = [self.begun(request) for request in requests]
-        found = [_settled(each) for each in futures]
+        found = [_settled(future) for future in futures]
         codes = [each.name if isinstance(each, Code) else Code.OK.name for each in found]
         shown, times = ", ".join(codes), len(requests)
         self._last = lambda: exchange(requests[0], shown, "", times=times)

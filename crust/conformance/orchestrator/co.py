@@ -52,7 +52,7 @@ class Co(Calls):
         self.findings: list[Finding] = []
         self._case = case
         self._undo = Undo(host, self.root)
-        seen = (grpc.intercept_channel(each, self._undo) for each in channels)
+        seen = (grpc.intercept_channel(channel, self._undo) for channel in channels)
         super().__init__(Channels(*seen), options.timeout_s, options.parameters.secrets)
         self._attached: dict[str, dict[str, str]] = {}
 
@@ -86,7 +86,7 @@ class Co(Calls):
     @property
     def filesystems(self) -> list[csi_pb2.VolumeCapability]:
         """Every filesystem that the driver makes."""
-        return [mount(each) for each in self.options.parameters.fs_types]
+        return [mount(fs_type) for fs_type in self.options.parameters.fs_types]
 
     def request(
         self,

@@ -15,11 +15,11 @@ class HostView:
 
     def mounts_at(self, path: Path) -> int:
         """How many mounts lie at `path`."""
-        return sum(each == path for each in _mounts())
+        return sum(mount == path for mount in _mounts())
 
     def mounts_below(self, path: Path) -> list[Path]:
         """Every mount at or below `path`, deepest first."""
-        found = [each for each in _mounts() if each.is_relative_to(path)]
+        found = [mount for mount in _mounts() if mount.is_relative_to(path)]
         return sorted(found, key=lambda each: -len(each.parts))
 
     def unmount(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class HostView:
 def _mounts() -> list[Path]:
     text = Path("/proc/self/mountinfo").read_bytes()
     fields = [line.split(b" ")[4] for line in text.splitlines()]
-    return [Path(os.fsdecode(_unescaped(each))) for each in fields]
+    return [Path(os.fsdecode(_unescaped(field))) for field in fields]
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -134,6 +134,6 @@ def _modify(co: Co, volume: csi_pb2.Volume) -> csi_pb2.ControllerModifyVolumeReq
 
 
 def _none_failed(co: Co, answers: list[Any]) -> None:
-    failed = {each.name for each in answers if isinstance(each, grpc.StatusCode)}
+    failed = {answer.name for answer in answers if isinstance(answer, grpc.StatusCode)}
     with co.should():
         assert failed <= {Code.ABORTED.name}, f"{failed} for one of several calls at once"

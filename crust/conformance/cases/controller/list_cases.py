@@ -42,7 +42,7 @@ def test_c134_pages_list_each_volume_once_while_others_change(co: Co) -> None:
     token = ""
     while True:
         entries, token = _page(co, 2, token)
-        seen += [each.volume.volume_id for each in entries]
+        seen += [entry.volume.volume_id for entry in entries]
         if not token:
             break
         ours = [each for each in seen if each in volumes and each not in gone]
@@ -124,7 +124,7 @@ def _ids(co: Co) -> set[str]:
     if _HEALTH_LIST in co.has:
         request = csi_pb2.ControllerListVolumeHealthRequest()
         answer = co.ask(request)
-        found |= {each.volume_id for each in answer.entries}
+        found |= {entry.volume_id for entry in answer.entries}
     return found
 
 

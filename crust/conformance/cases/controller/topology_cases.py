@@ -63,7 +63,9 @@ def test_c156_create_again_with_other_topology_is_already_exists(co: Co) -> None
 def test_c157_list_has_topology_of_create(co: Co) -> None:
     volume = co.volume()
     answer = co.ask(csi_pb2.ListVolumesRequest())
-    listed = [each.volume for each in answer.entries if each.volume.volume_id == volume.volume_id]
+    listed = [
+        entry.volume for entry in answer.entries if entry.volume.volume_id == volume.volume_id
+    ]
     assert [list(each.accessible_topology) for each in listed] == [list(volume.accessible_topology)]
 
 
@@ -112,11 +114,13 @@ def _require(
 
 def _check_keys(co: Co, topologies: Sequence[csi_pb2.Topology]) -> None:
     known = set(_node_topology(co))
-    for each in topologies:
-        assert set(each.segments) <= known, f"{set(each.segments) - known} is not a key of the node"
+    for topology in topologies:
+        assert set(topology.segments) <= known, (
+            f"{set(topology.segments) - known} is not a key of the node"
+        )
 
 
 def _is_accessible(co: Co, topologies: Sequence[csi_pb2.Topology]) -> bool:
     """A volume without topology is accessible everywhere."""
     here = _node_topology(co).items()
-    return not topologies or any(dict(each.segments).items() <= here for each in topologies)
+    return not topologies or any(dict(topology.segments).items() <= here for topology in topologies)

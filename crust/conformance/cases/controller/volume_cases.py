@@ -75,7 +75,7 @@ def test_c107_a_name_may_have_128_bytes(co: Co) -> None:
     long, short = co.name().ljust(128, "x"), co.name()
     wide = short + "x" * (len(short) % 2) + "ü" * ((128 - len(short)) // 2)
     volumes = [co.create(co.create_request(name=each)) for each in (long, wide)]
-    assert len({each.volume_id for each in volumes}) == 2
+    assert len({volume.volume_id for volume in volumes}) == 2
     with co.beyond():
         _refused(co, co.create_request(name=long + "x"))
 
@@ -83,8 +83,8 @@ def test_c107_a_name_may_have_128_bytes(co: Co) -> None:
 def test_c108_a_name_may_be_any_unicode(co: Co) -> None:
     suffix = co.name("")
     requests = [co.create_request(name=f"{each}{suffix}") for each in _ODD_NAMES]
-    volumes = [co.create(each) for each in requests]
-    assert len({each.volume_id for each in volumes}) == len(_ODD_NAMES)
+    volumes = [co.create(request) for request in requests]
+    assert len({volume.volume_id for volume in volumes}) == len(_ODD_NAMES)
     for request, volume in zip(requests, volumes, strict=True):
         assert co.create(request).volume_id == volume.volume_id
 

@@ -24,8 +24,8 @@ def test_c342_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
     request = copies.group_request(co, ids)
     first, again = copies.take_group(co, request), copies.take_group(co, request)
     assert copies.members(first) == copies.members(again)
-    assert sorted(each.source_volume_id for each in first.snapshots) == sorted(ids)
-    assert {each.group_snapshot_id for each in first.snapshots} == {first.group_snapshot_id}
+    assert sorted(snapshot.source_volume_id for snapshot in first.snapshots) == sorted(ids)
+    assert {snapshot.group_snapshot_id for snapshot in first.snapshots} == {first.group_snapshot_id}
     request.source_volume_ids.append(co.volume().volume_id)
     co.answered(request, Code.ALREADY_EXISTS)
 
@@ -68,7 +68,7 @@ def test_c345_group_deletion_is_complete_and_idempotent(co: Co) -> None:
 
 def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:
     volumes = [co.volume() for _ in range(2)]
-    targets = [co.use(each) for each in volumes]
+    targets = [co.use(volume) for volume in volumes]
     stop = threading.Event()
     started = threading.Event()
 
@@ -85,15 +85,17 @@ def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:
     try:
         assert started.wait(co.options.timeout_s)
         groups = [
-            copies.take_group(co, copies.group_request(co, [each.volume_id for each in volumes]))
+            copies.take_group(
+                co, copies.group_request(co, [volume.volume_id for volume in volumes])
+            )
             for _ in range(3)
         ]
     finally:
         stop.set()
         writer.join()
     for group in groups:
-        members = {each.source_volume_id: each.snapshot_id for each in group.snapshots}
-        first, second = (_counter(co, members[each.volume_id]) for each in volumes)
+        members = {snapshot.source_volume_id: snapshot.snapshot_id for snapshot in group.snapshots}
+        first, second = (_counter(co, members[volume.volume_id]) for volume in volumes)
         assert second <= first <= second + 1, (
             f"the first volume has write {first}, the second has {second}"
         )

@@ -98,7 +98,7 @@ def test_c322_snapshot_pages_list_each_once_while_others_change(co: Co) -> None:
     while True:
         answer = co.ask(request)
         assert len(answer.entries) <= 2
-        seen += [each.snapshot.snapshot_id for each in answer.entries]
+        seen += [entry.snapshot.snapshot_id for entry in answer.entries]
         ours = [each for each in seen if each in made]
         if ours and not gone:
             gone = ours[-1]
@@ -128,4 +128,4 @@ def test_c323_get_snapshot_returns_snapshot_as_created(co: Co) -> None:
 
 def _listed(co: Co, request: csi_pb2.ListSnapshotsRequest) -> list[str]:
     answer = co.ask(request)
-    return [each.snapshot.snapshot_id for each in answer.entries]
+    return [entry.snapshot.snapshot_id for entry in answer.entries]
