@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from crust.handoff import mount_info
 
 
@@ -31,7 +33,9 @@ def _docstrings() -> dict[str, dict[str, str]]:
     """
     module = ast.parse(Path(mount_info.__file__).read_text(encoding="utf-8"))
     return {
-        each.name: dict(_documented(each)) for each in module.body if isinstance(each, ast.ClassDef)
+        each.name: dict(_documented(each))
+        for each in module.body
+        if isinstance(each, ast.ClassDef) and issubclass(getattr(mount_info, each.name), BaseModel)
     }
 
 
