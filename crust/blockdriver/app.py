@@ -115,7 +115,7 @@ def build(  # noqa: PLR0913 - one per setting
     slots = AttachSlots(
         node_id, stores.volume_records.index, stores.node_state.attached_ids, max_volumes
     )
-    reachable = runtime_guests or guests.UnreachableGuests()
+    reachable = runtime_guests or guests.Guests()
     io_limits = IoLimits(stores.node_state, throttle or throttling.Throttle(io_cgroup), reachable)
     snapshots, sources = _snapshots(stores, reachable, run_dir)
     snapshot_calls = SnapshotCalls(identity, snapshots, stores.provisioning, calls)

@@ -8,8 +8,8 @@ An error is the proxy's own, with its code, and `PeerUnavailable` while the prox
 guest's state is unknown, which is not the same as "no guest has it".
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from crust.core import errors, volumes
 from crust.rpc import channel, status
@@ -24,6 +24,8 @@ FREEZE_TIMEOUT_S = 60.0
 THAW_TIMEOUT_S = 20.0
 LIMITS_TIMEOUT_S = 30.0
 
+T = TypeVar("T")
+
 
 class NoRuntimeSocket(errors.NotReady):
     """A guest must be called, and runtime_socket is not set."""
@@ -36,111 +38,69 @@ class NoRuntimeSocket(errors.NotReady):
         )
 
 
-class Guests(Protocol):
-    """Calls to the guest that has a volume. A target that is not deferred is `NotFound`."""
+class Guests:
+    """Calls to the guest that has a volume. A target that is not deferred is `NotFound`.
+
+    Connects to `socket_path` at the first call, until `close`. Raises what `channel.target_of` raises. Without a path
+    every call raises `NoRuntimeSocket`.
+    """
+
+    def __init__(self, socket_path: str = "", connect: Callable[[str], Port] = SocketPort) -> None:
+        if socket_path:
+            channel.target_of(socket_path)  # an invalid path is refused at the start
+        self._connect = connect
+        self._socket_path = socket_path
+        self._port: Port | None = None
 
     def check(self) -> None:
         """Raise `NoRuntimeSocket` if no guest can ever be reached; makes no call."""
-        ...
+        if not self._socket_path:
+            raise NoRuntimeSocket()
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """Freeze for at most `thaw_after_s` (1 to 60); whether a guest has the filesystem.
 
         False: no sandbox has the volume, so it has no writers now. A repeated call restarts the time.
         """
-        ...
-
-    async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Thaw; whether it was frozen until now. Not frozen is a success, and False."""
-        ...
-
-    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """Replace the limits, also for a later sandbox; whether one has the volume and applied them."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection; once, at the end."""
-        ...
-
-
-class UnreachableGuests:
-    """`Guests` of a driver without a Runtime API."""
-
-    def check(self) -> None:
-        """Raises `NoRuntimeSocket`."""
-        raise NoRuntimeSocket()
-
-    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """Raises `NoRuntimeSocket`."""
-        raise NoRuntimeSocket()
-
-    async def thaw(self, target: volumes.TargetPath) -> bool:
-        """Raises `NoRuntimeSocket`."""
-        raise NoRuntimeSocket()
-
-    async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """Raises `NoRuntimeSocket`."""
-        raise NoRuntimeSocket()
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-
-class RuntimeApiGuests:
-    """`Guests` behind the proxy's socket. Connects at the first call, until `close`."""
-
-    def __init__(self, socket_path: str, connect: Callable[[str], Port] = SocketPort) -> None:
-        channel.target_of(socket_path)  # an invalid path is refused at the start
-        self._connect = connect
-        self._socket_path = socket_path
-        self._port: Port | None = None
-
-    def check(self) -> None:
-        """See `Guests`."""
-
-    async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        """See `Guests`."""
         request = runtime_pb2.RuntimeFreezeVolumeRequest(
             volume_target_path=target.text, thaw_after_seconds=thaw_after_s
         )
-        try:
-            answer = await self._stub().RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        answer = await self._asked(
+            lambda proxy: proxy.RuntimeFreezeVolume(request, timeout=FREEZE_TIMEOUT_S)
+        )
         return answer.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        """See `Guests`."""
+        """Thaw; whether it was frozen until now. Not frozen is a success, and False."""
         request = runtime_pb2.RuntimeThawVolumeRequest(volume_target_path=target.text)
-        try:
-            answer = await self._stub().RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        answer = await self._asked(
+            lambda proxy: proxy.RuntimeThawVolume(request, timeout=THAW_TIMEOUT_S)
+        )
         return answer.was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
-        """See `Guests`."""
+        """Replace the limits, also for a later sandbox; whether one has the volume and applied them."""
         request = runtime_pb2.RuntimeSetVolumeLimitsRequest(
             volume_target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
         )
-        try:
-            answer = await self._stub().RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
-        except PeerStatus as err:
-            raise status.to_error(err) from err
+        answer = await self._asked(
+            lambda proxy: proxy.RuntimeSetVolumeLimits(request, timeout=LIMITS_TIMEOUT_S)
+        )
         return answer.applied
 
     async def close(self) -> None:
-        """See `Guests`."""
+        """Close the connection; once, at the end."""
         if self._port is not None:
             await self._port.aclose()
             self._port = None
 
-    def _stub(self) -> "runtime_pb2_grpc.RuntimeAsyncStub":
+    async def _asked(
+        self, question: Callable[["runtime_pb2_grpc.RuntimeAsyncStub"], Awaitable[T]]
+    ) -> T:
+        self.check()
         if self._port is None:
             self._port = self._connect(self._socket_path)
-        return stub(runtime_pb2_grpc.RuntimeStub, self._port)
-
-
-def runtime_guests(runtime_socket: str, connect: Callable[[str], Port] = SocketPort) -> Guests:
-    """The guests behind `runtime_socket`; unreachable if it is empty. Raises what `channel.target_of` raises."""
-    return RuntimeApiGuests(runtime_socket, connect) if runtime_socket else UnreachableGuests()
+        try:
+            return await question(stub(runtime_pb2_grpc.RuntimeStub, self._port))
+        except PeerStatus as err:
+            raise status.to_error(err) from err

@@ -146,8 +146,9 @@ class Provisioner:
         )
 
     def _sized(self, request: Create, wanted: VolumeRecord) -> VolumeRecord:
-        content_source.check_filesystems(wanted)
-        asked = content_source.least_bytes(request.wanted, wanted.content_source)
+        asked = request.wanted
+        if wanted.content_source is not None:
+            asked = content_source.sized(asked, wanted, wanted.content_source)
         maximum = self.provisioning.maximum_bytes()
         size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
         return wanted.but(capacity_bytes=size_bytes)

@@ -90,7 +90,8 @@ class Index:
 
     def capacity_bytes(self, record_id: str) -> int:
         """The size on record; 0 for a volume without a readable one."""
-        found = self.get(record_id)
+        with self._guard:
+            found = self._summaries.get(record_id)
         return found.capacity_bytes if found else 0
 
     def unreadable(self) -> tuple[volumes.VolumeId, ...]:

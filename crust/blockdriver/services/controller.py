@@ -75,8 +75,11 @@ class Controller:
         async def work() -> Volume:
             # A snapshot cannot change: any number of copies share it. (The volume's own id is none: NOT_FOUND.)
             is_shared = is_snapshot and source_id != volume_id
-            copies = self._calls.shared(source_id, "CreateVolume")
-            with copies if is_shared else contextlib.nullcontext():
+            with (
+                self._calls.shared(source_id, "CreateVolume")
+                if is_shared
+                else contextlib.nullcontext()
+            ):
                 return await self._rules.provisioner.create(create)
 
         also = [] if is_snapshot else [source_id]
@@ -134,15 +137,10 @@ class Controller:
         page, token = await self._calls.read(
             "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), call
         )
-        return csi_pb2.ListVolumesResponse(
-            entries=[
-                messages.entry(
-                    each, self._identity.segment, tell_condition=self._identity.tells_condition
-                )
-                for each in page
-            ],
-            next_token=token,
-        )
+        response = csi_pb2.ListVolumesResponse(next_token=token)
+        for each in page:
+            messages.listed(response.entries.add(), each, self._identity)
+        return response
 
     async def ControllerGetVolume(
         self, request: csi_pb2.ControllerGetVolumeRequest, call: Call
@@ -152,9 +150,7 @@ class Controller:
         found = await self._calls.read(
             "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), call
         )
-        return messages.got(
-            found, self._identity.segment, tell_condition=self._identity.tells_condition
-        )
+        return messages.listed(csi_pb2.ControllerGetVolumeResponse(), found, self._identity)
 
     async def ControllerListVolumeHealth(
         self, request: csi_pb2.ControllerListVolumeHealthRequest, call: Call

@@ -1,11 +1,10 @@
-"""The controller's requests, decoded; `responses` encodes what it answers.
+"""The requests of the Controller and the Node service, decoded, and what they answer, encoded.
 
-The node's requests, decoded; `requests` has the controller's.
-
-The controller's responses as protobuf. Differences between CSI 1.12 and 1.13 are here, by profile.
+Differences between CSI 1.12 and 1.13 are here, by profile.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.controller.capacity import CapacityQuery
@@ -16,7 +15,7 @@ from crust.blockdriver.controller.modify_volume import Change, Expansion
 from crust.blockdriver.node.node_stage import Stage
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import Health, PoolFinding
-from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
 from crust.blockdriver.snapshots import content_source
 from crust.core import deferral_keys, volumes
 from crust.rpc.messages import csi, limits
@@ -196,24 +195,14 @@ def volume(value: Volume, segment: str) -> csi_pb2.Volume:
     return pb
 
 
-def entry(
-    value: Listed, segment: str, *, tell_condition: bool
-) -> csi_pb2.ListVolumesResponse.Entry:
-    """An entry of ListVolumes."""
-    pb = csi_pb2.ListVolumesResponse.Entry(volume=volume(value.volume, segment))
-    pb.status.published_node_ids.extend(value.nodes)
-    if tell_condition:
-        pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
-    return pb
+L = TypeVar("L", csi_pb2.ListVolumesResponse.Entry, csi_pb2.ControllerGetVolumeResponse)
 
 
-def got(
-    value: Listed, segment: str, *, tell_condition: bool
-) -> csi_pb2.ControllerGetVolumeResponse:
-    """ControllerGetVolume's answer."""
-    pb = csi_pb2.ControllerGetVolumeResponse(volume=volume(value.volume, segment))
+def listed(pb: L, value: Listed, identity: NodeIdentity) -> L:
+    """Fill an entry of ListVolumes, or ControllerGetVolume's answer."""
+    pb.volume.CopyFrom(volume(value.volume, identity.segment))
     pb.status.published_node_ids.extend(value.nodes)
-    if tell_condition:
+    if identity.tells_condition:
         pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
     return pb
 

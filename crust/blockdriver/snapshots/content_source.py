@@ -104,12 +104,20 @@ class ContentSources:
         return _filled(record.volume_id, known)
 
 
-def least_bytes(
-    wanted: volumes.CapacityRange, source: ContentSource | None
+def sized(
+    wanted: volumes.CapacityRange, record: VolumeRecord, source: ContentSource
 ) -> volumes.CapacityRange:
-    """The size range for a volume with this source; raises `SmallerThanSource`."""
-    if source is None:
-        return wanted
+    """The size range for the planned volume with this source; raises SmallerThanSource, and SourceFilesystemDiffers
+    if the record plans another filesystem than its source has.
+    """
+    for usage in record.usages:
+        if source.fs_type and usage.kind == "mount" and usage.fs_type != source.fs_type:
+            raise errors.InvalidRequest.named(
+                "SourceFilesystemDiffers",
+                f"the volume cannot have {usage.fs_type}",
+                why=f"its source is formatted with {source.fs_type}",
+                hint=f"request {source.fs_type}, or a volume without a content source",
+            )
     asked = wanted.required_bytes or wanted.limit_bytes
     if asked and asked < source.size_bytes:
         raise errors.OutOfRange.named(
@@ -120,19 +128,6 @@ def least_bytes(
         )
     required = wanted.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, wanted.limit_bytes)
-
-
-def check_filesystems(record: VolumeRecord) -> None:
-    """Raise `SourceFilesystemDiffers` if the record plans another filesystem than its source has."""
-    present = record.content_source.fs_type if record.content_source else ""
-    for usage in record.usages:
-        if present and usage.kind == "mount" and usage.fs_type != present:
-            raise errors.InvalidRequest.named(
-                "SourceFilesystemDiffers",
-                f"the volume cannot have {usage.fs_type}",
-                why=f"its source is formatted with {present}",
-                hint=f"request {present}, or a volume without a content source",
-            )
 
 
 def _fs_type(known: ContentRecord | Snapshot) -> str:

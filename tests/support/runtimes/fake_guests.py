@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from crust.blockdriver.guests import Guests
 from crust.core import errors, volumes
 from crust.rpc.messages import crust_v1
 from crust.rpc.serving import server
@@ -35,24 +36,22 @@ class Guest:
         self.frozen = False
 
 
-@dataclass
-class FakeGuests:
-    """`guests.Guests` by target path; `asked` is what was asked, in order, as (call, target)."""
+class FakeGuests(Guests):
+    """By target path; `asked` is what was asked, in order, as (call, target)."""
 
-    by_target: dict[str, Guest] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    closed: bool = False
+    def __init__(self) -> None:
+        super().__init__("/run/crust/runtime.sock")
+        self.by_target: dict[str, Guest] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.closed = False
 
     def add(self, target: str, *, running: bool = True) -> Guest:
         guest = Guest(running=running)
         self.by_target[target] = guest
         return guest
 
-    def check(self) -> None:
-        """Guests can be reached."""
-
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
-        guest = self._asked("freeze", target)
+        guest = self._guest("freeze", target)
         if not 1 <= thaw_after_s <= 60:
             raise errors.InvalidRequest("thaw_after_seconds is not usable")
         guest.frozen = guest.running
@@ -60,13 +59,13 @@ class FakeGuests:
         return guest.frozen
 
     async def thaw(self, target: volumes.TargetPath) -> bool:
-        guest = self._asked("thaw", target)
+        guest = self._guest("thaw", target)
         was_frozen, guest.frozen = guest.frozen, False
         return was_frozen
 
     async def set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
         """Keeps the limits, and applies them if it runs."""
-        guest = self._asked("set_limits", target)
+        guest = self._guest("set_limits", target)
         limits.check()
         guest.limits = limits
         guest.applied = limits if guest.running else None
@@ -76,7 +75,7 @@ class FakeGuests:
     async def close(self) -> None:
         self.closed = True
 
-    def _asked(self, verb: str, target: volumes.TargetPath) -> Guest:
+    def _guest(self, verb: str, target: volumes.TargetPath) -> Guest:
         self.asked.append((verb, target.text))
         guest = self.by_target.get(target.text)
         if guest is None:

@@ -2,19 +2,20 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from crust.blockdriver.guests import Guests
 from crust.core import volumes
 from crust.host.filesystems import fsfreeze
 from crust.host.mounts import mount_api
 from tests.support import frozen
 
 
-@dataclass
-class MountingGuests:
-    """`guests.Guests` by target path. What is not in `mounted` was never started."""
+class MountingGuests(Guests):
+    """By target path. What is not in `mounted` was never started."""
 
-    mounted: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__("/run/crust/runtime.sock")
+        self.mounted: dict[str, str] = {}
 
     def start(
         self,
@@ -31,9 +32,6 @@ class MountingGuests:
 
     def stop(self, target: str) -> None:
         mount_api.unmount(self.mounted.pop(target))
-
-    def check(self) -> None:
-        """They are always reachable."""
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """FIFREEZE; twice is a success."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.lost_nodes import LostNodes
+from crust.blockdriver.serve import LostNodes
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.core import metrics, volumes
 from crust.core.supervised import supervised

@@ -148,7 +148,7 @@ async def test_modify_during_a_publish_is_aborted(bench: Bench) -> None:
 
 async def test_modify_without_a_runtime_socket_is_refused_before_any_write(bench: Bench) -> None:
     bench.deferred()
-    unreachable = replace(bench.state.node_rules.io_limits, guests=guests.UnreachableGuests())
+    unreachable = replace(bench.state.node_rules.io_limits, guests=guests.Guests())
     modifier = replace(bench.state.controller_rules.modifier, enforcement=unreachable)
     with crashes.at_call(0, killed):
         outcome = await modifier.apply(bench.volume_id, NEW)

@@ -47,7 +47,7 @@ async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="crust-"))
         socket = f"{root}/runtime.sock"
         await stack.enter_async_context(fake_guests.serving(end, socket))
-        reached = guests.runtime_guests(socket)
+        reached = guests.Guests(socket)
         stack.push_async_callback(reached.close)
         yield Way(reached, end)
 
@@ -114,7 +114,7 @@ async def test_guests_with_an_absent_proxy_are_unavailable_until_it_returns() ->
     end = FakeGuests()
     guest = end.add(TARGET.text)
     with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        reached = guests.runtime_guests(f"{root}/runtime.sock")
+        reached = guests.Guests(f"{root}/runtime.sock")
         with pytest.raises(errors.PeerUnavailable):
             await reached.freeze(TARGET, 30)
         async with fake_guests.serving(end, f"{root}/runtime.sock"):
@@ -127,7 +127,7 @@ async def test_guests_with_an_absent_proxy_are_unavailable_until_it_returns() ->
 
 
 async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
-    reached = guests.runtime_guests("")
+    reached = guests.Guests()
     for ask in (
         reached.freeze(TARGET, 30),
         reached.thaw(TARGET),
@@ -142,7 +142,7 @@ async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
 
 def test_guests_with_an_invalid_socket_path_fail_at_start() -> None:
     with raised("SocketPathTooLong"):
-        guests.runtime_guests("/" + "x" * 107)
+        guests.Guests("/" + "x" * 107)
 
 
 async def test_recover_reads_the_mounts_once_for_all_volumes(

@@ -121,7 +121,7 @@ async def test_freeze_of_a_volume_never_published_succeeds(node: Node) -> None:
 async def test_freeze_without_a_runtime_socket_is_refused(tmp_path: Path) -> None:
     intents = Intents(str(tmp_path))
     intents.open()
-    made = Freezer(intents, MemoryBackend(), guests.UnreachableGuests(), limit_s=10)
+    made = Freezer(intents, MemoryBackend(), guests.Guests(), limit_s=10)
     with pytest.raises(guests.NoRuntimeSocket):
         async with made.frozen([ONE]):
             pytest.fail("it is not copied")
