@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from crust.blockdriver.controller import capacity
 from crust.blockdriver.controller.settlement import Settlement
+from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import Engine, NodeAccess, Provisioning
+from crust.blockdriver.engines.protocol import Engine, Provisioning
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
 from crust.blockdriver.records.capability_check import SupportedCapabilities

@@ -6,7 +6,7 @@ controller part the node part of its own process. These calls must also make sen
 
 from typing import Protocol
 
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.node_access import Attachment
 from crust.core import volumes
 
 

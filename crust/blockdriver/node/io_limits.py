@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records.models import VolumeRecord

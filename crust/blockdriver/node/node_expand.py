@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.node.node_state import NodeState, NotStaged
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities

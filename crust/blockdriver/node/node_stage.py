@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust.blockdriver.engines.protocol import Access, Attachment, NodeAccess, NoHostDevice
+from crust.blockdriver.engines.node_access import Access, Attachment, NodeAccess, NoHostDevice
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged

@@ -25,7 +25,7 @@ from typing import Literal
 
 import pydantic
 
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.files import durable

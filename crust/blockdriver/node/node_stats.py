@@ -7,7 +7,7 @@ guest, which the shim asks, not this process.
 
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health

@@ -13,13 +13,9 @@ does not.
 import os
 from dataclasses import dataclass
 
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import (
-    Attachment,
-    ForeignImage,
-    ImageMissing,
-    NodeAccess,
-)
+from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.core import errors, volumes

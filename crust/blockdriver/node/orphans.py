@@ -10,7 +10,7 @@ tried again an hour later.
 
 import logging
 
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.core import errors, operations, volumes

@@ -27,7 +27,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crust.blockdriver.engines.protocol import NodeAccess
+from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.snapshots import host_freeze
 from crust.blockdriver.snapshots.freeze_intents import Intent, Intents

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import NodeAccess
+from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.snapshots.freeze_intents import Intent
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.snapshots.freezer import InGuest, Member
 from crust.blockdriver.snapshots.host_freeze import OnHost
 from crust.core import errors, volumes

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment, NodeAccess
 from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.records import Records

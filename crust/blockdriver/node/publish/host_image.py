@@ -12,7 +12,7 @@ A reader's device takes no writes, so nothing is made or repaired on it.
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Access, NoHostDevice
+from crust.blockdriver.engines.node_access import Access, NoHostDevice
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState, Staged

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust.blockdriver.engines.protocol import Attachment, NoHostDevice
+from crust.blockdriver.engines.node_access import Attachment, NoHostDevice
 from crust.blockdriver.node.node_state import NodeState, NotStaged, Published
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities

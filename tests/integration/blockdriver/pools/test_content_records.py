@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.engines import pool_store
-from crust.blockdriver.engines.protocol import Access, ImageMissing, SnapshotMissing
+from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs

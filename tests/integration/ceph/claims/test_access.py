@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from crust.blockdriver.engines.protocol import Access, StillAttached
+from crust.blockdriver.engines.node_access import Access
+from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.volume_users import OwnUser
 from crust.blockdriver.engines.rbd.place import Place

@@ -13,7 +13,7 @@ import pytest
 
 from crust.blockdriver import app
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.engines.protocol import Attachment
+from crust.blockdriver.engines.node_access import Attachment
 from crust.core import errors, operations, volumes
 from crust.core.operations import SystemCallTimedOut
 from crust.host.process import workers

@@ -19,13 +19,8 @@ from typing import Protocol
 
 import pydantic
 
-from crust.blockdriver.engines.protocol import (
-    READ_WRITE,
-    Access,
-    Attachment,
-    NoHostDevice,
-    StillAttached,
-)
+from crust.blockdriver.engines.node_access import READ_WRITE, Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices, image_name
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven
 from crust.blockdriver.engines.rbd.place import Place

@@ -13,7 +13,8 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.protocol import Access, Attachment, NoHostDevice, StillAttached
+from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.ceph import claims
 from crust.ceph.claim_object import Mode
