@@ -54,10 +54,10 @@ class IoLimits:
         ):
             self.throttle.check()
 
-    def hold(self, limits: volumes.IoLimits, attachment: Attachment) -> None:
+    def hold(self, limits: volumes.IoLimits, device: volumes.BlockSource) -> None:
         """Set the limits of a volume that is on the host now; one without any was cleared when it was attached."""
-        if limits != NONE and attachment.device is not None:
-            self.throttle.set(attachment.host_device.identity, limits)
+        if limits != NONE:
+            self.throttle.set(device.identity, limits)
 
     @contextlib.contextmanager
     def released(self, attachment: Attachment) -> Iterator[None]:

@@ -46,7 +46,7 @@ class HostImage:
         """Give a volume that was staged for hypervisors its device; nothing for any other one. Returns what the
         filesystem needs before a mount: `prepare` it then, and call again.
 
-        Raises what `PublishCheck.check_rules` raises, the engine's `NoHostDevice` and others,
+        Raises what `PublishCheck.check` raises, the engine's `NoHostDevice` and others,
         `VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
         """
         staged = self.node_state.staged(request.volume_id)
@@ -55,7 +55,7 @@ class HostImage:
         access = self.node_state.access
         if staged.host == "prepared" and access.host_device(request.volume_id) is not None:
             return None
-        ready = self.publish_check.check_rules(request)
+        ready = self.publish_check.check(request)
         with ExitStack() as held:
             lock = held.enter_context(self.tool_locks.take(request.volume_id))
             ready = self._mapped(request, ready)

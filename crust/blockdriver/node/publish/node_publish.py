@@ -72,7 +72,7 @@ class NodePublish:
         await workers.run(self.node_state.note_published, _done(ready))
 
     async def _begin(self, request: Publish) -> Ready | Preparation | None:
-        async with workers.long_work() if _changes_group(request) else contextlib.nullcontext():
+        async with workers.long_work() if _group(request) else contextlib.nullcontext():
             return await workers.run(self._publish, request)
 
     def _publish(self, request: Publish) -> Ready | Preparation | None:
@@ -80,15 +80,16 @@ class NodePublish:
         if preparation := self.host_image.make_ready(request):
             return preparation
         ready = self.publish_check.check(request)
+        device = ready.attachment.host_device  # raises NoHostDevice
         self.io_limits.check_host(ready.record.limits.value)
         if ready.present is not None and ready.present.done:
-            self.io_limits.hold(ready.record.limits.value, ready.attachment)
+            self.io_limits.hold(ready.record.limits.value, device)
             return None
         mounted = self._look(ready)
         # A mount without an entry may have been answered long ago: a pod may be using it.
         unanswered = not mounted or ready.present is not None
         grows = unanswered and self._growth_is_due(ready)
-        group = _group(ready)
+        group = _group(request, readonly=ready.entry.readonly)
         # Where no step follows the mount, the mount itself shows that the publish is done.
         last = group is None and not grows
         self.node_state.note_published(_done(ready) if last else ready.entry)
@@ -97,7 +98,7 @@ class NodePublish:
                 self._mount(ready)
             if group is not None:
                 fs_group.apply(ready.entry.target, group)
-            self.io_limits.hold(ready.record.limits.value, ready.attachment)
+            self.io_limits.hold(ready.record.limits.value, device)
         except errors.CrustError:
             self._undo_or_log(ready, unmounts=unanswered)
             raise
@@ -177,13 +178,6 @@ def _done(ready: Ready) -> Published:
     return ready.entry.model_copy(update={"done": True})
 
 
-def _changes_group(request: Publish) -> bool:
+def _group(request: Publish, *, readonly: bool = False) -> volumes.GroupChange | None:
     access = request.capability.access
-    return not isinstance(access, volumes.BlockAccess) and access.group is not None
-
-
-def _group(ready: Ready) -> volumes.GroupChange | None:
-    access = ready.request.capability.access
-    if isinstance(access, volumes.BlockAccess) or ready.entry.readonly:
-        return None
-    return access.group
+    return None if readonly or isinstance(access, volumes.BlockAccess) else access.group

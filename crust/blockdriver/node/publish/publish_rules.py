@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Attachment, NoHostDevice
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.node.node_state import NodeState, NotStaged, Published
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.capability_check import SupportedCapabilities
@@ -66,26 +66,23 @@ class Publish:
     """A digest of P: equal for equal requests, without their content."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", _fingerprint(self))
-
-
-def _fingerprint(request: Publish) -> str:
-    access = request.capability.access
-    mount = access if isinstance(access, volumes.MountAccess) else None
-    group = mount.group if mount else None
-    arguments = [
-        request.volume_id,
-        request.staging.text,
-        request.capability.mode.value,
-        [mount.fs_type, list(mount.mount_flags)] if mount else None,
-        # Not the policy: it changes how long the change takes, not its result. Earlier versions wrote this word.
-        [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
-        request.readonly,
-        request.deferred,
-        _kept(dict(request.volume_context)),
-        _kept(dict(request.publish_context)),
-    ]
-    return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
+        access = self.capability.access
+        mount = access if isinstance(access, volumes.MountAccess) else None
+        group = mount.group if mount else None
+        arguments = [
+            self.volume_id,
+            self.staging.text,
+            self.capability.mode.value,
+            [mount.fs_type, list(mount.mount_flags)] if mount else None,
+            # Not the policy: it changes how long the change takes, not its result. Earlier versions wrote this word.
+            [group.gid, volumes.GroupPolicy.ALWAYS.value] if group else None,
+            self.readonly,
+            self.deferred,
+            _kept(dict(self.volume_context)),
+            _kept(dict(self.publish_context)),
+        ]
+        fingerprint = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()
+        object.__setattr__(self, "fingerprint", fingerprint)
 
 
 def entry_of(request: Publish, fs_type: str) -> Published:
@@ -184,14 +181,7 @@ class PublishCheck:
     supported: SupportedCapabilities
 
     def check(self, request: Publish) -> Ready:
-        """Raises `NoHostDevice`, and what `check_rules` does."""
-        ready = self.check_rules(request)
-        if not request.deferred and ready.attachment.device is None:
-            raise NoHostDevice()
-        return ready
-
-    def check_rules(self, request: Publish) -> Ready:
-        """All but the device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
+        """All but whether this host has a device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
         `EncryptedOnHost`, `FilesystemOfGuest`,
         `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`,
         `PublishedElsewhere`.
