@@ -1,6 +1,5 @@
 """Composition of the driver: the only file that knows both of its parts."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from crust.blockdriver import guests
@@ -33,7 +32,7 @@ from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import PublishCheck
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.health import HealthCheck, snapshot_findings
+from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import (
     ContentRecord,
     SnapshotSet,
@@ -64,19 +63,6 @@ from crust.host.process.workers import Workers
 from crust.rpc.messages import limits
 
 _ALL = Role()
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What both parts of the driver, and its services, are composed of."""
-
-    identity: NodeIdentity
-    stores: Stores
-    attach_slots: AttachSlots
-    io_limits: IoLimits
-    sources: ContentSources
-    health_check: HealthCheck
-    running: operations.KeyedOperations
 
 
 def build(  # noqa: PLR0913 - one per setting
@@ -111,19 +97,46 @@ def build(  # noqa: PLR0913 - one per setting
     running = operations.KeyedOperations(threads)
     calls = Calls(identity.driver, running)
     engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
-    stores = _stores(engine, run_dir, overcommit, pool_low_percent)
-    slots = AttachSlots(
-        node_id, stores.volume_records.index, stores.node_state.attached_ids, max_volumes
-    )
     reachable = runtime_guests or guests.Guests()
-    io_limits = IoLimits(stores.node_state, throttle or throttling.Throttle(io_cgroup), reachable)
-    snapshots, sources = _snapshots(stores, reachable, run_dir)
-    snapshot_calls = SnapshotCalls(identity, snapshots, stores.provisioning, calls)
-    health_check = _health_check(stores, snapshots)
-    shared = _Shared(identity, stores, slots, io_limits, sources, health_check, running)
-    controller_rules = _controller_rules(shared)
+    pool, provisioning = engine.home, engine.provisioning
+
+    def is_volume_id(text: str) -> bool:
+        return pool.ids.is_volume_id(text)
+
+    def is_set_id(text: str) -> bool:
+        return pool.ids.is_set_id(text)
+
+    records = IndexedRecords(engine.records(RecordKind.VOLUMES), VolumeRecord, is_volume_id)
+    contents = Records(engine.records(RecordKind.CONTENT), ContentRecord, is_volume_id)
+    sets = IndexedRecords(engine.records(RecordKind.SNAPSHOTS), SnapshotSet, is_set_id)
+    node_state = NodeState(run_dir, engine.access)
+    pool_capacity = capacity.PoolCapacity(records.index, provisioning, overcommit, pool_low_percent)
+    stores = Stores(
+        identity=identity,
+        running=running,
+        pool=pool,
+        engine=engine,
+        volume_records=records,
+        content_records=contents,
+        snapshot_sets=sets,
+        node_state=node_state,
+        tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
+        supported=SupportedCapabilities(
+            provisioning.modes, provisioning.raw_modes, supported.SUPPORTED
+        ),
+        capacity=pool_capacity,
+        attach_slots=AttachSlots(node_id, records.index, node_state.attached_ids, max_volumes),
+        io_limits=IoLimits(node_state, throttle or throttling.Throttle(io_cgroup), reachable),
+        health_check=HealthCheck(
+            pool, records, contents, sets, provisioning, pool_capacity.available_bytes
+        ),
+    )
+    freezer = Freezer(Intents(run_dir), stores.access, reachable)
+    snapshots = _snapshots(stores, freezer)
+    controller_rules = _controller_rules(stores, snapshots, freezer)
     grow_image = controller_rules.modifier.grow_image if role.node_deployment else None
-    node_rules = _node_rules(shared, target_roots, grow_image)
+    node_rules = _node_rules(stores, target_roots, grow_image)
+    snapshot_calls = SnapshotCalls(identity, snapshots, provisioning, calls)
     return Driver(
         name=identity.driver,
         node_id=node_id,
@@ -145,67 +158,28 @@ def build(  # noqa: PLR0913 - one per setting
         node=Node(identity, node_rules, calls),
         settlement=Settlement(identity.driver, stores.volume_records, stores.provisioning, running),
         attachment_orphans=AttachmentGarbageCollector(
-            identity.driver, stores.node_state, stores.access, io_limits, running
+            identity.driver, stores.node_state, stores.access, stores.io_limits, running
         ),
         operations=running,
         workers=threads,
     )
 
 
-def _stores(engine: Engine, run_dir: str, overcommit: float, low_percent: int) -> Stores:
-    pool = engine.home
-
-    def is_id(text: str) -> bool:
-        return pool.ids.is_volume_id(text)
-
-    volume_records = IndexedRecords(engine.records(RecordKind.VOLUMES), VolumeRecord, is_id)
-    return Stores(
-        pool=pool,
-        engine=engine,
-        volume_records=volume_records,
-        content_records=Records(engine.records(RecordKind.CONTENT), ContentRecord, is_id),
-        node_state=NodeState(run_dir, engine.access),
-        tool_locks=ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock"),
-        supported=SupportedCapabilities(
-            engine.provisioning.modes, engine.provisioning.raw_modes, supported.SUPPORTED
-        ),
-        capacity=capacity.PoolCapacity(
-            volume_records.index, engine.provisioning, overcommit, low_percent
-        ),
-    )
-
-
-def _health_check(stores: Stores, snapshots: SnapshotSets) -> HealthCheck:
-    return HealthCheck(
-        stores.pool,
-        stores.volume_records,
-        stores.content_records,
-        stores.provisioning,
-        stores.capacity.available_bytes,
-        lambda: snapshot_findings(snapshots.records, stores.provisioning),
-    )
-
-
-def _snapshots(
-    stores: Stores, reachable: guests.Guests, run_dir: str
-) -> tuple[SnapshotSets, ContentSources]:
-    """What takes snapshots and copies volumes."""
-    freezer = Freezer(Intents(run_dir), stores.access, reachable)
-    pool = stores.pool
-    snapshots = SnapshotSets(
-        pool=pool,
+def _snapshots(stores: Stores, freezer: Freezer) -> SnapshotSets:
+    return SnapshotSets(
+        pool=stores.pool,
         volume_records=stores.volume_records,
         content_records=stores.content_records,
-        records=IndexedRecords(
-            stores.engine.records(RecordKind.SNAPSHOTS),
-            SnapshotSet,
-            lambda each: pool.ids.is_set_id(each),
-        ),
+        records=stores.snapshot_sets,
         provisioning=stores.provisioning,
         node=stores.node_state,
         capacity=stores.capacity,
         freezer=freezer,
     )
+
+
+def _controller_rules(stores: Stores, snapshots: SnapshotSets, freezer: Freezer) -> ControllerRules:
+    """The rules of the controller part."""
     sources = ContentSources(
         volume_records=stores.volume_records,
         content_records=stores.content_records,
@@ -214,19 +188,13 @@ def _snapshots(
         node=stores.node_state,
         freezer=freezer,
     )
-    return snapshots, sources
-
-
-def _controller_rules(shared: _Shared) -> ControllerRules:
-    """The rules of the controller part."""
-    stores = shared.stores
     publisher = ControllerPublish(
         stores.pool,
         stores.volume_records,
         stores.node_state,
         stores.supported,
-        shared.attach_slots,
-        shared.identity.node_id,
+        stores.attach_slots,
+        stores.identity.node_id,
         stores.provisioning,
     )
     in_storage = stores.engine.limits
@@ -234,7 +202,7 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
         volume_records=stores.volume_records,
         provisioning=stores.provisioning,
         node=stores.node_state,
-        enforcement=EnforcedByStorage(in_storage) if in_storage else shared.io_limits,
+        enforcement=EnforcedByStorage(in_storage) if in_storage else stores.io_limits,
         capacity=stores.capacity,
         supported=stores.supported,
     )
@@ -245,20 +213,20 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
             content_records=stores.content_records,
             provisioning=stores.provisioning,
             node=stores.node_state,
-            sources=shared.sources,
+            sources=sources,
             capacity=stores.capacity,
             supported=stores.supported,
-            segment=shared.identity.segment,
+            segment=stores.identity.segment,
             limits=in_storage,
         ),
         publisher=publisher,
-        lister=VolumeLister(stores.pool, stores.volume_records, publisher, shared.health_check),
-        health_check=shared.health_check,
+        lister=VolumeLister(stores.pool, stores.volume_records, publisher, stores.health_check),
+        health_check=stores.health_check,
         capacity_report=CapacityReport(
             stores.capacity,
             stores.provisioning,
             stores.supported,
-            shared.identity.segment,
+            stores.identity.segment,
         ),
         validation=Validation(
             stores.volume_records,
@@ -268,16 +236,15 @@ def _controller_rules(shared: _Shared) -> ControllerRules:
         ),
         modifier=modifier,
         interrupted_changes=InterruptedChanges(
-            shared.identity.driver, shared.running, modifier.interrupted, modifier.apply
+            stores.identity.driver, stores.running, modifier.interrupted, modifier.apply
         ),
     )
 
 
 def _node_rules(
-    shared: _Shared, target_roots: tuple[str, ...], grow_image: ImageGrowth | None
+    stores: Stores, target_roots: tuple[str, ...], grow_image: ImageGrowth | None
 ) -> NodeRules:
     """The rules of the node part."""
-    stores = shared.stores
     volume_records, content_records = stores.volume_records, stores.content_records
     node_state, access = stores.node_state, stores.access
     node_expand = NodeExpand(
@@ -286,7 +253,7 @@ def _node_rules(
     publish_check = PublishCheck(volume_records, content_records, node_state, stores.supported)
     preparation = FilesystemPreparation(content_records, access)
     host_image = HostImage(
-        node_state, publish_check, shared.io_limits, preparation, stores.tool_locks
+        node_state, publish_check, stores.io_limits, preparation, stores.tool_locks
     )
     node_unpublish = NodeUnpublish(stores.pool, node_state, access, target_roots)
     node_stage = NodeStage(
@@ -295,18 +262,18 @@ def _node_rules(
         node_state=node_state,
         access=access,
         supported=stores.supported,
-        io_limits=shared.io_limits,
-        attach_slots=shared.attach_slots,
+        io_limits=stores.io_limits,
+        attach_slots=stores.attach_slots,
         preparation=preparation,
         tool_locks=stores.tool_locks,
-        node_id=shared.identity.node_id,
+        node_id=stores.identity.node_id,
     )
-    node_unstage = NodeUnstage(stores.pool, node_state, access, shared.io_limits)
+    node_unstage = NodeUnstage(stores.pool, node_state, access, stores.io_limits)
     return NodeRules(
         volume_records=volume_records,
         node_state=node_state,
-        max_volumes=shared.attach_slots.limit,
-        io_limits=shared.io_limits,
+        max_volumes=stores.attach_slots.limit,
+        io_limits=stores.io_limits,
         fs_types=stores.supported.fs_types,
         node_stage=node_stage,
         node_unstage=node_unstage,
@@ -314,13 +281,13 @@ def _node_rules(
             content_records=content_records,
             node_state=node_state,
             publish_check=publish_check,
-            io_limits=shared.io_limits,
+            io_limits=stores.io_limits,
             node_expand=node_expand,
             host_image=host_image,
             target_roots=target_roots,
         ),
         deferred_publish=DeferredNodePublish(
-            content_records, node_state, publish_check, shared.io_limits, host_image
+            content_records, node_state, publish_check, stores.io_limits, host_image
         ),
         node_unpublish=node_unpublish,
         node_expand=node_expand,
@@ -328,9 +295,9 @@ def _node_rules(
             volume_records,
             node_state,
             access,
-            shared.health_check,
-            tells_condition=shared.identity.tells_condition,
-            running=shared.running,
+            stores.health_check,
+            tells_condition=stores.identity.tells_condition,
+            running=stores.running,
         ),
-        health_check=shared.health_check,
+        health_check=stores.health_check,
     )

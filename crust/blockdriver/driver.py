@@ -9,16 +9,19 @@ from crust.blockdriver.controller.settlement import Settlement
 from crust.blockdriver.engines.node_access import NodeAccess
 from crust.blockdriver.engines.pool_store import PoolHome
 from crust.blockdriver.engines.protocol import Engine, Provisioning
+from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.services.controller import Controller, ControllerRules
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node, NodeRules
 from crust.blockdriver.services.pool_service import PoolService
-from crust.blockdriver.services.roles import Role
+from crust.blockdriver.services.roles import NodeIdentity, Role
 from crust.blockdriver.services.snapshots import SnapshotCalls
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, operations, volumes
@@ -34,16 +37,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What both parts of the driver share: the records and the engine."""
+    """What both parts of the driver are composed of."""
 
+    identity: NodeIdentity
+    running: operations.KeyedOperations
     pool: PoolHome
     engine: Engine
     volume_records: IndexedRecords[VolumeRecord]
     content_records: Records[ContentRecord]
+    snapshot_sets: IndexedRecords[SnapshotSet]
     node_state: NodeState
     tool_locks: ToolLocks
     supported: SupportedCapabilities
     capacity: capacity.PoolCapacity
+    attach_slots: AttachSlots
+    io_limits: IoLimits
+    health_check: HealthCheck
 
     @property
     def provisioning(self) -> Provisioning:

@@ -11,7 +11,7 @@ takes capacity, and its owner is unknown. Both are reported and kept, as with vo
 
 import enum
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_store import PoolHome
@@ -71,30 +71,21 @@ class PoolFinding:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """Checks volumes and the pool. Every method may block."""
+    """Checks volumes and the pool. Every method may block. `free_bytes` gives the free capacity."""
 
-    def __init__(
-        self,
-        pool: PoolHome,
-        known: IndexedRecords[VolumeRecord],
-        content_records: Records[ContentRecord],
-        provisioning: Provisioning,
-        free_bytes: Callable[[], int],
-        other_findings: Callable[[], Iterable[PoolFinding]] = tuple,
-    ) -> None:
-        """`free_bytes` gives the free capacity, `other_findings` the problems of what no volume's health can tell."""
-        self._pool = pool
-        self._volume_records = known
-        self._content_records = content_records
-        self._provisioning = provisioning
-        self._free_bytes = free_bytes
-        self._other_findings = other_findings
+    pool_home: PoolHome
+    volume_records: IndexedRecords[VolumeRecord]
+    content_records: Records[ContentRecord]
+    snapshot_sets: IndexedRecords[SnapshotSet]
+    provisioning: Provisioning
+    free_bytes: Callable[[], int]
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
         """A volume's health; raises `models.VolumeNotFound` without a record and an image."""
         try:
-            record = self._volume_records.find(volume_id)
+            record = self.volume_records.find(volume_id)
         except UNREADABLE as err:
             text = f"{err}; {self._kept(volume_id)}"
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
@@ -115,7 +106,7 @@ class HealthCheck:
 
     def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
         try:
-            content = self._content_records.load(volume_id)
+            content = self.content_records.load(volume_id)
         except RecordMissing as err:
             return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
         except UNREADABLE as err:
@@ -126,39 +117,39 @@ class HealthCheck:
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
-            problem = self._provisioning.image_problem(volume_id, size_bytes)
+            problem = self.provisioning.image_problem(volume_id, size_bytes)
         except ImageMissing as err:
             return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        is_id = self._pool.ids.is_volume_id(volume_id)
-        if not is_id or volume_id not in self._provisioning.image_ids():
+        is_id = self.pool_home.ids.is_volume_id(volume_id)
+        if not is_id or volume_id not in self.provisioning.image_ids():
             raise models.VolumeNotFound(volume_id)
-        record = self._volume_records.find(volume_id)
+        record = self.volume_records.find(volume_id)
         if record is not None:  # it was made since
             return self.of(record)
         text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept(self, volume_id: volumes.VolumeId) -> str:
-        size_bytes = self._provisioning.image_bytes(volume_id)
+        size_bytes = self.provisioning.image_bytes(volume_id)
         return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all volumes with a record or an image, sorted."""
         images = {
-            each for each in self._provisioning.image_ids() if self._pool.ids.is_volume_id(each)
+            each for each in self.provisioning.image_ids() if self.pool_home.ids.is_volume_id(each)
         }
-        return tuple(sorted(images.union(self._volume_records.ids())))
+        return tuple(sorted(images.union(self.volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
-            self._pool.check_in_place()  # held folders can be read wherever they were moved to
-            self._provisioning.check()
-            free_bytes = self._free_bytes()
-            found = list(itertools.islice(self._other_findings(), _SHOWN))
+            self.pool_home.check_in_place()  # held folders can be read wherever they were moved to
+            self.provisioning.check()
+            free_bytes = self.free_bytes()
+            found = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
         if free_bytes == 0:
@@ -166,34 +157,34 @@ class HealthCheck:
             found.append(PoolFinding(reachable=True, reason="PoolFull", message=text))
         return tuple(found)
 
+    def _of_snapshots(self) -> Iterator[PoolFinding]:
+        """A finding for each. Raises what `Provisioning.snapshot_ids` does."""
+        sets = self.snapshot_sets
+        for error in sets.unreadable():
+            yield _finding("SnapshotRecordUnreadable", str(error))
+        # before the images: a set that is taken meanwhile is not lost
+        known = {each: sets.index.get(each) for each in sets.ids()}
+        images = self.provisioning.snapshot_ids()
+        for set_id, summary in known.items():
+            for snapshot_id, _ in summary.snapshots if summary else ():
+                if snapshot_id not in images and sets.index.has(set_id):
+                    text = (
+                        f"the image of {snapshot_id} does not exist; the driver did not remove it"
+                    )
+                    yield _finding("SnapshotImageMissing", text)
+        unknown = self._unrecorded(images)
+        if unknown:  # look again: a set gets its record after its images
+            unknown = self._unrecorded(self.provisioning.snapshot_ids() & unknown)
+        for snapshot_id in sorted(unknown):
+            text = f"the image of {snapshot_id} has no record; it is kept"
+            yield _finding("SnapshotRecordMissing", text)
 
-def snapshot_findings(
-    sets: IndexedRecords[SnapshotSet], provisioning: Provisioning
-) -> Iterator[PoolFinding]:
-    """A finding for each. Blocks; raises what `Provisioning.snapshot_ids` does."""
-    for error in sets.unreadable():
-        yield _finding("SnapshotRecordUnreadable", str(error))
-    # before the images: a set that is taken meanwhile is not lost
-    known = {each: sets.index.get(each) for each in sets.ids()}
-    images = provisioning.snapshot_ids()
-    for set_id, summary in known.items():
-        for snapshot_id, _ in summary.snapshots if summary else ():
-            if snapshot_id not in images and sets.index.has(set_id):
-                text = f"the image of {snapshot_id} does not exist; the driver did not remove it"
-                yield _finding("SnapshotImageMissing", text)
-    unknown = _without_record(sets, images)
-    if unknown:  # look again: a set gets its record after its images
-        unknown = _without_record(sets, provisioning.snapshot_ids() & unknown)
-    for snapshot_id in sorted(unknown):
-        text = f"the image of {snapshot_id} has no record; it is kept"
-        yield _finding("SnapshotRecordMissing", text)
-
-
-def _without_record(sets: IndexedRecords[SnapshotSet], images: frozenset[str]) -> frozenset[str]:
-    found = ((each, set_of(each)) for each in images)
-    return frozenset(
-        each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
-    )
+    def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
+        sets = self.snapshot_sets
+        found = ((each, set_of(each)) for each in images)
+        return frozenset(
+            each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)
+        )
 
 
 def _finding(reason: str, text: str) -> PoolFinding:
