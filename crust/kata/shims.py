@@ -62,15 +62,20 @@ class Shims:
 
     def _report(self, sandbox_id: str, vm_pid: int) -> None:
         sandbox = Sandbox(volumes.SandboxId(sandbox_id), vm_pid)
-        problem = errors.NotReady.named(
-            "SandboxOrphaned",
-            f"sandbox {sandbox_id} is lost to its container engine",
-            why=f"its shim has ended, and its virtual machine, process {vm_pid}, goes on with the volume",
-            hint="make sure that its pod has ended (`crictl pods`); then `crust end-orphan VOLUME` ends the machine",
-        )
+        problem = orphaned(sandbox_id, vm_pid)
         with contextlib.suppress(errors.CrustError):  # the machine has ended
             self._grants.report_orphaned(sandbox, problem)
             _log.error("a virtual machine goes on without its shim", extra={"error": problem})
+
+
+def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
+    """What is said of a sandbox whose shim has ended."""
+    return errors.NotReady.named(
+        "SandboxOrphaned",
+        f"sandbox {sandbox_id} is lost to its container engine",
+        why=f"its shim has ended, and its virtual machine, process {vm_pid}, goes on with the volume",
+        hint="make sure that its pod has ended (`crictl pods`); then `crust end-orphan VOLUME` ends the machine",
+    )
 
 
 def shim_of(sandbox_id: str) -> int | None:

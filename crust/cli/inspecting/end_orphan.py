@@ -50,6 +50,20 @@ def _not_orphaned(rows: Sequence[views.Volume]) -> errors.CrustError:
     )
 
 
+def question(row: views.Volume, command: str) -> str:
+    """What is asked before; `command` is the process's name."""
+    return (
+        f"Process {row.claimed_by_pid} ({command}) is the virtual machine of sandbox {row.sandbox_id} of "
+        f"{row.handler}. It is lost to its runtime, and has the volume {row.volume_id}. What its guest has not "
+        "written is lost. End it?"
+    )
+
+
+def ended(row: views.Volume) -> str:
+    """What is said after."""
+    return f"ended process {row.claimed_by_pid}, sandbox {row.sandbox_id}: the volume {row.volume_id} is free"
+
+
 def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
     paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
     with oserrors.translating(f"cannot look at process {row.claimed_by_pid}"):
@@ -57,12 +71,7 @@ def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: 
     try:
         _prove(paths, row)
         if not is_confirmed:
-            click.confirm(
-                f"Process {row.claimed_by_pid} ({_command(row.claimed_by_pid)}) is the virtual machine of sandbox "
-                f"{row.sandbox_id} of {row.handler}. It is lost to its runtime, and has the volume "
-                f"{row.volume_id}. What its guest has not written is lost. End it?",
-                abort=True,
-            )
+            click.confirm(question(row, _command(row.claimed_by_pid)), abort=True)
             _prove(paths, row)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
@@ -75,9 +84,7 @@ def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: 
             why="its claim is held still" if has_ended else "the kernel has not ended it yet",
             hint="a process that waits for a disk ends when the disk answers; its claim is freed by itself then",
         )
-    click.echo(
-        f"ended process {row.claimed_by_pid}, sandbox {row.sandbox_id}: the volume {row.volume_id} is free"
-    )
+    click.echo(ended(row))
 
 
 def _prove(paths: layout.EntryPaths, row: views.Volume) -> None:

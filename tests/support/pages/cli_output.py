@@ -3,6 +3,7 @@
 .venv/bin/python -m tests.support.pages.cli_output > docs/commands.md
 """
 
+import dataclasses
 import datetime
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import collect as gc
 from crust.cli.gc.forgotten import Orphan
 from crust.cli.gc.proof import Check
-from crust.cli.inspecting import pool, show, views
+from crust.cli.inspecting import end_orphan, pool, show, views
 from crust.core.volumes import HandlerFeature
+from crust.kata import shims
 
 _AWAY = (
     "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "
@@ -57,6 +59,15 @@ def _outputs() -> dict[str, str]:
         "crust pool": _plain(pool.shown(ready, list(_pool_volumes()))),
         "crust volumes -o wide": output.table(views.VOLUMES, volumes, wide=True).plain,
         "crust describe pvc-1": show.described(volumes[0], "/run/crust").plain,
+        "crust volumes  # Kata's shim was killed": output.table(
+            views.VOLUMES, (_orphaned(),), wide=False
+        ).plain,
+        "crust end-orphan pvc-1": "\n".join(
+            (
+                f"{end_orphan.question(_orphaned(), 'cloud-hypervisor')} [y/N]: y",
+                end_orphan.ended(_orphaned()),
+            )
+        ),
         "crust doctor": _plain(doctor.shown(_findings())),
         "crust gc --dry-run": _plain(gc.shown((_orphan(),), _KUBELET)),
     }
@@ -112,6 +123,11 @@ def _volume(state: str, sandbox: str) -> views.Volume:
         request_id="5ff31c2a9d07" if sandbox else "a41b09f2c6de",
         pod=_POD_NAME if sandbox else "shop/db-1",
     )
+
+
+def _orphaned() -> views.Volume:
+    message = shims.orphaned("web-0", 4711).shown()
+    return dataclasses.replace(_volume("error", "web-0"), message=message)
 
 
 def _pool_volumes() -> Iterator[pool.PoolVolume]:
