@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crust.host.block import device_nodes, holders, loop
 from crust.host.mounts import mount_api, mountinfo, propagation
-from crust.host.process import syscalls
+from crust.host.process import arguments, syscalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Kernel:
             with suppress(OSError):
                 text = (process / "cgroup").read_text(encoding="utf-8", errors="replace")
                 if any(each in text for each in wanted):
-                    found.append(f"{holders.command_of(int(process.name))}[{process.name}]")
+                    found.append(f"{arguments.command_of(int(process.name))}[{process.name}]")
         return tuple(found)
 
     def detach(self, device: str, path: str) -> None:

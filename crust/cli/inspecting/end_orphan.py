@@ -10,7 +10,6 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -71,7 +70,7 @@ def _end(run_dir: str, row: views.Volume, is_confirmed: bool) -> None:  # noqa: 
     try:
         _prove(paths, row)
         if not is_confirmed:
-            click.confirm(question(row, _command(row.claimed_by_pid)), abort=True)
+            click.confirm(question(row, arguments.command_of(row.claimed_by_pid)), abort=True)
             _prove(paths, row)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
@@ -116,10 +115,3 @@ def _is_freed(paths: layout.EntryPaths) -> bool:
             return False
         time.sleep(_AGAIN_S)
     return True
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "it has ended"

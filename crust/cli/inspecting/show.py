@@ -1,11 +1,9 @@
 """`crust status`, `volumes`, `handlers`, `drivers`, `describe`: what they ask, and whether all is as it should be."""
 
 import asyncio
-import contextlib
 import datetime
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from rich.text import Text
@@ -14,7 +12,7 @@ from crust.cli import asking, output
 from crust.cli.asking import Stub
 from crust.cli.inspecting import probing, versions, views
 from crust.core import errors
-from crust.host.process import open_files
+from crust.host.process import arguments, open_files
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 5.0
@@ -246,11 +244,7 @@ def described(row: views.Volume, run_dir: str) -> Text:
 
 def _holders(lock_path: str) -> list[str]:
     """The processes that have a claim's lock open, as far as this one may look: the runtime's, and the hypervisor."""
-    found = []
-    for pid in open_files.holders(lock_path):
-        with contextlib.suppress(OSError):
-            found.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()}[{pid}]")
-    return found
+    return [f"{arguments.command_of(pid)}[{pid}]" for pid in open_files.holders(lock_path)]
 
 
 def _since(moment: datetime.datetime | None, now: datetime.datetime) -> str:

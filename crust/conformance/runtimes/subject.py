@@ -24,7 +24,7 @@ import pytest
 from crust.core import errors
 from crust.host.block import loop
 from crust.host.mounts import mount_api
-from crust.host.process import commands, workers
+from crust.host.process import arguments, commands, open_files, workers
 from crust.runtime_handler.testing import FakeProxy, Runtime
 
 MIB = 1 << 20
@@ -245,7 +245,7 @@ class Subject:
 
     def who(self, target: str) -> str:
         """The processes that have claim.lock open, for a message: where its author has to look."""
-        found = [f"{pid} ({_name(pid)})" for pid in self.holders(target)]
+        found = [f"{pid} ({arguments.command_of(pid)})" for pid in self.holders(target)]
         return f"{', '.join(found) or 'no process'} has claim.lock open"
 
     def is_held(self, target: str) -> bool:
@@ -255,10 +255,8 @@ class Subject:
 
     def holders(self, target: str) -> list[int]:
         """The processes that have the entry's claim.lock open."""
-        with contextlib.suppress(OSError):
-            lock = os.stat(self.proxy.paths(target).claim_lock)
-            return [pid for pid in _processes() if pid != os.getpid() and _has_open(pid, lock)]
-        return []
+        found = open_files.holders(self.proxy.paths(target).claim_lock)
+        return [pid for pid in found if pid != os.getpid()]
 
     async def kill_machine(self, target: str) -> None:
         """SIGKILL the sandbox's hypervisor, and wait until the lock is free.
@@ -355,16 +353,6 @@ def _dead_sockets(directory: str) -> list[str]:
     return found
 
 
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _name(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return "it has ended"
-
-
 def _is_running(pid: int) -> bool:
     return _began(pid) is not None
 
@@ -375,14 +363,3 @@ def _began(pid: int) -> int | None:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         return None if state in "ZX" else int(fields[18])
     return None
-
-
-def _has_open(pid: int, file: os.stat_result) -> bool:
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file):
-                    return True
-    except OSError:  # it has ended
-        return False
-    return False

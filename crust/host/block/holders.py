@@ -19,7 +19,7 @@ from pathlib import Path
 from crust.core import errors
 from crust.host.block import loopctl
 from crust.host.mounts import mountinfo
-from crust.host.process import syscalls, sysfs
+from crust.host.process import arguments, syscalls, sysfs
 
 _SHOWN = 5
 _BY_NUMBER = "/sys/dev/block"
@@ -184,14 +184,6 @@ def of_mount(target: str) -> tuple[Holder, ...]:
     return tuple(sorted(found))
 
 
-def command_of(pid: int) -> str:
-    """The short name of a process, "?" when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "?"
-
-
 def _sentence(
     mounts: tuple[str, ...],
     holders: tuple[Holder, ...],
@@ -216,7 +208,7 @@ def _some(texts: tuple[str, ...]) -> str:
 
 
 def _holder(pid: str, by: str) -> Holder:
-    return Holder(int(pid), command_of(int(pid)), by)
+    return Holder(int(pid), arguments.command_of(int(pid)), by)
 
 
 def _processes() -> Iterator[str]:

@@ -22,7 +22,7 @@ from crust.host.block import devices, holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import Holder
 from crust.host.mounts import mountinfo
-from crust.host.process import sysfs
+from crust.host.process import arguments, sysfs
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _check_mounts(
     is_readonly = readonly
     for pid in namespaces:
         for mount in mountinfo.of_devices(numbers, pid):
-            named = f" as {holders.command_of(int(pid))}[{pid}] has it" if pid != "self" else ""
+            named = f" as {arguments.command_of(int(pid))}[{pid}] has it" if pid != "self" else ""
             places.append(f"{mount.target}{named}")
             is_readonly = is_readonly and mount.readonly
     if places and not is_readonly:

@@ -1,4 +1,4 @@
-"""Finds processes by what they were started with."""
+"""What a process was started with, and the processes that were started with something."""
 
 import os
 from collections.abc import Iterator
@@ -22,3 +22,11 @@ def of(pid: int) -> bytes:
             return file.read(_BYTES)
     except OSError:
         return b""
+
+
+def command_of(pid: int) -> str:
+    """The short name of a process, "?" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"

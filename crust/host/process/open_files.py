@@ -27,15 +27,19 @@ def copies(pid: int, file: os.stat_result) -> Generator[int, None, None]:
 
 
 def holders(path: str) -> list[int]:
-    """The processes that have the file open, as far as this one may look.
+    """The processes that have the file open, as far as this one may look; none if there is no such file.
 
-    By the names of open files alone: a look at the files themselves may hang.
+    A look at an open file may hang, so only those of the same name are looked at: in another mount namespace the
+    path has another beginning.
     """
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if path in (_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")):
-                found.append(int(pid))
+    found, name = [], os.path.basename(path)
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                opened = (f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd"))
+                if any(_is(each, name, wanted) for each in opened):
+                    found.append(int(pid))
     return found
 
 
@@ -49,10 +53,11 @@ def watched(pid: int) -> set[int]:
     return found
 
 
-def _target(descriptor: str) -> str:
+def _is(descriptor: str, name: str, wanted: os.stat_result) -> bool:
     with contextlib.suppress(OSError):  # it was closed meanwhile
-        return os.readlink(descriptor)
-    return ""
+        is_named = os.path.basename(os.readlink(descriptor)) == name
+        return is_named and os.path.samestat(os.stat(descriptor), wanted)
+    return False
 
 
 def _of(pid: int, file: os.stat_result) -> list[int]:
