@@ -19,8 +19,8 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ _UNDO_ATTEMPTS = 10
 _STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
 Show = Callable[[str], None]
-State = Callable[[], Awaitable[inspect_pb2.DeferredVolume]]
 _SENTENCES = {
     "claimed": "claimed by {}",
     "mounted": "mounted in {}",
@@ -106,61 +105,6 @@ def wanted_of(note: Path) -> TrialRequest:
         ) from error
 
 
-class SandboxEvents:
-    """The events of the volume at `target`. `show` gets a sentence for each.
-
-    A sandbox may be over before anybody asks for the volume's state, so the events count, from before the publish on.
-    The state is asked for only if the proxy had to drop some.
-    """
-
-    def __init__(
-        self,
-        events: AsyncIterator[inspect_pb2.Event],
-        target: str,
-        state: State,
-        show: Show,
-    ) -> None:
-        self._events = events
-        self._target = target
-        self._state = state
-        self._show = show
-
-    async def claimed(self) -> None:
-        """Return when a sandbox has claimed the volume. Raises EventsEnded."""
-        await self._until("claimed", is_claimed=True)
-
-    async def released(self) -> None:
-        """Return when no sandbox has the volume any more. Raises EventsEnded."""
-        await self._until("released", is_claimed=False)
-
-    async def _until(self, awaited: str, *, is_claimed: bool) -> None:
-        while (kind := await self._next()) != awaited:
-            if kind == "missed" and bool((await self._state()).sandbox_id) is is_claimed:
-                return
-
-    async def _next(self) -> str:
-        event = await anext(self._events, None)
-        if event is None:
-            raise errors.PeerUnavailable.named(
-                "EventsEnded",
-                "what sandboxes do with the volume is not known",
-                why="the proxy ended its events: it stops, or is replaced by another process",
-                hint="try again when the proxy serves",
-            )
-        if event.target_path == self._target and event.kind in _SENTENCES:
-            self._show(_SENTENCES[event.kind].format(event.message))
-        return event.kind if event.target_path in ("", self._target) else ""
-
-
-@asynccontextmanager
-async def watching(
-    inspect: asking.Stub, target: str, state: State, show: Show
-) -> AsyncIterator[SandboxEvents]:
-    """The events from now on. `state` asks for the volume as it is."""
-    events = await asking.events_of(inspect)  # they end with the port of `inspect`
-    yield SandboxEvents(events, target, state, show)
-
-
 @dataclass
 class Trial:
     """The steps, and those back. `csi` is the driver's socket for the CO."""
@@ -200,19 +144,19 @@ class Trial:
             await workers.run(self._make_directory, self.staging)
             self._back_from_stage(volume)
             stage = csi_pb2.NodeStageVolumeRequest(staging_target_path=self.staging, **common)
-            await self._step("NodeStageVolume", self.node.NodeStageVolume, stage)
+            await self._step(self.node, "NodeStageVolume", stage)
         await workers.run(self._make_directory, os.path.dirname(self.target))
         self._back_from_publish(volume)
         publish = csi_pb2.NodePublishVolumeRequest(
             target_path=self.target, staging_target_path=self.staging, **common
         )
-        following = watching(self.inspect, self.target, self._entry, self.show)
-        async with following as events:  # from before the publish: a sandbox may be quick
-            await self._step("NodePublishVolume", self.node.NodePublishVolume, publish)
-            found = await self._entry()
-            self.show(f"published {found.device} to {found.handler} at {self.target}")
-            if self.wanted.wait_s:
-                await self._claimed_and_ended(events, found.handler)
+        # from before the publish: a sandbox may be over before anybody asks for the volume's state
+        events = await asking.events_of(self.inspect)
+        await self._step(self.node, "NodePublishVolume", publish)
+        found = await self._entry()
+        self.show(f"published {found.device} to {found.handler} at {self.target}")
+        if self.wanted.wait_s:
+            await self._claimed_and_ended(events, found.handler)
 
     def note_down(self) -> None:
         """Write the note; `back` removes it. Blocks. Raises why it cannot be written."""
@@ -241,10 +185,10 @@ class Trial:
             volume_capabilities=[capability],
             parameters=self.wanted.parameters,
         )
-        answer = await self._step("CreateVolume", self.controller.CreateVolume, request)
+        answer = await self._step(self.controller, "CreateVolume", request)
         made: csi_pb2.Volume = answer.volume
         delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume_id)
-        self._back("DeleteVolume", lambda: _call(self.controller.DeleteVolume, delete))
+        self._back(self.controller, "DeleteVolume", delete)
         self.show(f"volume {made.volume_id}")
         return made
 
@@ -260,9 +204,7 @@ class Trial:
             volume_capability=capability,
             volume_context=volume.volume_context,
         )
-        made = await self._step(
-            "ControllerPublishVolume", self.controller.ControllerPublishVolume, request
-        )
+        made = await self._step(self.controller, "ControllerPublishVolume", request)
         found: Mapping[str, str] = made.publish_context
         return found
 
@@ -278,31 +220,32 @@ class Trial:
         detach = csi_pb2.ControllerUnpublishVolumeRequest(
             volume_id=volume.volume_id, node_id=node_id
         )
-        rpc = self.controller.ControllerUnpublishVolume
-        self._back("ControllerUnpublishVolume", lambda: _call(rpc, detach))
+        self._back(self.controller, "ControllerUnpublishVolume", detach)
         return str(node_id)
 
     def _back_from_stage(self, volume: csi_pb2.Volume) -> None:
         unstage = csi_pb2.NodeUnstageVolumeRequest(
             volume_id=volume.volume_id, staging_target_path=self.staging
         )
-        self._back("NodeUnstageVolume", lambda: _call(self.node.NodeUnstageVolume, unstage))
+        self._back(self.node, "NodeUnstageVolume", unstage)
 
     def _back_from_publish(self, volume: csi_pb2.Volume) -> None:
         unpublish = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=volume.volume_id, target_path=self.target
         )
-        self._back("NodeUnpublishVolume", lambda: _call(self.node.NodeUnpublishVolume, unpublish))
+        self._back(self.node, "NodeUnpublishVolume", unpublish)
 
     async def _node_has(self, wanted: int) -> bool:
         answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
         return wanted in {capability.rpc.type for capability in answer.capabilities}
 
-    async def _claimed_and_ended(self, events: SandboxEvents, handler: str) -> None:
+    async def _claimed_and_ended(
+        self, events: AsyncIterator[inspect_pb2.Event], handler: str
+    ) -> None:
         self.show(f"waiting for a sandbox with the mount source {self.target}")
         try:
             async with asyncio.timeout(self.wanted.wait_s):
-                await events.claimed()
+                await self._until("claimed", events, is_claimed=True)
         except TimeoutError as error:
             raise errors.NotReady.named(
                 "NotClaimed",
@@ -315,7 +258,25 @@ class Trial:
             TimeoutError
         ):  # then the unpublish is refused, and says who has it
             async with asyncio.timeout(self.wanted.wait_s):
-                await events.released()
+                await self._until("released", events, is_claimed=False)
+
+    async def _until(
+        self, kind: str, events: AsyncIterator[inspect_pb2.Event], *, is_claimed: bool
+    ) -> None:
+        """The volume's state is asked for only if the proxy had to drop some events."""
+        async for event in events:
+            if event.target_path == self.target and event.kind in _SENTENCES:
+                self.show(_SENTENCES[event.kind].format(event.message))
+            if event.target_path == self.target and event.kind == kind:
+                return
+            if event.kind == "missed" and bool((await self._entry()).sandbox_id) is is_claimed:
+                return
+        raise errors.PeerUnavailable.named(
+            "EventsEnded",
+            "what sandboxes do with the volume is not known",
+            why="the proxy ended its events: it stops, or is replaced by another process",
+            hint="try again when the proxy serves",
+        )
 
     async def _entry(self) -> inspect_pb2.DeferredVolume:
         request = inspect_pb2.ListDeferredVolumesRequest()
@@ -332,17 +293,17 @@ class Trial:
         entry: inspect_pb2.DeferredVolume = found
         return entry
 
-    async def _step(self, name: str, rpc: Callable[..., Awaitable[object]], request: object) -> Any:
-        answer = await _call(rpc, request)
+    async def _step(self, service: object, name: str, request: object) -> Any:
+        answer = await _call(getattr(service, name), request)
         self.show(f"{name}: OK")
         return answer
 
     def _make_directory(self, path: str) -> None:
         os.makedirs(path, mode=0o750, exist_ok=True)
 
-    def _back(self, name: str, undo: Callable[[], Awaitable[object]]) -> None:
+    def _back(self, service: object, name: str, request: object) -> None:
         """Registered before the step: one that was refused may have left something."""
-        self._undo.append((name, undo))
+        self._undo.append((name, partial(_call, getattr(service, name), request)))
 
     async def back(self) -> list[str]:
         """The steps back, newest first; returns what could not be undone, in sentences."""
