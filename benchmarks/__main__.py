@@ -16,6 +16,7 @@ from benchmarks import (
     figures,
     first_stage,
     guest_io,
+    kata_bridge,
     large_pool,
     look_at_rest,
     machine,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Coroutine[Any, Any, figures.Result]]] = {
     first_stage.NAME: first_stage.measure,
     large_pool.NAME: large_pool.measure,
     snapshots.NAME: snapshots.measure,
+    kata_bridge.NAME: kata_bridge.measure,
     ceph_guest_io.NAME: ceph_guest_io.measure,
     ceph_publish.NAME: ceph_publish.measure,
 }

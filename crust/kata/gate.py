@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.handoff.record import Record
@@ -41,71 +41,23 @@ Report = Callable[[str, errors.CrustError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A mount of a container that one of our handlers must serve."""
+    """A mount of a container that one of our handlers must serve, by Kata's entry of that name."""
 
     record: Record
+    name: str
     source: str
     destination: str
-
-    @property
-    def name(self) -> str:
-        """Of Kata's entry."""
-        return entry.name_of(self.source)
 
 
 class _Attempt:
     """Whether the work of a call counts: its thread commits it, or its caller gave up before."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._decided = ""
+        self._undecided = threading.Lock()
 
-    def commit(self) -> bool:
-        """Of the thread: False if nobody waits any more, and all must be undone."""
-        return self._decide("committed")
-
-    def abandon(self) -> bool:
-        """Of the caller: False if it is done already."""
-        return self._decide("abandoned")
-
-    def _decide(self, decision: str) -> bool:
-        with self._guard:
-            self._decided = self._decided or decision
-            return self._decided == decision
-
-
-@dataclass
-class _Created:
-    """Containers that were created and not started, by the name of Kata's entry that each needs, and its sandbox."""
-
-    by_name: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def add(self, name: str, container: Container) -> bool:
-        """Whether it is new."""
-        there = self.by_name.setdefault(name, {})
-        is_new = container.id not in there
-        there[container.id] = container.pod_id
-        return is_new
-
-    def others(self, name: str, container_id: str) -> int:
-        """How many other containers need the name."""
-        return sum(each != container_id for each in self.by_name.get(name, {}))
-
-    def discard(self, name: str, container_id: str) -> bool:
-        """Whether no container of the name is left."""
-        there = self.by_name.get(name, {})
-        there.pop(container_id, None)
-        if not there:
-            self.by_name.pop(name, None)
-        return not there
-
-    def of(self, container_id: str) -> list[tuple[str, str]]:
-        """The names that a container needs, each with its sandbox."""
-        return [
-            (name, there[container_id])
-            for name, there in list(self.by_name.items())
-            if container_id in there
-        ]
+    def decide(self) -> bool:
+        """Of both: False if the other one was first. All that a thread has begun must be undone then."""
+        return self._undecided.acquire(blocking=False)
 
 
 class Bridge:
@@ -121,7 +73,8 @@ class Bridge:
     ) -> None:
         self._grants, self._runtimes, self._configurations = grants, runtimes, configurations
         self._default, self._report = default_handler, report
-        self._created = _Created()
+        self._created: dict[tuple[str, str], str] = {}
+        """Sandboxes, by Kata's entry and the container that needs it: created, and not started."""
         self.uses = Uses()
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
@@ -136,13 +89,13 @@ class Bridge:
     async def ended(self, container: Container) -> None:
         """See `nri.Gate`."""
         self.uses.ended(container.id)
-        if self._created.of(container.id):
+        if self._needed_by(container.id):
             await workers.run(self._end, container.id)
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
         """See `nri.Gate`."""
         # now, before the engine creates another: what it does not list by now has gone
-        known = {id_ for there in self._created.by_name.values() for id_ in there}
+        known = {id_ for _, id_ in list(self._created)}
         await workers.run(self._synchronize, pods, containers, known)
 
     def _create(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
@@ -157,13 +110,14 @@ class Bridge:
             sandbox = _sandbox(pod, runtime)
             times = Counter(each.record.digest for each in wanted)
             for each in wanted:
-                others = self._created.others(each.name, container.id)
+                others = len({*self._needing(each.name)} - {container.id})
                 others += times[each.record.digest] - 1
                 runtime.check_attachable(sandbox.pid, each.record, others)
-                if self._created.add(each.name, container):
-                    undo.callback(self._created.discard, each.name, container.id)
+                if (key := (each.name, container.id)) not in self._created:
+                    self._created[key] = pod.id
+                    undo.callback(self._created.pop, key, None)
                 undo.callback(self._grants.grant(sandbox, each.record, each.source))
-            if attempt.commit():
+            if attempt.decide():
                 undo.pop_all()
 
     def _start(self, pod: Pod, container: Container, attempt: _Attempt) -> None:
@@ -178,11 +132,10 @@ class Bridge:
                 runtime.check_mounted(
                     sandbox.id, sandbox.pid, container.id, each.destination, each.record
                 )
-            if not attempt.commit():
+            if not attempt.decide():
                 return
             for each in wanted:
-                if self._created.discard(each.name, container.id):
-                    self._grants.withdraw(sandbox.id, each.name)
+                self._settle(each.name, container.id, sandbox.id)
                 self._grants.mounted(sandbox, each.record)
             self._note(runtime, container, wanted)
 
@@ -193,10 +146,24 @@ class Bridge:
             self.uses.started(each.record.digest, Use(box, container.id, path))
 
     def _end(self, container_id: str) -> None:
-        for name, sandbox_id in self._created.of(container_id):
+        for name, sandbox_id in self._needed_by(container_id):
             with self._lock(name):
-                if self._created.discard(name, container_id):
-                    self._grants.withdraw(sandbox_id, name)
+                self._settle(name, container_id, sandbox_id)
+
+    def _settle(self, name: str, container_id: str, sandbox_id: str) -> None:
+        """A container needs the entry no more; after the last one it names no device."""
+        self._created.pop((name, container_id), None)
+        if not self._needing(name):
+            self._grants.withdraw(sandbox_id, name)
+
+    def _needing(self, name: str) -> list[str]:
+        """Containers that need an entry."""
+        return [id_ for each, id_ in list(self._created) if each == name]
+
+    def _needed_by(self, container_id: str) -> list[tuple[str, str]]:
+        """The entries that a container needs, each with its sandbox."""
+        there = list(self._created.items())
+        return [(name, sandbox_id) for (name, id_), sandbox_id in there if id_ == container_id]
 
     def _synchronize(
         self, pods: dict[str, Pod], containers: Iterable[Container], known: set[str]
@@ -216,7 +183,7 @@ class Bridge:
     def _withdraw_unused(self, sandbox_id: str) -> None:
         for name in self._grants.put_names(sandbox_id):
             with self._lock(name):
-                if name not in self._created.by_name:
+                if not self._needing(name):
                     self._grants.withdraw(sandbox_id, name)
 
     def _lock(self, name: str) -> threading.RLock:
@@ -237,7 +204,7 @@ class Bridge:
             wanted = self._wanted(pod, container)
             if container.is_created:
                 for each in wanted:
-                    self._created.add(each.name, container)
+                    self._created[each.name, container.id] = container.pod_id
             elif wanted:
                 runtime = self._runtimes.of(pod.id)
                 for each in wanted:
@@ -268,9 +235,8 @@ class Bridge:
                 raise _wrong_runtime(record, handler, pod)
             if record.handler not in self._grants.handlers:
                 continue  # another runtime's own: it claims the volume by itself
-            wanted = Wanted(resolved.require_whole(), mount.source, mount.destination)
-            entry.name_of(wanted.source)
-            found.append(wanted)
+            whole, name = resolved.require_whole(), entry.name_of(mount.source)
+            found.append(Wanted(whole, name, mount.source, mount.destination))
         return found
 
 
@@ -284,7 +250,7 @@ async def _within(
         async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
             await asyncio.shield(running)
     except TimeoutError:
-        if not attempt.abandon():
+        if not attempt.decide():
             await running
             return
         running.add_done_callback(_told)

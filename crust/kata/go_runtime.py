@@ -9,22 +9,21 @@ import json
 import os
 import time
 import urllib.parse
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
+from google.protobuf import json_format
 
 from crust.core import volumes
 from crust.handoff.record import Record
 from crust.host.process import workers
 from crust.kata import evidence, shim_socket
 from crust.kata.evidence import Kind, Use, VmUnknown
+from crust.wire.kata.v1 import agent_pb2
 
 _LIMIT_BYTES = 4 * 1024 * 1024
 _ATTEMPTS = 5
 _AGAIN_S = 0.01
-_UNITS = {1: volumes.UsageUnit.BYTES, 2: volumes.UsageUnit.INODES}
-
-_Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 class _Hypervisor(pydantic.BaseModel):
@@ -43,19 +42,6 @@ class _Mount(pydantic.BaseModel):
 
 class _ContainerFile(pydantic.BaseModel):
     mounts: tuple[_Mount, ...] | None = pydantic.Field(alias="Mounts", default=())
-
-
-class _Usage(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True)
-
-    unit: int = 0
-    total: _Number = 0  # zeros are left out
-    used: _Number = 0
-    available: _Number = 0
-
-
-class _Answer(pydantic.BaseModel):
-    usage: Annotated[tuple[_Usage, ...], pydantic.Field(max_length=8)]
 
 
 class GoRuntime(evidence.Runtime):
@@ -118,13 +104,10 @@ class GoRuntime(evidence.Runtime):
 
 
 def parsed(body: bytes) -> volumes.VolumeStats:
-    """The numbers of the shim's answer. Raises ValueError for what is no answer of the agent."""
+    """The numbers of the shim's answer: the agent's message in JSON. Raises ValueError for what is none."""
+    answer = agent_pb2.VolumeStatsResponse()
     try:
-        answer = _Answer.model_validate(json.loads(body))
-    except RecursionError as err:
-        raise ValueError("an answer that is nested too deep") from err
-    return shim_socket.stats(
-        volumes.VolumeUsage(_UNITS[each.unit], each.total, each.used, each.available)
-        for each in answer.usage
-        if each.unit in _UNITS
-    )
+        json_format.Parse(body, answer, ignore_unknown_fields=True)
+    except (json_format.ParseError, RecursionError) as err:
+        raise ValueError("an answer that cannot be read") from err
+    return shim_socket.stats(answer)

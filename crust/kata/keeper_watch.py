@@ -20,7 +20,7 @@ from crust.runtime_handler import keepers, kept_vm
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 """Between two looks for new keepers. One that is killed before it was seen is noticed by the same look."""
 
 

@@ -33,11 +33,6 @@ _URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
 _READ_BYTES = 4096
 _LINE_BYTES = 64
 _LIMIT_BYTES = 64 * 1024
-_USAGES_MAX = 8
-_UNITS = {
-    agent_pb2.VolumeUsage.BYTES: volumes.UsageUnit.BYTES,
-    agent_pb2.VolumeUsage.INODES: volumes.UsageUnit.INODES,
-}
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,10 @@ class RustRuntime(evidence.Runtime):
             url = _URL.fullmatch(told.decode("ascii", "replace").strip())
             if url is None:
                 raise ValueError("the shim names no agent behind a hybrid vsock")
-            return parsed(await _called(url["path"], int(url["port"]), use.guest_path))
+            try:
+                return parsed(await _called(url["path"], int(url["port"]), use.guest_path))
+            except mux.ProtocolViolated as err:
+                raise ValueError("an answer that is not ttrpc") from err
 
     def _made(self, sandbox_id: str, destination: str) -> list[str]:
         """Names of the directories that were made for a destination's last part, the newest first."""
@@ -151,13 +149,8 @@ async def _response(reader: asyncio.StreamReader) -> bytes:
     decoder, left = ttrpc.decoder(), _LIMIT_BYTES
     while left > 0 and (data := await reader.read(_READ_BYTES)):
         left -= len(data)
-        try:
-            answers = [
-                ttrpc.parse_response(each) for each in decoder.feed(data) if each.stream == 1
-            ]
-        except mux.ProtocolViolated as err:
-            raise ValueError("an answer that is not ttrpc") from err
-        for answer in answers:
+        for frame in (each for each in decoder.feed(data) if each.stream == 1):
+            answer = ttrpc.parse_response(frame)
             if isinstance(answer, ttrpc.Failure):
                 raise ValueError(answer.text[:300] or f"the agent answered code {answer.code}")
             return answer
@@ -170,12 +163,4 @@ def parsed(data: bytes) -> volumes.VolumeStats:
         answer = agent_pb2.VolumeStatsResponse.FromString(data)
     except DecodeError as err:
         raise ValueError("an answer that cannot be read") from err
-    if len(answer.usage) > _USAGES_MAX or any(
-        max(each.total, each.used, each.available) >= 2**63 for each in answer.usage
-    ):
-        raise ValueError("an answer with impossible numbers")
-    return shim_socket.stats(
-        volumes.VolumeUsage(_UNITS[each.unit], each.total, each.used, each.available)
-        for each in answer.usage
-        if each.unit in _UNITS
-    )
+    return shim_socket.stats(answer)

@@ -1,13 +1,18 @@
 """The HTTP socket of a shim, which both of Kata's runtimes have, and the numbers of a guest, checked."""
 
 import asyncio
-from collections.abc import Iterable
 
 from crust.core import volumes
+from crust.wire.kata.v1 import agent_pb2
 
 ANSWER_S = 70.0
 """How long a request may take: the shim's own limit is a minute."""
 _ANSWER_BYTES = 64 * 1024
+_USAGES_MAX = 8
+_UNITS = {
+    agent_pb2.VolumeUsage.BYTES: volumes.UsageUnit.BYTES,
+    agent_pb2.VolumeUsage.INODES: volumes.UsageUnit.INODES,
+}
 
 
 async def get(socket: str, path: str) -> bytes:
@@ -27,9 +32,17 @@ async def get(socket: str, path: str) -> bytes:
     return body
 
 
-def stats(of: Iterable[volumes.VolumeUsage]) -> volumes.VolumeStats:
-    """A guest's numbers. Raises ValueError without a number of bytes."""
-    usage = tuple(of)
+def stats(answer: agent_pb2.VolumeStatsResponse) -> volumes.VolumeStats:
+    """The numbers of a guest, bounded. Raises ValueError for impossible ones, and without a number of bytes."""
+    if len(answer.usage) > _USAGES_MAX or any(
+        max(each.total, each.used, each.available) >= 2**63 for each in answer.usage
+    ):
+        raise ValueError("an answer with impossible numbers")
+    usage = tuple(
+        volumes.VolumeUsage(_UNITS[each.unit], each.total, each.used, each.available)
+        for each in answer.usage
+        if each.unit in _UNITS
+    )
     if not any(each.unit is volumes.UsageUnit.BYTES for each in usage):
         raise ValueError("an answer without a number of bytes")
     return volumes.VolumeStats(usage)

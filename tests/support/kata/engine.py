@@ -37,6 +37,8 @@ class Engine:
     nri_version: str = "v0.12.3"
     events: int = (1 << 14) - 1
     timeout_s: float = 2.0
+    requires_plugin: bool = False
+    """Its default validator's required_plugins."""
     pods: list[nri_pb2.PodSandbox] = field(default_factory=list)
     containers: list[nri_pb2.Container] = field(default_factory=list)
 
@@ -140,14 +142,20 @@ class Engine:
     async def create(self, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> None:
         """CreateContainer, then the validation where the plugin has subscribed to it, as containerd 2.2 does.
 
-        A plugin that is lost in the first is skipped; in the second it refuses the container.
+        A plugin that is lost in the first is skipped; in the second it refuses this container, and no later one.
         """
         request = nri_pb2.ContainerRequest(pod=pod, container=container)
         validates = self.subscribed & 1 << 13
         with contextlib.suppress(PluginGone):
             await self.raw("CreateContainer", request)
         if validates and not self.registered.is_set():
+            self.subscribed = 0
             raise PluginRefused("validator plugin 99-crust failed: ttrpc: closed")
+        if self.requires_plugin and not self.registered.is_set():
+            raise PluginRefused(
+                'validator "00-default-validator" rejected container adjustment, reason: validation error: '
+                'required plugin "crust" not present'
+            )
         if validates:
             await self.raw("ValidateContainerAdjustment", request)
 

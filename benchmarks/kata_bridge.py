@@ -1,0 +1,205 @@
+"""What `crust kata` costs a node with 250 published volumes: each container, the create with a volume, and rest.
+
+The daemon is a process of its own. The container engine is a stand-in in this process, which calls it by containerd's
+protocol, one call after the other; virtual machines are processes that have the sandbox's id among their arguments.
+The volumes are valid records of devices that do not exist, but for one loop device, which each sandbox claims after
+the end of the one before.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import figures, records
+from crust.core import volumes
+from crust.handoff import claims
+from crust.handoff.store import Store
+from crust.host.block import loop
+from crust.kata.entry import KataEntries
+from crust.kata.placeholders import Placeholders
+from crust.runtime_handler import testing
+from crust.wire.nri.v1alpha1 import nri_pb2
+from examples.kata.demo.node import HANDLER, Process
+from tests.support.kata import engine as engines
+from tests.support.kata import sandbox
+
+NAME = "kata"
+VOLUMES = 250
+PLAIN_ROUNDS, CREATES, RESTORES = 500, 20, 10
+REST_S = 20.0
+CALL = "a call of the engine that asks nothing"
+PLAIN = "CreateContainer without a deferred volume"
+CREATE = "CreateContainer and its validation, with one"
+RESTORE = f"{VOLUMES} placeholders, made again"
+REST, MEMORY = (
+    "at rest, of a core",
+    "memory of its own, without the files of programs and libraries",
+)
+
+Measured = figures.Collector[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Samples by what was measured."""
+
+    samples: dict[str, figures.Samples]
+
+    def report(self) -> figures.Report:
+        """The figures against the goals."""
+        of = {what: each.median for what, each in self.samples.items()}
+        return figures.Report(
+            name=NAME,
+            title=f"`crust kata` with {VOLUMES} volumes",
+            method=f"{PLAIN_ROUNDS} calls without a volume, which has four mounts, in turn with calls that ask "
+            f"nothing; {CREATES} sandboxes with one, each with its keeper; {REST_S:g} s at rest.",
+            rows=tuple(
+                figures.Row(what, each, CALL if what == PLAIN else "")
+                for what, each in self.samples.items()
+            ),
+            goals=(
+                figures.at_most("a container without a deferred volume: 1 ms", of[PLAIN], 1, "ms"),
+                figures.at_most("a create with one: 150 ms", of[CREATE], 150, "ms"),
+                figures.at_most(f"{VOLUMES} entries restored: 1 s", of[RESTORE], 1000, "ms"),
+                figures.at_most("`crust kata` at rest: 0.2 % of a core", of[REST], 0.2, "%"),
+                figures.at_most("`crust kata`: 40 MiB beside the keepers", of[MEMORY], 40, "MiB"),
+            ),
+            meaning="Every container of the node waits for a call: it adds the difference of the first two rows.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    directory: Path
+    engine: engines.Engine
+    proxy: testing.FakeProxy
+    entries: KataEntries
+    daemon: int
+
+
+async def measure() -> Result:
+    """Measure on a tmpfs."""
+    measured = Measured()
+    with tempfile.TemporaryDirectory(dir="/run", prefix="crust-k-") as directory:
+        _restored(Path(directory), measured)
+        async with _node(Path(directory)) as node:
+            await _plain(node, measured)
+            await _creates(node, measured)
+            rest = await _at_rest(node.daemon)
+    return Result({**measured.samples(), **rest})
+
+
+def _restored(directory: Path, measured: Measured) -> None:
+    """In this process: what a daemon that starts does before it takes the engine's calls."""
+    store = Store(f"{directory}/volumes")
+    store.open()
+    for number in range(VOLUMES):
+        store.write(records.record(number))
+    entries = KataEntries(f"{directory}/direct-volumes")
+    handlers = [volumes.HandlerName(HANDLER)]
+    for _ in range(RESTORES):
+        shutil.rmtree(entries.root, ignore_errors=True)
+        entries.open()
+        began_s = time.perf_counter()
+        Placeholders(store, entries, handlers, lambda *_: None).look()
+        measured.add(RESTORE, 1000 * (time.perf_counter() - began_s))
+    assert len(entries.names()) == VOLUMES
+
+
+@asynccontextmanager
+async def _node(directory: Path) -> AsyncIterator[_Node]:
+    (directory / "sbs").mkdir()
+    (directory / "kata.toml").write_text(
+        "[hypervisor.clh]\ndisable_block_device_use = false\n[runtime]\n"
+    )
+    (directory / "crust.toml").write_text(
+        f'run_dir = "{directory}"\nvolumes_root = "{directory}/volumes"\n'
+        f'handlers_socket = "{directory}/handlers.sock"\nnri_socket = "{directory}/nri.sock"\n'
+        f'kata_volumes = "{directory}/direct-volumes"\nkata_sandboxes = "{directory}/sbs"\n'
+        f'[[runtimes]]\nname = "{HANDLER}"\nconfiguration = "{directory}/kata.toml"\n'
+    )
+    engine = engines.Engine(timeout_s=20)
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(testing.serving(str(directory)))
+        await stack.enter_async_context(engines.serving(f"{directory}/nri.sock", engine))
+        config = f"--config={directory}/crust.toml"
+        daemon = await Process.start(directory / "kata.log", "crust", "kata", config)
+        stack.push_async_callback(daemon.stop)
+        await proxy.registered(HANDLER)
+        yield _Node(
+            directory, engine, proxy, KataEntries(f"{directory}/direct-volumes"), daemon.running.pid
+        )
+
+
+async def _plain(node: _Node, measured: Measured) -> None:
+    mounts = [("/etc/hosts", "/etc/hosts"), ("/proc", "/proc"), ("/etc", "/c"), ("/tmp", "/tmp")]
+    asked = nri_pb2.ContainerRequest(
+        pod=engines.pod(handler="runc"), container=engines.container(*mounts)
+    )
+    for _ in range(PLAIN_ROUNDS):
+        await measured.timed(CALL, node.engine.raw("Shutdown", nri_pb2.ConfigureResponse()))
+        await measured.timed(PLAIN, node.engine.raw("CreateContainer", asked))
+
+
+def _disk(directory: Path) -> loop.LoopDevice:
+    image = directory / "image"
+    image.touch()
+    os.truncate(image, 64 << 20)
+    return loop.attach(str(image))
+
+
+async def _creates(node: _Node, measured: Measured) -> None:
+    attached = _disk(node.directory)
+    target = f"{node.directory}/target"
+    os.mkdir(target)
+    try:
+        node.proxy.publish(attached.path, target, handler=HANDLER, guard=True)
+        for number in range(CREATES):
+            with sandbox.running(node.directory / "sbs", f"sandbox-{number:04}") as box:
+                pod = engines.pod(box.id, handler=HANDLER, pid=box.pid)
+                app = engines.container((target, "/data"), pod_id=box.id, id_=f"c-{number:08}")
+                await measured.timed(CREATE, node.engine.create(pod, app))
+            await asyncio.to_thread(_unpublish, node.proxy, target)
+            node.proxy.publish(attached.path, target, handler=HANDLER, guard=True)
+        node.proxy.unpublish(target, guard=True)
+    finally:
+        loop.detach(attached)
+
+
+def _unpublish(proxy: testing.FakeProxy, target: str) -> None:
+    """Once the keeper has freed the volume of a machine that has ended."""
+    while True:
+        try:
+            proxy.unpublish(target, guard=True)
+        except claims.HeldBySandbox:
+            time.sleep(0.01)
+        else:
+            return
+
+
+async def _at_rest(pid: int) -> dict[str, figures.Samples]:
+    await asyncio.sleep(10)  # what was begun ends
+    began_ns, began_s = _ran_ns(pid), time.monotonic()
+    await asyncio.sleep(REST_S)
+    percent = (_ran_ns(pid) - began_ns) / 1e7 / (time.monotonic() - began_s)
+    return {
+        REST: figures.Samples.of("%", [percent]),
+        MEMORY: figures.Samples.of("MiB", [_own_mib(pid)]),
+    }
+
+
+def _own_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+
+def _ran_ns(pid: int) -> int:
+    """The processor time of the threads that live; none ends at rest."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
