@@ -7,7 +7,7 @@ filesystems' journals have it at some moment; contents that were not synced are 
 
 What the kernel and other programs write, to a loop device or a mounted filesystem, the model does not see. When a
 program ended, a filesystem was unmounted, or something on it was synced, all files are durable as they are:
-`sync_trace` shows that programs sync what they write.
+tests/integration/host/filesystems/test_mkfs.py shows that an mkfs syncs its last write.
 """
 
 import asyncio

@@ -189,6 +189,9 @@ def test_mkfs_killed_at_a_write_leaves_nothing_complete_or_a_whole_filesystem(
     content = ContentRecord(volume_id="v", state="formatting", fs_type=fs_type, planned_uuid=_UUID)
     calls = _made(device.path, fs_type, tmp_path / "calls")
     assert len(calls) > _MOMENTS
+    on_device = re.findall(r"^(\w+)\((?![12],)", (tmp_path / "calls").read_text(), re.MULTILINE)
+    last = max(place for place, name in enumerate(on_device) if "write" in name)
+    assert {"fsync", "fdatasync"} & {*on_device[last:]}, "its last write is not synced"
     assert _decision(content, device.path) is format_decision.Action.ADOPT
 
     decisions = []

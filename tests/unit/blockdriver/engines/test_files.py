@@ -111,8 +111,25 @@ def test_removal_that_failed_at_its_sync_is_synced_by_the_retry(
         for _ in range(2):
             with pytest.raises(errors.CrustError):
                 made.remove(VOLUME)
-    made.remove(VOLUME)
+    with recorded() as steps:
+        made.settle(VOLUME)
+        made.remove(VOLUME)
+    synced = [path for kind, path in steps if kind == "sync"]
+    assert synced == [str(tmp_path / "volumes")] * 2
     assert made.ids() == frozenset()
+
+
+def test_start_syncs_the_names_that_a_killed_process_may_have_left_unsynced(tmp_path: Path) -> None:
+    engine = files.engine(str(tmp_path / "pool"), create=True)
+    engine.home.open()
+    (tmp_path / "pool" / "volumes" / engine.home.ids.volume_id("pvc-1")).mkdir()
+    engine = files.engine(str(tmp_path / "pool"), create=True)
+    with recorded() as steps:
+        engine.home.open()
+        engine.provisioning.open()
+    synced = {path for kind, path in steps if kind == "sync"}
+    pool = tmp_path / "pool"
+    assert {str(pool), *(str(each) for each in pool.rglob("*") if each.is_dir())} <= synced
 
 
 def _fail_syncs_of(directory: Path, patch: pytest.MonkeyPatch) -> None:
