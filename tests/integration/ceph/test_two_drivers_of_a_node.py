@@ -18,13 +18,10 @@ from crust.core import volumes
 from crust.core.settings import loading
 from crust.core.settings.driver import OWN_DRIVER
 from crust.handoff import store
-from crust.host.block import loop
-from crust.host.mounts import mountinfo
 from crust.node import node_process
 from crust.node.settings import NodeSettings
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
-from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node
 from tests.support.ceph.rbd_driver import RbdDriver
@@ -38,7 +35,6 @@ from tests.support.runtimes.fake_handler import running as registered
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 SHARED = "rbd.csi.crust.dev"
-SIZE = 64 << 20
 TENANT = "rbd-b.csi.crust.dev"
 PROCESS = """
 node_name = "node-1"
@@ -192,33 +188,6 @@ async def tenants(ceph: CephCluster) -> AsyncIterator[TwoDrivers]:
     """A driver for each tenant of a Ceph pool."""
     async with _node(ceph, SHARED, TENANT) as running:
         yield running
-
-
-async def test_one_runtime_finds_local_and_shared_volumes(both: TwoDrivers) -> None:
-    async with channel.connect(both.places.sockets.inspect) as connected:
-        inspect = inspect_pb2_grpc.InspectStub(connected)
-        served = await inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=30)
-    assert {each.name for each in served.drivers} == {OWN_DRIVER, SHARED}
-    published = {}
-    for driver in (OWN_DRIVER, SHARED):
-        volume = await both.create(driver, "data")
-        await both.stage(driver, volume)
-        published[driver] = volume, both.places.target(driver)
-        await both.publish(driver, *published[driver])
-    for driver, (volume, target) in published.items():
-        record = both.record(target)
-        assert (record.key.driver, record.key.volume_id) == (driver, volume.volume_id)
-    assert both.record(published[OWN_DRIVER][1]).device
-    assert both.record(published[SHARED][1]).image.pool == POOL
-    for driver, (volume, target) in published.items():
-        await both.leave(driver, volume, target)
-    assert both.places.entries() == []
-    assert [
-        each
-        for each in loop.list_named(lambda _: True)
-        if each.backing.startswith(both.places.root)
-    ] == []
-    assert mountinfo.below(both.places.kubelet) == ()
 
 
 async def test_pool_of_one_driver_that_is_away_leaves_the_other_one_alone(both: TwoDrivers) -> None:

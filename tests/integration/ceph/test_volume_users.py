@@ -224,3 +224,26 @@ async def test_each_call_answers_what_the_page_says_and_nothing_is_left(cluster:
         await cluster.leave(volume)
     assert differing == []
     assert cluster.images() == []
+
+
+async def test_guest_gets_the_image_to_format_with_the_key_of_the_stage(cluster: RbdNode) -> None:
+    await cluster.stage()
+    answer = csi.deferred_mount(await cluster.publish())
+    assert answer.image is not None
+    assert answer.image.cluster == cluster.ceph.fsid
+    assert (answer.image.pool, answer.image.namespace) == (POOL, cluster.namespace)
+    assert answer.image.image in cluster.images()
+    assert answer.image.user == cluster.own["userID"]
+    assert answer.secrets == {"userKey": cluster.own["userKey"]}
+    assert answer.format is not None
+    assert answer.capacity_bytes >= SIZE
+    await cluster.leave()
+    assert cluster.images() == []
+
+
+async def test_node_answers_the_size_of_the_grown_image(cluster: RbdNode) -> None:
+    await cluster.stage()
+    await cluster.publish()
+    await cluster.grow()
+    assert await cluster.expand(size=2 * SIZE) == 2 * SIZE
+    await cluster.leave()

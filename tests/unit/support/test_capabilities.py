@@ -17,10 +17,6 @@ def _lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(capabilities._PROBES, "legs", lambda: "")
 
 
-def test_what_is_there_lets_the_test_run() -> None:
-    capabilities.need("legs")
-
-
 def test_what_is_missing_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_REQUIRE", "mount,loop")
     with pytest.raises(pytest.skip.Exception, match="needs wings: none grew"):
@@ -124,8 +120,3 @@ def test_policy_is_removed_when_the_installation_fails(machine: Machine) -> None
     done = machine.install("prometheus")
     assert (done.returncode, machine.policy.exists()) == (1, False)
     assert "cannot be installed" in done.stderr
-
-
-def test_nothing_is_called_when_nothing_is_missing(machine: Machine) -> None:
-    assert machine.install("strace").returncode == 0
-    assert machine.lines("calls") == []
