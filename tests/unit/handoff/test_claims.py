@@ -46,6 +46,14 @@ def test_claim_is_live_while_its_lock_is_held_and_dead_without(paths: layout.Ent
     assert dead.sandbox_id == "sandbox-1"
 
 
+def test_claim_with_keys_of_a_later_version_is_read(paths: layout.EntryPaths) -> None:
+    with ClaimLock.acquire(paths, TARGET):
+        claims.write(paths, _claim())
+        text = Path(paths.claim).read_text()
+        Path(paths.claim).write_text(text.replace("{", '{"later":{},', 1))
+        assert claims.read(paths) == _claim()
+
+
 def test_held_lock_without_claim_file_is_a_live_claim(paths: layout.EntryPaths) -> None:
     with ClaimLock.acquire(paths, TARGET):
         found = claims.read(paths)

@@ -1,5 +1,6 @@
 """crust.handoff.store: entries appear, change and disappear atomically; unknown files are kept and reported."""
 
+import json
 import os
 import shutil
 import socket
@@ -102,6 +103,25 @@ def test_rewrite_keeps_the_claim_and_increments_the_generation(store: Store) -> 
         assert entry.claim is not None
         assert entry.live
         assert store.read(TARGET) == entry
+
+
+@pytest.mark.spec("H-16")
+def test_keys_of_a_later_version_are_kept_by_a_rewrite(store: Store) -> None:
+    """An earlier proxy that grows a volume must not remove what a later one reads again after the way back."""
+    store.write(a_record())
+    path = Path(_paths(store).record)
+    plain = json.loads(path.read_text())
+    plain["later"] = plain["crust"]["later"] = {"shiny": True}
+    path.write_text(json.dumps(plain))
+    there = store.read(TARGET)
+    assert there is not None
+    store.rewrite(there, replace(a_record().mount, capacity_bytes=7))
+    now = json.loads(path.read_text())
+    assert (now["crust"]["capacity_bytes"], now["crust"]["generation"]) == (7, 2)
+    assert now["later"] == now["crust"]["later"] == {"shiny": True}
+    other = replace(a_record(), mount=replace(a_record().mount, content_generation=8))
+    assert store.write(other).require().generation == 3
+    assert "later" not in path.read_text(), "another publish is another record"
 
 
 def test_unpublish_removes_the_entry_and_all_its_files(store: Store) -> None:

@@ -131,12 +131,19 @@ def test_node_state_forget_of_a_stage_that_failed_can_be_repeated(tmp_path: Path
     assert entries.staged(VOLUME) is None
 
 
-def test_node_state_of_a_later_version_is_read(tmp_path: Path) -> None:
+def test_node_state_of_a_later_version_is_read_and_kept_by_a_rewrite(tmp_path: Path) -> None:
     first = opened(tmp_path)
+    first.note_staged(Staged(volume_id=VOLUME, kind="mount", fs_type="ext4", paths=("/staging",)))
     first.note_published(entry())
     [path] = (tmp_path / BOOT).iterdir()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"later": 1}))
+    later = json.loads(path.read_text().replace('"kind"', '"later":1,"kind"'))
+    path.write_text(json.dumps(later | {"later": 1}))
     (path.parent / "note~").write_text("an editor's")
-    found = opened(tmp_path).published(volumes.TargetPath("/pods/a/mount"))
+    again = opened(tmp_path)
+    found, staged = again.published(volumes.TargetPath("/pods/a/mount")), again.staged(VOLUME)
     assert found is not None
+    assert staged is not None
     assert found.fingerprint == entry().fingerprint
+    again.note_published(found.model_copy(update={"done": False}))
+    again.note_staged(staged.model_copy(update={"paths": ("/other",)}))
+    assert path.read_text().count('"later":1') == 3

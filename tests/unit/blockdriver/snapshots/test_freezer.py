@@ -138,6 +138,17 @@ async def test_recovery_thaws_guests_left_frozen(node: Node) -> None:
     assert node.noted() == []
 
 
+async def test_intent_with_fields_of_a_later_version_is_followed(node: Node) -> None:
+    guest = node.guests.add(ONE.target.text)
+    guest.frozen = True
+    node.intents.note(Intent(ONE.volume_id, target=ONE.target.text))
+    path = node.root / "freezes" / ONE.volume_id
+    path.write_text(path.read_text().removesuffix("\n") + '\0{"later": true}\n')
+    node.restart()
+    await node.freezer.recover()
+    assert (guest.frozen, node.noted()) == (False, [])
+
+
 async def test_recovery_waits_for_an_unreachable_proxy(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
