@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -15,10 +14,6 @@ from crust.cli.main import main
 from tests.support.third_party import kustomize
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
-WITHOUT_SCHEMA = {"VolumeSnapshotClass", "VolumeGroupSnapshotClass"}
-VERSIONS = ("1.30", "1.34", "1.37")
-NEWER = {("VolumeAttributesClass", "1.30")}
-"""What an older Kubernetes has not, as docs/kubernetes.md says."""
 OVERLAYS = {
     ("block-driver",): (),
     ("snapshots",): ("--snapshots",),
@@ -109,16 +104,6 @@ def test_manifest_of_a_wrapped_driver_has_its_objects_and_name(tmp_path: Path) -
     other = made(config(tmp_path, WRAPPED.replace("csi.example.com", "ebs.csi.aws.com")))
     assert other["StorageClass", "example-deferred"]["provisioner"] == "ebs.csi.aws.com"
     assert "CSIDriver" not in {kind for kind, _ in other}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "flags", [*OVERLAYS.values(), ("--image=registry.example/crust:1", "--namespace=storage")]
-)
-def test_manifest_is_accepted_by_published_schemas(flags: tuple[str, ...], version: str) -> None:
-    for each in made(*flags).values():
-        if each["kind"] not in WITHOUT_SCHEMA and (each["kind"], version) not in NEWER:
-            kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_manifest_is_read_by_kubectl() -> None:

@@ -13,12 +13,9 @@ from crust.node.settings import NodeSettings
 from tests.unit.cli.test_manifest import (
     KUBERNETES,
     POD,
-    VERSIONS,
-    WITHOUT_SCHEMA,
     Objects,
     config,
     made,
-    read_by_kubectl,
     rendered,
     run,
 )
@@ -43,21 +40,6 @@ def pod_of(found: Objects) -> dict[str, Any]:
 @pytest.mark.parametrize("overlay", SETTINGS)
 def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: str) -> None:
     assert made(config(tmp_path, text_of(overlay))) == rendered(overlay)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("overlay", SETTINGS)
-def test_ceph_manifest_is_accepted_by_schemas(tmp_path: Path, overlay: str, version: str) -> None:
-    found = made(config(tmp_path, text_of(overlay)), "--image=r.example/c:1", "--namespace=store")
-    for each in found.values():
-        if each["kind"] not in WITHOUT_SCHEMA:
-            kubernetes_validate.validate(each, version, strict=True)
-    assert "crust-system" not in str(found)
-
-
-@pytest.mark.parametrize("overlay", SETTINGS)
-def test_manifest_is_read_by_kubectl(tmp_path: Path, overlay: str) -> None:
-    read_by_kubectl(made(config(tmp_path, text_of(overlay))))
 
 
 def test_controller_of_ceph_has_no_attacher_and_publishes_no_capacity(tmp_path: Path) -> None:
