@@ -77,16 +77,12 @@ class KataNode:
     def daemon(self, name: str) -> "Daemon":
         """Start `crust <name>` in the node, and wait until it serves."""
         path, mark = self.state / f"{name}.log", _SERVES[name]
+        crust = (sys.executable, "-m", "crust", name, "--config", str(self.state / f"{name}.toml"))
+        command = [str(self.directory / "run" / "in.sh"), *crust]
         before = path.read_text().count(mark) if path.exists() else 0
-        daemon = self.program(name, "crust", name, "--config", str(self.state / f"{name}.toml"))
-        self.wait(lambda: path.read_text().count(mark) > before)
-        return daemon
-
-    def program(self, name: str, *module: str) -> "Daemon":
-        """Start a module of Python in the node; it writes to a log of that name."""
-        command = [str(self.directory / "run" / "in.sh"), sys.executable, "-m", *module]
-        with open(self.state / f"{name}.log", "ab") as log:
+        with open(path, "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.wait(lambda: path.read_text().count(mark) > before)
         return Daemon(process)
 
     def wait(self, is_so: Callable[[], object]) -> None:
@@ -97,10 +93,10 @@ class KataNode:
             time.sleep(0.1)
         raise AssertionError("it has not happened within a minute")
 
-    def co(self, what: str, name: str, driver: str = "own") -> Answer:
+    def co(self, what: str, name: str) -> Answer:
         """Call CSI as a kubelet does: up, unpublish, down of a volume of that name."""
         program = str(ROOT / "tests" / "real_kata" / "orchestrator.py")
-        return self.run(sys.executable, program, what, name, self.handler, str(self.state), driver)
+        return self.run(sys.executable, program, what, name, self.handler, str(self.state))
 
     def entries(self) -> dict[str, str]:
         """Kata's entries: device by name."""
@@ -184,9 +180,7 @@ def node(
     (state / "kata.toml").write_text(f'default_runtime = "runc"\n{configured}')
     (state / "node.toml").write_text(
         '[[proxy.drivers]]\nname = "block.csi.crust.dev"\nsocket = "/run/crust-csi.sock"\n'
-        'backend = "/run/crust/shim/csi.sock"\n[[proxy.drivers]]\nname = "minimal.csi.example.org"\n'
-        'socket = "/run/crust-wrapped.sock"\nbackend = "/run/crust/wrapped/csi.sock"\n'
-        "[driver]\ncreate_pool = true\n"
+        'backend = "/run/crust/shim/csi.sock"\n[driver]\ncreate_pool = true\n'
     )
     configuration = Path(_runtimes()[request.param][0])
     is_rust = "name" in tomllib.loads(configuration.read_text())["runtime"]

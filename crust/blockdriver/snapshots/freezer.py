@@ -87,7 +87,7 @@ class Freezer:
         """Keep all of `members` frozen while the block runs.
 
         Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: what was copied is to be thrown away.
-        Raises `SandboxStarting`, `fsfreeze.AlreadyFrozen` and what `Guests.freeze` raises before the block is begun.
+        Raises `SandboxStarting`, AlreadyFrozen and what `Guests.freeze` raises before the block is begun.
         """
         frozen: list[Member] = []
         idle: list[InGuest] = []

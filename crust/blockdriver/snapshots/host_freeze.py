@@ -51,7 +51,7 @@ class HostFreezes:
         self._end()
 
     def freeze(self, member: OnHost) -> None:
-        """Raises `fsfreeze.AlreadyFrozen` if another program froze it."""
+        """Raises AlreadyFrozen if another program froze it."""
         if self._timer is None:
             self._timer = threading.Timer(self._limit_s, self._expire)
             self._timer.start()

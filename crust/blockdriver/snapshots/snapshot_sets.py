@@ -155,10 +155,8 @@ class SnapshotSets:
             if image not in unheld:
                 taking.take(image)
         moment_ns = _copy_unheld(taking, unheld)
-        for (
-            each
-        ) in plan.snapshots:  # after the copy: a node that is given a volume is on record before
-            self._check_as_planned(each)
+        for snapshot in plan.snapshots:  # after the copy: what a node is given is on record before
+            self._check_as_planned(snapshot)
         return moment_ns
 
     def _check_as_planned(self, plan: Snapshot) -> None:

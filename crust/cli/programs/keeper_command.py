@@ -14,25 +14,19 @@ import click
 Held = tuple[str, tuple[int, ...]]
 
 
-class _Held(click.ParamType[Held]):
+def _held(value: str) -> Held:
     """NAME=FD,FD: descriptors that were inherited."""
-
-    name = "held"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Held:
-        """The name and the numbers."""
-        name, _, numbers = str(value).partition("=")
-        try:
-            fds = tuple(map(int, numbers.split(",")))
-            for fd in fds:
-                os.fstat(fd)
-        except ValueError:
-            self.fail(f"{value!r} is not NAME=FD,FD", param, ctx)
-        except (OSError, OverflowError):
-            self.fail(f"of {value!r}, a descriptor is not open: was it inherited?", param, ctx)
-        return name, fds
+    name, _, numbers = value.partition("=")
+    try:
+        fds = tuple(map(int, numbers.split(",")))
+        for fd in fds:
+            os.fstat(fd)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not NAME=FD,FD") from None
+    except (OSError, OverflowError):
+        why = f"of {value!r}, a descriptor is not open: was it inherited?"
+        raise click.BadParameter(why) from None
+    return name, fds
 
 
 @click.command()
@@ -46,7 +40,7 @@ class _Held(click.ParamType[Held]):
 @click.option("--pidfd", type=click.IntRange(min=0), help="The same, by an inherited pidfd.")
 @click.option(
     "--hold",
-    type=_Held(),
+    type=_held,
     multiple=True,
     metavar="NAME=FD,FD",
     help="Inherited descriptors of a claim, lock and device, and your name for it. May be repeated.",

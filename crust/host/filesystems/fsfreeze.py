@@ -20,17 +20,6 @@ _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
 
 
-class AlreadyFrozen(errors.NotReady):
-    """A filesystem is frozen already, perhaps by another program that relies on it."""
-
-    def __init__(self, mountpoint: str) -> None:
-        super().__init__(
-            f"{mountpoint} is frozen already",
-            hint="wait until that program thaws it, or thaw it with fsfreeze -u",
-        )
-        self.mountpoint = mountpoint
-
-
 class Freeze:
     """A filesystem that is frozen until `thaw`, by the descriptor that froze it.
 
@@ -38,7 +27,7 @@ class Freeze:
     """
 
     def __init__(self, mountpoint: str) -> None:
-        """Flush and freeze; raises `AlreadyFrozen`."""
+        """Flush and freeze; raises AlreadyFrozen."""
         self._mountpoint = mountpoint
         with oserrors.translating(f"cannot freeze {mountpoint}"):
             self._fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
@@ -47,7 +36,12 @@ class Freeze:
             except OSError as err:
                 os.close(self._fd)
                 if err.errno == errno.EBUSY:
-                    raise AlreadyFrozen(mountpoint) from err
+                    raise errors.NotReady.named(
+                        "AlreadyFrozen",
+                        f"{mountpoint} is frozen already",
+                        why="another program froze it, and may rely on it",
+                        hint="wait until that program thaws it, or thaw it with fsfreeze -u",
+                    ) from err
                 raise
 
     def thaw(self) -> None:
