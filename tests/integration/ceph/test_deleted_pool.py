@@ -69,7 +69,7 @@ class Node:
 
 
 @pytest.fixture
-def node(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
+def doomed(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
     sysfs = FakeSysfs(tmp_path / "bus")
     sysfs.load()
     ceph.make_pool(ENDS)
@@ -85,43 +85,45 @@ def node(ceph: CephCluster, tmp_path: Path) -> Iterator[Node]:
         made.delete_pool()
 
 
-def test_volume_of_a_deleted_pool_is_detached_by_any_process(node: Node) -> None:
+def test_volume_of_a_deleted_pool_is_detached_by_any_process(doomed: Node) -> None:
     for is_new in (False, True):
-        here = node.process()
+        here = doomed.process()
         here.attach(VOLUME)
-        node.delete_pool()
-        after = node.process() if is_new else here
+        doomed.delete_pool()
+        after = doomed.process() if is_new else here
         with pytest.raises(errors.CrustError):
             after.attach(VOLUME)
         after.detach(VOLUME)
         assert after.attached_here() == ()
         after.detach(VOLUME)
-        node.ceph.make_pool(ENDS)
-        VolumeImages(node.process()._users.place(VOLUME)).create(VOLUME, 8 << 20)
+        doomed.ceph.make_pool(ENDS)
+        VolumeImages(doomed.process()._users.place(VOLUME)).create(VOLUME, 8 << 20)
 
 
 @pytest.mark.parametrize("process", ["that knew the pool", "new"])
-def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(node: Node, process: str) -> None:
+def test_image_of_a_deleted_pool_that_the_kernel_maps_is_unmapped(
+    doomed: Node, process: str
+) -> None:
     """Its claim has gone with the pool. This host's kernel has no RBD: what it maps is a directory of the test."""
-    here = node.process()
-    node.note_mapped()
-    node.sysfs.write(
-        f"{node.sysfs.bus}/add_single_major",
+    here = doomed.process()
+    doomed.note_mapped()
+    doomed.sysfs.write(
+        f"{doomed.sysfs.bus}/add_single_major",
         f"192.0.2.1:6789 name=node,key={here._devices.kernel._mark}{VOLUME} {ENDS} {VOLUME} -".encode(),
     )
     with here._users.place(VOLUME).ioctx("cannot connect"):
         """A process that knows the pool."""
-    node.delete_pool()
-    (node.process() if process == "new" else here).detach(VOLUME)
-    assert list((node.sysfs.bus / "devices").iterdir()) == []
-    assert here.attached_here() == owed(str(node.base)) == ()
+    doomed.delete_pool()
+    (doomed.process() if process == "new" else here).detach(VOLUME)
+    assert list((doomed.sysfs.bus / "devices").iterdir()) == []
+    assert here.attached_here() == owed(str(doomed.base)) == ()
 
 
-def test_recreated_pool_is_used_by_a_process_that_knew_it(node: Node) -> None:
-    here = node.process()
+def test_recreated_pool_is_used_by_a_process_that_knew_it(doomed: Node) -> None:
+    here = doomed.process()
     here.attach(VOLUME)
-    node.delete_pool()
-    node.ceph.make_pool(ENDS)
+    doomed.delete_pool()
+    doomed.ceph.make_pool(ENDS)
     images = VolumeImages(here._users.place(VOLUME))
     with pytest.raises(ImageMissing):
         here.attach(VOLUME)
@@ -129,17 +131,17 @@ def test_recreated_pool_is_used_by_a_process_that_knew_it(node: Node) -> None:
     assert here.attach(VOLUME).size_bytes == 16 << 20
 
 
-def test_pool_that_only_the_settings_name_wrongly_is_no_deleted_one(node: Node) -> None:
-    wrong = node.process("nope")
+def test_pool_that_only_the_settings_name_wrongly_is_no_deleted_one(doomed: Node) -> None:
+    wrong = doomed.process("nope")
     with pytest.raises(CephPoolMissing):
         wrong.detach(VOLUME)
     assert wrong.attached_here() == (VOLUME,)
 
 
-def test_cluster_that_cannot_be_asked_tells_nothing_of_its_pools(node: Node) -> None:
-    node.delete_pool()
-    here = node.process()
-    with node.ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
+def test_cluster_that_cannot_be_asked_tells_nothing_of_its_pools(doomed: Node) -> None:
+    doomed.delete_pool()
+    here = doomed.process()
+    with doomed.ceph.mon.frozen(), pytest.raises(CephMonitorsUnreachable):
         here.detach(VOLUME)
     assert here.attached_here() == (VOLUME,)
     here.detach(VOLUME)
