@@ -27,22 +27,11 @@ LIMITS_TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 
-class NoRuntimeSocket(errors.NotReady):
-    """A guest must be called, and runtime_socket is not set."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the guest that has the volume cannot be reached",
-            why="the driver was started without runtime_socket",
-            hint="set it to the proxy's Runtime API (/run/crust/runtime.sock), or unpublish the volume first",
-        )
-
-
 class Guests:
     """Calls to the guest that has a volume. A target that is not deferred is `NotFound`.
 
     Connects to `socket_path` at the first call, until `close`. Raises what `channel.target_of` raises. Without a path
-    every call raises `NoRuntimeSocket`.
+    every call raises NoRuntimeSocket.
     """
 
     def __init__(self, socket_path: str = "", connect: Callable[[str], Port] = SocketPort) -> None:
@@ -53,9 +42,14 @@ class Guests:
         self._port: Port | None = None
 
     def check(self) -> None:
-        """Raise `NoRuntimeSocket` if no guest can ever be reached; makes no call."""
+        """Raise NoRuntimeSocket if no guest can ever be reached; makes no call."""
         if not self._socket_path:
-            raise NoRuntimeSocket()
+            raise errors.NotReady.named(
+                "NoRuntimeSocket",
+                "the guest that has the volume cannot be reached",
+                why="the driver was started without runtime_socket",
+                hint="set it to the proxy's Runtime API (/run/crust/runtime.sock), or unpublish the volume first",
+            )
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:
         """Freeze for at most `thaw_after_s` (1 to 60); whether a guest has the filesystem.

@@ -13,14 +13,20 @@ An unknown key is refused: a misspelt one would have no effect for the life of t
 (`csi.storage.k8s.io/…`, from --extra-create-metadata) do not concern the volume and are not kept.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crust.core import deferral_keys, errors, quantities, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
 from crust.host.filesystems import mkfs
 
 _SIDECARS = "csi.storage.k8s.io/"
+_QUANTITY = re.compile(r"(0|[1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {
+    "": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,15 @@ def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
     return replace(limits, **dict(changes))
 
 
+def quantity(text: str) -> int | None:
+    """A whole number as Kubernetes writes it, or None if the text is not one; without fraction and sign."""
+    found = _QUANTITY.fullmatch(text)
+    return int(found[1]) * _UNITS[found[2] or ""] if found else None
+
+
 def _number(key: str, text: str) -> int:
     range_ = _RANGES[key]
-    number = quantities.parse(text)
+    number = quantity(text)
     if number == 0 or (number is not None and range_.least <= number <= range_.most):
         return number
     raise errors.InvalidRequest.named(

@@ -45,7 +45,7 @@ class IoLimits:
     def check(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason why this node cannot enforce other limits.
 
-        Raises `throttling.CannotThrottle`, `guests.NoRuntimeSocket`.
+        Raises `throttling.CannotThrottle`, NoRuntimeSocket.
         """
         if self.node_state.deferred_targets(volume_id):
             self.guests.check()

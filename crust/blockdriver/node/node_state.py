@@ -37,18 +37,6 @@ _log = logging.getLogger(__name__)
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class UnreadableEntry(errors.Corrupt):
-    """The node state of a volume cannot be read, so the volume is neither staged, published, copied nor grown."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the node state entry {path} cannot be read",
-            why="it is not an entry of this version of the driver",
-            hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
-        )
-        self.path = path
-
-
 class NotStaged(errors.NotReady):
     """The volume is not staged, or its device was detached since."""
 
@@ -135,7 +123,7 @@ class NodeState:
                 self._read(name.removesuffix(".json"))
 
     def staged(self, volume_id: volumes.VolumeId) -> Staged | None:
-        """The stage of a volume. Raises `UnreadableEntry`."""
+        """The stage of a volume. Raises UnreadableEntry."""
         return self._file(volume_id).stage
 
     def unreadable(self, volume_id: volumes.VolumeId) -> str:
@@ -149,7 +137,7 @@ class NodeState:
             return self._at.get(target.text)
 
     def published_of(self, volume_id: volumes.VolumeId) -> tuple[Published, ...]:
-        """All publishes of a volume. Raises `UnreadableEntry`."""
+        """All publishes of a volume. Raises UnreadableEntry."""
         return self._file(volume_id).publishes
 
     def note_staged(self, entry: Staged) -> None:
@@ -236,7 +224,13 @@ class NodeState:
     def _file(self, volume_id: volumes.VolumeId) -> NodeFile:
         with self._guard:
             if volume_id in self._unreadable:
-                raise UnreadableEntry(self._path(volume_id))
+                raise errors.Corrupt.named(
+                    "UnreadableEntry",
+                    f"the node state entry {self._path(volume_id)} cannot be read",
+                    why="it is not an entry of this version of the driver",
+                    hint="unpublish and unstage the volume, which removes the entry; or remove the file and start "
+                    "again",
+                )
             return self._files.get(volume_id, _NOTHING)
 
     def _write(self, volume_id: volumes.VolumeId, file: NodeFile) -> None:

@@ -60,23 +60,12 @@ _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.Sta
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
 
-class UnexpectedError(errors.RuntimeFailed):
-    """A bug: an exception that crust does not know. The log of the process has its traceback under the request id.
+def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
+    """The error itself, or UnexpectedError in the place of one that crust does not know, which is logged.
 
     `server` is the part that was called: a daemon of crust, or an author's driver or runtime that is served with
     crust's code.
     """
-
-    def __init__(self, rpc: str, server: str, request_id: str) -> None:
-        super().__init__(
-            f"{rpc} failed",
-            why=f"{server} raised an unexpected error",
-            hint=f"the log of {server} has the reason under request id {request_id}",
-        )
-
-
-def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
-    """The error itself, or an `UnexpectedError` in the place of one that crust does not know, which is logged."""
     if isinstance(error, errors.CrustError):
         return error
     fields = current_fields()
@@ -85,7 +74,12 @@ def known_error(rpc: str, server: str, error: Exception) -> errors.CrustError:
     _log.error(
         "unexpected error in %s, request id %s", rpc, request_id, extra={"rpc": rpc}, exc_info=error
     )
-    return UnexpectedError(rpc, server, request_id)
+    return errors.RuntimeFailed.named(
+        "UnexpectedError",
+        f"{rpc} failed",
+        why=f"{server} raised an unexpected error",
+        hint=f"the log of {server} has the reason under request id {request_id}",
+    )
 
 
 class _Record:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver import driver
-from crust.blockdriver.node import node_state
 from crust.core import errors, volumes
 from crust.host.block import loop, loopctl
 from crust.host.files import sparse
@@ -237,7 +236,7 @@ async def test_unreadable_node_state_of_a_volume_is_removed_by_unpublish_and_uns
             path.write_text(path.read_text()[:-20])
     await asyncio.to_thread(bench.restart)
     await bench.driver.collect_garbage()
-    with pytest.raises(node_state.UnreadableEntry):
+    with pytest.raises(errors.Corrupt, match="node state entry"):
         await bench.publish(damaged.volume_id, bench.target("again"))
     for volume in (other, damaged):
         await bench.unpublish(volume.volume_id, bench.target(volume.volume_id))

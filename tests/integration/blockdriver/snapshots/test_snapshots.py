@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import guests
 from crust.blockdriver.records import models
-from crust.core import operations
+from crust.core import errors, operations
 from crust.host.filesystems import growth
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
@@ -118,9 +117,9 @@ async def test_snapshot_of_a_volume_in_an_unreachable_guest_is_refused(cloning: 
     source = await cloning.create("source")
     await cloning.stage(source.volume_id)
     await cloning.publish(source.volume_id, cloning.target("pod"), deferred=True)
-    with pytest.raises(guests.NoRuntimeSocket):
+    with pytest.raises(errors.NotReady, match="runtime_socket"):
         await snapshot(cloning, source.volume_id)
-    with pytest.raises(guests.NoRuntimeSocket):
+    with pytest.raises(errors.NotReady, match="runtime_socket"):
         await made_of(cloning, "clone", volume_id=source.volume_id)
     assert records(cloning) == {source.volume_id}
     await cloning.unpublish(source.volume_id, cloning.target("pod"))

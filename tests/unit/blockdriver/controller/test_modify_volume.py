@@ -152,7 +152,8 @@ async def test_modify_without_a_runtime_socket_is_refused_before_any_write(bench
     modifier = replace(bench.state.controller_rules.modifier, enforcement=unreachable)
     with crashes.at_call(0, killed):
         outcome = await modifier.apply(bench.volume_id, NEW)
-    assert isinstance(outcome.unmodified, guests.NoRuntimeSocket)
+    assert outcome.unmodified is not None
+    assert outcome.unmodified.error_name == "NoRuntimeSocket"
     assert bench.limits == OLD
 
 

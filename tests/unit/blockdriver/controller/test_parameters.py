@@ -3,7 +3,7 @@
 import pytest
 
 from crust.blockdriver.controller import class_parameters
-from crust.core import quantities, volumes
+from crust.core import volumes
 from crust.core.deferral_keys import DEFER, Defer
 from crust.host.filesystems import mkfs, supported
 from tests.support.raised import raised
@@ -108,7 +108,7 @@ def test_storage_class_sets_the_first_limits_and_keeps_its_parameters() -> None:
     ],
 )
 def test_parse_accepts_kubernetes_quantities(text: str, number: int | None) -> None:
-    assert quantities.parse(text) == number
+    assert class_parameters.quantity(text) == number
 
 
 ALL_FS_TYPES = ("ext4", "xfs", "btrfs")

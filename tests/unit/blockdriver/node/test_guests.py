@@ -133,9 +133,9 @@ async def test_guests_without_a_socket_refuse_with_the_remedy() -> None:
         reached.thaw(TARGET),
         reached.set_limits(TARGET, LIMITS),
     ):
-        with pytest.raises(guests.NoRuntimeSocket, match="runtime_socket"):
+        with pytest.raises(errors.NotReady, match="runtime_socket"):
             await ask
-    with pytest.raises(guests.NoRuntimeSocket):
+    with pytest.raises(errors.NotReady, match="runtime_socket"):
         reached.check()
     await reached.close()
 
