@@ -1,4 +1,4 @@
-"""What is proved of a sandbox, whichever of Kata's runtimes made it: its virtual machine, and what that has attached.
+"""The evidence about a sandbox, whichever of Kata's runtimes made it: its virtual machine, and the devices of that.
 
 A runtime says in files or sockets of its own which process the machine is (`go_runtime`, `rust_runtime`). That is
 compared with the kernel: a process is a sandbox's machine if the sandbox's id is in its arguments, its control group,

@@ -104,7 +104,7 @@ class GoRuntime(evidence.Runtime):
 
 
 def parsed(body: bytes) -> volumes.VolumeStats:
-    """The numbers of the shim's answer: the agent's message in JSON. Raises ValueError for what is none."""
+    """The numbers of the shim's answer: the agent's message in JSON. Raises ValueError for other bytes."""
     answer = agent_pb2.VolumeStatsResponse()
     try:
         json_format.Parse(body, answer, ignore_unknown_fields=True)

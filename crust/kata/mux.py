@@ -57,7 +57,7 @@ class Splitter(Generic[_Part]):
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[_Part]:
-        """What is complete now. Raises ProtocolViolated."""
+        """The parts that are complete now. Raises ProtocolViolated."""
         self._rest += data
         parts, size = [], self._header.size
         while len(self._rest) >= size:

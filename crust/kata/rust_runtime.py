@@ -158,7 +158,7 @@ async def _response(reader: asyncio.StreamReader) -> bytes:
 
 
 def parsed(data: bytes) -> volumes.VolumeStats:
-    """The numbers of the agent's answer. Raises ValueError for what is none."""
+    """The numbers of the agent's answer. Raises ValueError for other bytes."""
     try:
         answer = agent_pb2.VolumeStatsResponse.FromString(data)
     except DecodeError as err:

@@ -69,7 +69,7 @@ class Shims:
 
 
 def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
-    """What is said of a sandbox whose shim has ended."""
+    """The error of a sandbox whose shim has ended."""
     return errors.NotReady.named(
         "SandboxOrphaned",
         f"sandbox {sandbox_id} is lost to its container engine",

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Ends what is half made or half removed."""
+    """Ends unfinished volumes and snapshot sets."""
 
     driver: volumes.DriverName
     volume_records: IndexedRecords[VolumeRecord]
@@ -35,13 +35,16 @@ class Settlement:
             await self._settle(thing_id)
 
     async def _settle(self, thing_id: volumes.VolumeId) -> None:
-        key, what = volumes.VolumeKey(self.driver, thing_id), "removal of what is unfinished"
+        key, what = (
+            volumes.VolumeKey(self.driver, thing_id),
+            "removal of an unfinished volume or set",
+        )
         try:
             await self.running.run(key, what, None, lambda: workers.run(self._settle_now, thing_id))
         except operations.OperationInProgress:
             return
         except errors.CrustError as err:
-            _log.warning("what is unfinished stays", extra={"id": thing_id, "error": err})
+            _log.warning("an unfinished volume or set stays", extra={"id": thing_id, "error": err})
 
     def _settle_now(self, thing_id: volumes.VolumeId) -> None:
         try:

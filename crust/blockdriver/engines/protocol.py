@@ -173,8 +173,9 @@ class Provisioning(Protocol):
     """The volumes and snapshot sets of a pool. Errors are crust's; sizes are bytes.
 
     A volume or set exists while it has its record. It appears by a `commit` and goes by `remove` or `remove_set`,
-    each in one step. What is half made or half removed after a crash or an error has no record; the engine alone
-    knows of it, and ends it as removed (`settle`). The id of a set is typed as that of a volume where both are meant.
+    each in one step. An unfinished one, half made or half removed after a crash or an error, has no record; the
+    engine alone knows of it, and ends it as removed (`settle`). The id of a set is typed as that of a volume where
+    both are meant.
     """
 
     @property
@@ -232,7 +233,7 @@ class Provisioning(Protocol):
         ...
 
     def settle(self, thing_id: volumes.VolumeId) -> None:
-        """End what is half made or half removed as removed; nothing is a success.
+        """End an unfinished volume or set as removed; none is a success.
 
         Raises `StillAttached` where a volume is used: a removal is taken back then, and the volume exists.
         """

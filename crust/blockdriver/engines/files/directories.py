@@ -2,8 +2,8 @@
 
     volumes/<id>/volume.json, content.json, <id>.img        a volume
     snapshots/<id>/set.json, <snapshot id>.snap …           a single snapshot, or a group
-    …/.new-<id>/                                            one that is being made: the same files, in any order
-    …/.gone-<id>.<random>/                                  one that was removed, whose space is not free yet
+    …/.new-<id>/                                            a volume or set being made: the same files, in any order
+    …/.gone-<id>.<random>/                                  a removed volume or set, whose space is not free yet
 
 The step is a rename, between a sync of what it names and a sync of the directory that it changes. So nobody ever sees
 a part of a volume or set, and after a crash what has a dot before its name is removed, in whatever state it is.
@@ -134,11 +134,11 @@ class Directories:
         self._reserve.keep()
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """The ids of what is half made or half removed, or was and could not be removed so far."""
+        """The ids of unfinished volumes and sets, with those that could not be removed so far."""
         return tuple({_id_of(each) for each in self._names() if each.startswith((_NEW, _GONE))})
 
     def settle(self, thing_id: str) -> None:
-        """Remove what is half made or half removed; what cannot be removed is in the log, and stays."""
+        """Remove an unfinished volume or set; a part that cannot be removed is in the log, and stays."""
         durable.sync_directory(self.directory)  # a removal may have failed at that
         for name in self._names():
             if name.startswith((_NEW, _GONE)) and _id_of(name) == thing_id:
@@ -192,4 +192,4 @@ def _free(directory: Place) -> None:
         return
     except OSError as err:
         extra = {"directory": str(directory), "error": err}
-        _log.warning("what is left of a volume or snapshot is not removed now", extra=extra)
+        _log.warning("the rest of a removed volume or snapshot stays for now", extra=extra)

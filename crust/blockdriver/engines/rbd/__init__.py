@@ -1,7 +1,7 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
     place, pool              where it is, which pool it is, and the lock of its active controller
-    records, intents         the records, and what is half made or half removed
+    records, intents         the records, and the unfinished volumes and sets
     provisioning/            what a controller changes and asks: `engine` puts it together
       lifecycle              the order in which a volume comes into being and goes
       images, snapshots,

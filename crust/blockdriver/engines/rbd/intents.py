@@ -1,4 +1,4 @@
-"""What is half made or half removed in the pool: one key for such a volume or snapshot set, its intent.
+"""The unfinished volumes and snapshot sets of a pool, half made or half removed: each has one key, its intent.
 
     crust.records.volumes      i.<volume id>    "make", or "remove" and the volume record
     crust.records.snapshots    i.<set id>       "make" or "remove", and the snapshots of the set
@@ -52,7 +52,7 @@ class State:
 
 
 class Undoable(Protocol):
-    """What is being made."""
+    """A volume or set that is being made."""
 
     @property
     def is_committed(self) -> bool:
@@ -62,14 +62,14 @@ class Undoable(Protocol):
 
 @contextmanager
 def undone(key: str, making: U, settle: Callable[[], None]) -> Iterator[U]:
-    """Settle what the block does not commit. What fails then is left to a later settlement, and hides no error."""
+    """Settle what the block does not commit. A settlement that fails is left to a later one, and hides no error."""
     try:
         yield making
     except Exception:
         try:
             settle()
         except errors.CrustError as err:
-            _log.warning("what is half made stays for now", extra={"id": key, "error": err})
+            _log.warning("a half made volume or set stays for now", extra={"id": key, "error": err})
         raise
     if not making.is_committed:
         settle()
@@ -83,7 +83,7 @@ class Intents:
     kind: RecordKind
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
-        """What has an intent."""
+        """The volumes or sets that have an intent."""
         with self._opened("the intents") as ioctx:
             found = omap.read(ioctx, object_name(self.kind), _INTENT)
             return tuple(volumes.VolumeId(key) for key, _ in found)
@@ -98,21 +98,21 @@ class Intents:
         return State(found.get(data), making, removing)
 
     def begin(self, key: str, note: bytes = b"") -> None:
-        """Note that something is made, which does not exist."""
+        """Note that a volume or set is made, which does not exist."""
         self._put(key, {_INTENT + key: _value(_MAKE, note)}, expected={DIGEST + key: ""})
 
     def commit(self, key: str, record: bytes, note: bytes = b"") -> None:
-        """Have the record of what is half made, with this `note`."""
+        """Have the record of a half made volume or set, with this `note`."""
         expected = {DIGEST + key: "", _INTENT + key: _value(_MAKE, note).decode()}
         self._put(key, values(key, record), dropped=(_INTENT + key,), expected=expected)
 
     def begin_removal(self, key: str, record: bytes, note: bytes) -> None:
-        """Note that something is removed, in place of its record."""
+        """Note that a volume or set is removed, in place of its record."""
         intent, keys = {_INTENT + key: _value(_REMOVE, note)}, tuple(values(key, record))
         self._put(key, intent, dropped=keys, expected={DIGEST + key: digest(record)})
 
     def put_back(self, key: str, record: bytes) -> None:
-        """Have the record of what is half removed again."""
+        """Have the record of a half removed volume or set again."""
         keys = (_INTENT + key,)
         self._put(key, values(key, record), dropped=keys, expected={DIGEST + key: ""})
 
@@ -128,7 +128,7 @@ class Intents:
             omap.put(ioctx, object_name(self.kind), put, dropped=dropped, expected=expected)
 
     def end(self, key: str) -> None:
-        """Forget the intent of what nothing is left of."""
+        """Forget the intent of a volume or set of which nothing is left."""
         with self._opened(key) as ioctx:
             omap.drop(ioctx, object_name(self.kind), (_INTENT + key,))
 

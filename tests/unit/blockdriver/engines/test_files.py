@@ -173,7 +173,7 @@ def test_removal_that_could_not_free_the_space_is_finished_by_a_settlement(
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", failing)
         made.remove(VOLUME)
-    assert "is not removed now" in caplog.text
+    assert "stays for now" in caplog.text
     assert (made.ids(), made.unsettled()) == (frozenset(), (VOLUME,))
     made.settle(VOLUME)
     assert pool_layout.files(tmp_path) == set()

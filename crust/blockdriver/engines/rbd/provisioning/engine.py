@@ -75,7 +75,7 @@ class RbdProvisioning:
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                _log.warning("what is unfinished stays", extra={"id": each, "error": err})
+                _log.warning("an unfinished volume or set stays", extra={"id": each, "error": err})
         self.background.start()
         self.ended_claims.start()
 
