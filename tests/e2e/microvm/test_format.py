@@ -67,6 +67,15 @@ async def test_blank_disk_of_a_volume_that_was_not_created_empty_is_not_formatte
     assert digest(blank) == before
 
 
+async def test_blank_disk_that_is_mounted_read_only_is_not_formatted(
+    vm: machine.Machine, blank: Path, disk: str
+) -> None:
+    before = digest(blank)
+    with pytest.raises(errors.CrustError, match="mounting"):
+        await vm.guest.mount(values.VolumeMount(disk, "ext4", read_only=True, format=EMPTY))
+    assert digest(blank) == before
+
+
 async def test_disk_with_a_partition_table_at_its_end_is_not_formatted(
     vm: machine.Machine, blank: Path, disk: str
 ) -> None:

@@ -34,7 +34,8 @@ backend = "/proc/none/d"
 """
 NOWHERE = 'socket = "/proc/none/s"\n'
 SETTINGS = {
-    "proxy.toml": f'run_dir = "HERE/run"\ntarget_roots = ["HERE"]\ncheck_propagation = false\n{KUBERNETES}{HANDLERS}',
+    "proxy.toml": 'run_dir = "HERE/run"\nvolumes_root = "HERE/volumes"\ntarget_roots = ["HERE"]\n'
+    f"check_propagation = false\n{KUBERNETES}{HANDLERS}",
     "shim.toml": f'{NOWHERE}driver_socket = "/proc/none/d"\ntraces = true\n',
     "controller.toml": f'{NOWHERE}driver_socket = "/proc/none/d"\ncontroller = true\n{KUBERNETES}',
     "driver.toml": f'{NOWHERE}node_id = "n"\nstate_dir = "/proc/none"\n',
