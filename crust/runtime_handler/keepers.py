@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -137,41 +138,75 @@ class Keeper:
             raise KeeperNotResponding(self.path) from err
         except OSError as err:
             raise KeeperGone(self.path, err.strerror or str(err)) from err
-        answer = json.loads(data)
-        if "error" in answer:
-            raise errors.RuntimeFailed.named(
-                "KeeperRefused",
-                f"the keeper at {self.path} refused a request",
-                why=str(answer["error"]),
-            )
-        self.pids = tuple(answer["pids"])
-        self.vm_pid, self.put_files = answer["vm"], answer["put"]
-        held: dict[str, int] = answer["held"]
-        return held
+        why = "its answer is not a keeper's"
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            answer = json.loads(data)
+            if "error" not in answer:
+                self.pids = tuple(answer["pids"])
+                self.vm_pid, self.put_files = answer["vm"], answer["put"]
+                held: dict[str, int] = answer["held"]
+                return held
+            why = str(answer["error"])
+        raise errors.RuntimeFailed.named(
+            "KeeperRefused", f"the keeper at {self.path} refused a request", why=why
+        )
 
 
 def start(path: Path, vm_pid: int, vm_pidfd: int | None = None) -> Keeper:
     """The keeper of the VM of process `vm_pid`, which listens at `path`: the one that runs there, or a new one.
 
     `vm_pidfd` is that process, where its id may be another's by now. The directory of `path` must be the caller's
-    alone. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there is another VM's, KeeperGone if
-    it does not start, KeeperNotResponding, and the errors of `path`.
+    alone. Raises `errors.NotFound` if the VM has ended, KeeperRuns if the keeper there is another VM's,
+    KeeperPathTaken if something else is there, KeeperGone if it does not start, KeeperNotResponding, KeeperRefused,
+    and the errors of `path`.
     """
     with contextlib.suppress(KeeperGone):
         return _of_vm(connect(path), vm_pid)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
     with oserrors.translating(f"cannot start the keeper of process {vm_pid}"):
         vm = os.pidfd_open(vm_pid) if vm_pidfd is None else os.dup(vm_pidfd)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(path))
-                os.chmod(path, 0o600)
-                listener.listen(8)
+            with _listening(path) as listener:
                 _spawn(listener.fileno(), vm)
         finally:
             os.close(vm)
     return connect(path)
+
+
+def _listening(path: Path) -> socket.socket:
+    """A socket that listens at `path`, in place of one that nobody listens at any more."""
+    with oserrors.translating(f"a keeper cannot listen at {path}"):
+        _remove_left(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(path))
+            os.chmod(path, 0o600)
+            listener.listen(8)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the socket of keepers that have ended, and nothing else: neither a file nor another program's socket."""
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as asking:
+        why = "it is no socket"
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            why = "another program listens there"
+            asking.settimeout(_ANSWER_S)
+            try:
+                asking.connect(str(path))
+            except ConnectionRefusedError:
+                os.unlink(path)
+                return
+            except TimeoutError:
+                pass  # its queue is full
+        raise errors.Conflict.named(
+            "KeeperPathTaken",
+            f"no keeper is started at {path}",
+            why=why,
+            hint="give each keeper a path of its own, in a directory that only you can write to",
+        )
 
 
 def pid_of(pidfd: int) -> int:

@@ -1,5 +1,6 @@
 """`crust keeper`, started by a shell: a runtime not in Python, which speaks to the socket by itself."""
 
+import contextlib
 import json
 import os
 import select
@@ -7,6 +8,7 @@ import signal
 import socket as sockets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,39 @@ def test_command_that_cannot_be_understood_starts_nothing(
     assert ran.returncode == 2
     assert says in ran.stderr
     assert not socket.exists()
+
+
+def test_a_file_and_the_socket_of_another_program_are_left(
+    vm: subprocess.Popen[bytes], socket: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    ran = _run("--socket", file, "--pid", vm.pid)
+    assert (ran.returncode, file.read_text()) == (1, "kept")
+    assert "[KeeperPathTaken]" in ran.stderr
+    with sockets.create_server(str(socket), family=sockets.AF_UNIX) as other:
+        for answer, name in ((b"", "[KeeperPathTaken]"), (b"hello\n", "[KeeperRefused]")):
+            serving = threading.Thread(target=_answering, args=(other, answer), daemon=True)
+            serving.start()
+            ran = _run("--socket", socket, "--pid", vm.pid)
+            assert ran.returncode == 1
+            assert name in ran.stderr
+            with sockets.socket(sockets.AF_UNIX) as last:
+                last.connect(str(socket))
+                last.sendall(_LAST)
+            serving.join()
+    socket.unlink()
+
+
+_LAST = b"last"
+
+
+def _answering(listener: sockets.socket, answer: bytes) -> None:
+    """Answer each connection, and end it, until one says that it is the last."""
+    asked = b""
+    while asked != _LAST:
+        connection, _ = listener.accept()
+        with connection:
+            asked = connection.recv(1024)
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(answer)
