@@ -28,6 +28,12 @@ async def _refused_and_free(s: Subject, target: str) -> None:
     assert not s.is_held(target), "the lock is held after the refusal"
 
 
+async def _refused_with(s: Subject, **keys: Any) -> None:
+    """A record whose object "crust" has these keys."""
+    target = await _changed(s, lambda content: content["crust"].update(keys))
+    await _refused_and_free(s, target)
+
+
 async def test_r201_other_handler(s: Subject) -> None:
     await _refused_and_free(s, await s.volume(handler="another"))
 
@@ -40,10 +46,7 @@ async def test_r202_other_device(s: Subject) -> None:
 
 
 async def test_r203_required_key(s: Subject) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["crust"] |= {"future": 1, "required": ["future"]}
-
-    await _refused_and_free(s, await _changed(s, change))
+    await _refused_with(s, future=1, required=["future"])
 
 
 async def test_r204_unknown_key(s: Subject) -> None:
@@ -54,10 +57,7 @@ async def test_r204_unknown_key(s: Subject) -> None:
 
 
 async def test_r205_newer_schema(s: Subject) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["crust"]["schema"] = 99
-
-    await _refused_and_free(s, await _changed(s, change))
+    await _refused_with(s, schema=99)
 
 
 async def test_r206_unreadable(s: Subject) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -49,20 +48,36 @@ def test_an_endpoint_is_a_socket() -> None:
             options.socket_of(endpoint)
 
 
+def command(*flags: object) -> Result:
+    return CliRunner().invoke(main, ["conformance", *map(str, flags)])
+
+
+def of_driver(directory: Path, *flags: object) -> Result:
+    """The command for a driver, which is away."""
+    return command(f"--endpoint=unix://{directory}/csi.sock", f"--target-root={directory}", *flags)
+
+
+def run(
+    driver: MemoryDriver,
+    directory: Path,
+    *only: str,
+    served: ExitStack | None = None,
+    **options: Any,
+) -> Results:
+    """The cases against a driver, as the command runs them; the end of `served` is that of the driver."""
+    socket = directory / "plugin" / "csi.sock"
+    socket.parent.mkdir()
+    given = Options(socket=str(socket), target_root=directory, only=only, timeout_s=3.0, **options)
+    with served or ExitStack() as stack:
+        stack.enter_context(serving(driver, socket))
+        return suite.run_suite(given, MemoryHost(driver))
+
+
 def test_missing_driver_is_reported(tmp_path: Path) -> None:
-    arguments = ["conformance", f"--endpoint=unix://{tmp_path}/csi.sock"]
-    arguments += [f"--target-root={tmp_path}", "--timeout-s=0.2"]
-    result = CliRunner().invoke(main, arguments)
+    result = of_driver(tmp_path, "--timeout-s=0.2")
     assert result.exit_code == 3
     assert f"no driver at {tmp_path}/csi.sock (No such file or directory)" in result.output
     assert f"the driver at {tmp_path}/csi.sock does not answer" in result.output
-
-
-def test_invalid_endpoint_is_reported(tmp_path: Path) -> None:
-    arguments = ["conformance", "--endpoint=tcp://a", f"--target-root={tmp_path}"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert "give unix:///path/of/csi.sock" in result.output
 
 
 @pytest.mark.parametrize("place", ["{tmp}/file", "{tmp}/not-there", "/proc/sys"])
@@ -70,8 +85,7 @@ def test_invalid_endpoint_is_reported(tmp_path: Path) -> None:
 def test_unwritable_report_is_refused_at_once(tmp_path: Path, place: str, option: str) -> None:
     (tmp_path / "file").touch()
     report = f"{place.format(tmp=tmp_path)}/report"
-    arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
-    result = CliRunner().invoke(main, [*arguments, f"{option}={report}"])
+    result = of_driver(tmp_path, f"{option}={report}")
     assert result.exit_code == 2
     assert f"the report {report} cannot be written" in result.output
     assert "create the directory, or choose another one" in result.output
@@ -81,25 +95,45 @@ def test_unwritable_report_is_refused_at_once(tmp_path: Path, place: str, option
 @pytest.mark.parametrize("option", ["--only", "--skip"])
 @pytest.mark.parametrize("pattern", ["C-999", "all", "C-101..", "C-130..C-120"])
 def test_unknown_case_ends_the_run(tmp_path: Path, option: str, pattern: str) -> None:
-    arguments = ["conformance", f"--endpoint={tmp_path}/csi.sock", f"--target-root={tmp_path}"]
-    result = CliRunner().invoke(main, [*arguments, "--only=C-001", option, pattern])
+    result = of_driver(tmp_path, "--only=C-001", option, pattern)
     assert result.exit_code == 2
     assert f"no such case: {pattern}" in result.output
     assert "crust conformance --list shows all" in result.output
 
 
-def test_list_shows_chosen_cases_without_a_driver() -> None:
-    arguments = ["conformance", "--list", "--only=c-101..C-103,114", "--skip=102"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0
-    numbers = [line.split()[:2] for line in result.output.splitlines()]
-    assert numbers == [["C-101", "MUST"], ["C-103", "MUST"], ["C-114", "MUST"]]
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--target-root=/",), "--endpoint unix:///"),
+        (("--endpoint=tcp://a", "--target-root=/"), "give unix:///path/of/csi.sock"),
+        (("--list", "--only", "R-101"), "begin with C"),
+        (("--runtime", "x", "--endpoint", "/s"), "--endpoint: not with --runtime"),
+        (("--runtime", "x", "--profile", "1.12", "--log", "/dev/null"), "--log, --profile: not"),
+        (("--runtime", "--only", "C-101", "--list"), "begin with R"),
+        (("--runtime", "--only", "R-999", "--list"), "no case has such a number"),
+        (("--runtime", "--only", "R-101"), "--runtime needs the command"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why: str) -> None:
+    ran = command(*flags)
+    assert (ran.exit_code, why in ran.output) == (2, True), ran.output
 
 
-def test_endpoint_is_required_for_a_run() -> None:
-    result = CliRunner().invoke(main, ["conformance", "--target-root=/"])
-    assert result.exit_code == 2
-    assert "--endpoint unix:///" in result.output
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        (("--only=c-101..C-103,114", "--skip=102"), ["C-101", "C-103", "C-114"]),
+        (("--runtime", "--only", "R-301..R-303", "--skip", "302"), ["R-301", "R-303"]),
+        (("--runtime",), sorted(catalogue.cases("R"))),
+    ],
+)
+def test_list_shows_what_only_and_skip_leave(
+    flags: tuple[str, ...], numbers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a driver, a runtime, and pytest."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    ran = command(*flags, "--list")
+    assert (ran.exit_code, [line.split()[0] for line in ran.stdout.splitlines()]) == (0, numbers)
 
 
 def test_failed_case_is_shown_with_clause_request_and_answer(
@@ -112,9 +146,7 @@ def test_failed_case_is_shown_with_clause_request_and_answer(
         return Refused(Code.INTERNAL, "a bug") if wrong else answer
 
     driver.twist = twist
-    given = _given(tmp_path, "C-001", "C-112", "C-601")
-    with serving(driver, _socket(tmp_path)):
-        outcome = suite.run_suite(given, MemoryHost(driver))
+    outcome = run(driver, tmp_path, "C-001", "C-112", "C-601")
     printed = capsys.readouterr().out
     assert outcome.exit_code == 1
     lines = [" ".join(each.split()) for each in printed.splitlines()]
@@ -135,9 +167,7 @@ def test_failed_case_is_shown_with_clause_request_and_answer(
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
 def test_note_and_warning_fail_strict_runs_only(tmp_path: Path, *, strict: bool, code: int) -> None:
     driver = MemoryDriver("1.13", {"lock-beside-socket"})
-    given = replace(_given(tmp_path, "C-006", "C-010"), profile="1.12", strict=strict)
-    with serving(driver, _socket(tmp_path)):
-        outcome = suite.run_suite(given, MemoryHost(driver), quiet=True)
+    outcome = run(driver, tmp_path, "C-006", "C-010", profile="1.12", strict=strict)
     assert outcome.exit_code == code
     assert outcome.numbers("warning") == {"C-010"}
     assert outcome.numbers("note") == {"C-006"}
@@ -149,9 +179,7 @@ def test_settings_of_pytest_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
     monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
-    driver = MemoryDriver("1.13")
-    with serving(driver, _socket(tmp_path)):
-        outcome = suite.run_suite(_given(tmp_path, "C-001"), MemoryHost(driver), quiet=True)
+    outcome = run(MemoryDriver("1.13"), tmp_path, "C-001")
     assert outcome.numbers("passed") == {"C-001"}
     assert os.environ["PYTEST_ADDOPTS"] == "--collect-only -k nothing"
 
@@ -165,11 +193,8 @@ def test_request_is_shown_without_its_secrets(
         if method == "CreateVolume"
         else answer
     )
-    given = replace(
-        _given(tmp_path, "C-102"), parameters=Parameters(secrets={"token": "planted-secret"})
-    )
-    with serving(driver, _socket(tmp_path)):
-        suite.run_suite(given, MemoryHost(driver))
+    secrets = Parameters(secrets={"token": "planted-secret"})
+    run(driver, tmp_path, "C-102", parameters=secrets)
     printed = capsys.readouterr().out
     assert "CreateVolumeRequest" in printed
     assert "planted-secret" not in printed
@@ -180,8 +205,7 @@ def test_case_without_capability_is_skipped_and_reported(
 ) -> None:
     driver = MemoryDriver("1.13")
     driver.identity.controller.remove(1)
-    with serving(driver, _socket(tmp_path)):
-        outcome = suite.run_suite(_given(tmp_path, "C-101..C-103", "C-001"), MemoryHost(driver))
+    outcome = run(driver, tmp_path, "C-101..C-103", "C-001")
     assert outcome.skipped == dict.fromkeys(("C-101", "C-102", "C-103"), CREATE)
     assert outcome.numbers("passed") == {"C-001"}
     assert f"3 {CREATE}: C-101..C-103" in capsys.readouterr().out
@@ -190,10 +214,7 @@ def test_case_without_capability_is_skipped_and_reported(
 def test_reports_have_every_case_with_its_outcome(tmp_path: Path) -> None:
     driver = MemoryDriver("1.13", {"lock-beside-socket", "never-idempotent"})
     junit, found = tmp_path / "report.xml", tmp_path / "report.json"
-    asked = ("C-001", "C-010", "C-103", "C-601")
-    given = replace(_given(tmp_path, *asked), junit=junit, json=found)
-    with serving(driver, _socket(tmp_path)):
-        suite.run_suite(given, MemoryHost(driver), quiet=True)
+    run(driver, tmp_path, "C-001", "C-010", "C-103", "C-601", junit=junit, json=found)
     cases = {each["number"]: each for each in json.loads(found.read_text())["cases"]}
     outcomes = {number: each["outcome"] for number, each in cases.items()}
     expected = {"C-001": "passed", "C-010": "warning", "C-103": "failed", "C-601": "skipped"}
@@ -212,17 +233,7 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = MemoryDriver("1.13")
-    socket = tmp_path / "plugin" / "csi.sock"
-    socket.parent.mkdir()
-    given = Options(
-        socket=str(socket),
-        target_root=tmp_path,
-        only=("C-001", "C-102", "C-103"),
-        junit=tmp_path / "report.xml",
-        timeout_s=3.0,
-    )
     with ExitStack() as served:
-        served.enter_context(serving(driver, socket))
         death = threading.Thread(target=served.close)
 
         def twist(method: str, _request: Any, answer: Any) -> Any:
@@ -232,7 +243,8 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
             return Refused(Code.INTERNAL, "dying")
 
         driver.twist = twist
-        outcome = suite.run_suite(given, MemoryHost(driver))
+        report = tmp_path / "report.xml"
+        outcome = run(driver, tmp_path, "C-001", "C-102", "C-103", junit=report, served=served)
         death.join()
     assert outcome.exit_code == 3
     assert outcome.numbers("passed") == {"C-001"}
@@ -246,7 +258,6 @@ def test_driver_that_crashes_ends_the_run_with_its_results(
 
 def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
     driver = MemoryDriver("1.13")
-    (tmp_path / "plugin").mkdir()
     made: list[int] = []
 
     def twist(method: str, _request: Any, answer: Any) -> Any:
@@ -256,23 +267,10 @@ def test_terminated_run_removes_what_its_case_created(tmp_path: Path) -> None:
         return answer
 
     driver.twist = twist
-    arguments = ["conformance", f"--endpoint={tmp_path}/plugin/csi.sock"]
-    arguments += [f"--target-root={tmp_path}", "--only=C-122", "--only=C-123"]
-    with serving(driver, tmp_path / "plugin" / "csi.sock"):
-        result = CliRunner().invoke(main, arguments)
+    with serving(driver, tmp_path / "csi.sock"):
+        result = of_driver(tmp_path, "--only=C-122", "--only=C-123")
     assert result.exit_code == 2
     assert (made, driver.state.volumes) == ([1], {})
-
-
-def _socket(directory: Path) -> Path:
-    socket = directory / "plugin" / "csi.sock"
-    socket.parent.mkdir()
-    return socket
-
-
-def _given(directory: Path, *only: str) -> Options:
-    socket = directory / "plugin" / "csi.sock"
-    return Options(socket=str(socket), target_root=directory, only=only, timeout_s=3.0)
 
 
 @pytest.mark.parametrize(
@@ -284,37 +282,7 @@ def test_conformance_that_cannot_run_here_is_no_broken_must(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert CliRunner().invoke(main, ["conformance", *words]).exit_code == 2
-
-
-def run(*flags: str) -> Result:
-    return CliRunner().invoke(main, ["conformance", "--runtime", *flags])
-
-
-def test_list_needs_no_command_and_shows_every_case() -> None:
-    ran = run("--list")
-    assert ran.exit_code == 0
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == sorted(catalogue.cases("R"))
-
-
-def test_list_shows_what_only_and_skip_leave() -> None:
-    ran = run("--list", "--only", "R-301..R-303", "--skip", "302")
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["R-301", "R-303"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("x", "--endpoint", "/s"), "--endpoint: not with --runtime"),
-        (("x", "--profile", "1.12", "--log", "/dev/null"), "--log, --profile: not with --runtime"),
-        (("--only", "C-101", "--list"), "begin with R"),
-        (("--only", "R-999", "--list"), "no case has such a number"),
-        (("--only", "R-101"), "--runtime needs the command"),
-    ],
-)
-def test_wrong_usage_is_one_sentence_and_exit_code_2(flags: tuple[str, ...], why: str) -> None:
-    ran = run(*flags)
-    assert (ran.exit_code, why in ran.output) == (2, True), ran.output
+    assert command(*words).exit_code == 2
 
 
 def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,16 +294,11 @@ def test_flags_reach_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(suite_of_runtimes, "run_suite", record)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert run("mine", "--only", "R-101", "--timeout-s", "7", "--strict").exit_code == 0
+    flags = ("--only", "R-101", "--timeout-s", "7", "--strict")
+    assert command("--runtime", "mine", *flags).exit_code == 0
     assert asked.pop() == ("mine", RunOptions(only=("R-101",), timeout_s=7.0, strict=True))
-    assert run("mine").exit_code == 0
+    assert command("--runtime", "mine").exit_code == 0
     assert asked.pop() == ("mine", RunOptions(timeout_s=options.RUNTIME_TIMEOUT_S))
-
-
-def test_case_for_runtimes_is_no_case_for_drivers() -> None:
-    ran = CliRunner().invoke(main, ["conformance", "--list", "--only", "R-101"])
-    assert ran.exit_code == 2
-    assert "begin with C" in ran.output
 
 
 def test_restart_command_may_leave_its_output_open(tmp_path: Path) -> None:

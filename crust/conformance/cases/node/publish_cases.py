@@ -12,7 +12,6 @@ from crust.wire.csi.v1 import csi_pb2
 
 _DATA = b"what a database has written"
 _PATH_BYTES = 128
-_DATA = b"what a database has written"
 
 
 def test_c201_stage_needs_a_volume_a_path_and_a_capability(co: Co) -> None:

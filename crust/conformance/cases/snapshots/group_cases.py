@@ -31,7 +31,7 @@ def test_c342_a_group_has_one_snapshot_of_each_volume(co: Co) -> None:
 
 
 def test_c343_get_group_returns_group_as_created(co: Co) -> None:
-    made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
+    made = _group(co, 1)
     request = _look(made)
     assert copies.members(co.ask(request).group_snapshot) == copies.members(made)
     request.snapshot_ids.append(UNKNOWN)
@@ -45,9 +45,7 @@ def test_c343_get_group_returns_group_as_created(co: Co) -> None:
 
 
 def test_c344_delete_of_group_member_is_invalid(co: Co) -> None:
-    made = copies.take_group(
-        co, copies.group_request(co, [co.volume().volume_id for _ in range(2)])
-    )
+    made = _group(co, 2)
     request = csi_pb2.DeleteSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id)
     if co.answered(request, Code.OK, Code.INVALID_ARGUMENT) is Code.OK:
         return
@@ -55,7 +53,7 @@ def test_c344_delete_of_group_member_is_invalid(co: Co) -> None:
 
 
 def test_c345_group_deletion_is_complete_and_idempotent(co: Co) -> None:
-    made = copies.take_group(co, copies.group_request(co, [co.volume().volume_id]))
+    made = _group(co, 1)
     request = undo.group_deletion(made)
     request.snapshot_ids.append(UNKNOWN)
     with co.should():
@@ -99,6 +97,11 @@ def test_c346_group_snapshot_keeps_order_of_writes(co: Co) -> None:
         assert second <= first <= second + 1, (
             f"the first volume has write {first}, the second has {second}"
         )
+
+
+def _group(co: Co, members: int) -> csi_pb2.VolumeGroupSnapshot:
+    ids = [co.volume().volume_id for _ in range(members)]
+    return copies.take_group(co, copies.group_request(co, ids))
 
 
 def _look(made: csi_pb2.VolumeGroupSnapshot) -> csi_pb2.GetVolumeGroupSnapshotRequest:
