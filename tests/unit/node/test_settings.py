@@ -55,13 +55,6 @@ def test_our_driver_with_another_name_is_served_to_the_kubelet_by_that_name() ->
     assert serve.driver_of(driver).name == served.name
 
 
-def test_shim_is_told_the_name_by_which_the_co_knows_its_driver() -> None:
-    (shim,) = load(FOREIGN).shim
-    assert shim.driver_name == "csi.example.com"
-    (shim,) = load(FOREIGN + 'driver_name = "other.example.com"\n').shim
-    assert shim.driver_name == "other.example.com"
-
-
 def test_csi_endpoint_is_the_socket_of_the_one_driver_that_has_none() -> None:
     """CSI, "Packaging": a plugin listens at CSI_ENDPOINT."""
     found = load(CSI_ENDPOINT="unix:///run/csi/csi.sock")
@@ -91,15 +84,12 @@ def test_csi_endpoint_that_is_nobodys_is_refused(toml: str, endpoint: str, sente
         load(toml, CSI_ENDPOINT=endpoint)
 
 
-def test_a_run_directory_moves_everything_that_is_below_it() -> None:
+def test_a_run_directory_moves_what_is_below_it_and_no_named_socket() -> None:
     found = load('[proxy]\nrun_dir = "/run/b"\n')
     (driver,) = found.driver
     below = (found.shim[0].socket, found.shim[0].runtime_socket, driver.run_dir)
     assert all(each.startswith("/run/b/") for each in below)
     assert found.inner_sockets == {"/run/b/shim/csi.sock", "/run/b/driver/csi.sock"}
-
-
-def test_our_driver_is_served_behind_the_shim_whatever_its_socket_is() -> None:
     found = load("[shim]\nsocket = '/run/o.sock'\n")
     assert found.proxy.drivers[0].backend == found.shim[0].socket == "/run/o.sock"
 
@@ -120,6 +110,9 @@ def test_a_driver_socket_that_is_not_ours_means_that_our_driver_does_not_run() -
     assert found.driver == ()
     assert found.shim[0].wrap
     assert found.inner_sockets == {"/run/crust/shim/csi.sock"}
+    assert found.shim[0].driver_name == "csi.example.com", "the name by which the CO knows it"
+    (shim,) = load(FOREIGN + 'driver_name = "other.example.com"\n').shim
+    assert shim.driver_name == "other.example.com"
 
 
 def test_settings_of_a_wrapped_driver_as_the_page_shows_them() -> None:
@@ -186,6 +179,11 @@ def test_several_drivers_of_ours_are_served_behind_a_shim_each() -> None:
     assert [each.driver_socket for each in found.shim] == [local.socket, shared.socket]
     assert not any(each.wrap for each in found.shim)
     assert len(found.inner_sockets) == 4
+    _, first, second = TWO.split("[[driver]]")
+    turned = load(f"[[driver]]{second}[[driver]]{first}")
+    assert {each.driver_name: each.run_dir for each in turned.driver} == {
+        each.driver_name: each.run_dir for each in found.driver
+    }, "a driver that found another one's run_dir would forget what it knows of mounts"
 
 
 def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
@@ -196,15 +194,6 @@ def test_driver_that_is_added_to_the_installed_settings_is_served_too() -> None:
     fronts = {each.driver_socket: each.socket for each in found.shim}
     assert served == {each.driver_name: fronts[each.socket] for each in found.driver}
     assert len(served) == 2
-
-
-def test_order_of_several_drivers_does_not_matter() -> None:
-    """`run_dir` has what the node knows of mounts: a driver that found another one's would forget its own."""
-    _, local, shared = TWO.split("[[driver]]")
-    turned = load(f"[[driver]]{shared}[[driver]]{local}")
-    assert {each.driver_name: each.run_dir for each in turned.driver} == {
-        each.driver_name: each.run_dir for each in load(TWO).driver
-    }
 
 
 def test_several_drivers_of_ours_beside_one_that_is_wrapped() -> None:
@@ -281,8 +270,5 @@ def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
     assert (driver.node_id, found.proxy.kubernetes.node_name) == ("node-1", "node-1")
     own = load("[driver]\nnode_id = 'own'\n", CRUST_NODE_NAME="node-1")
     assert [each.node_id for each in own.driver] == ["own"]
-
-
-def test_empty_name_of_the_node_is_refused() -> None:
     with pytest.raises(loading.InvalidSettings, match="node_name"):
         load(CRUST_NODE_NAME="")
