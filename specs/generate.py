@@ -7,6 +7,7 @@ committed; exit code 1 names every file that differs.
 import argparse
 import filecmp
 import importlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -66,23 +67,16 @@ def man_pages(into: Path) -> list[Path]:
     )
     pages = sorted(into.glob("*.1"))
     for page in pages:  # click marks a paragraph that is not to be filled with a backspace
-        text = page.read_text(encoding="utf-8")
-        text = text.replace("\b\n", ".br\n").replace(
-            f'.TH "{_title(page)}"', f'.TH "{page.stem.upper()}"'
-        )
-        page.write_text(text, encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("\b\n", ".br\n")
+        title = f'.TH "{page.stem.upper()}"'
+        page.write_text(re.sub(r'^\.TH "[^"]*"', title, text), encoding="utf-8")
     return pages
-
-
-def _title(page: Path) -> str:
-    return page.stem.upper().replace("-", " ")
 
 
 def _name_whole(command: click.Command) -> None:
     """The line NAME, which apropos searches, has the whole first sentence: click would cut it."""
-    command.short_help = (
-        (command.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
-    )
+    paragraph = (command.help or "").partition("\n\n")[0]
+    command.short_help = " ".join(paragraph.split()).partition(". ")[0]
     context = click.Context(
         command
     )  # click_man does not ask for the flags that are made from settings

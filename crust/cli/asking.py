@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -29,6 +29,9 @@ Stub: TypeAlias = "inspect_pb2_grpc.InspectAsyncStub"  # a name of the type stub
 
 WITH_ERROR_INFO = ((extensions.KEY, extensions.ERROR_INFO),)
 """Metadata: the peer names its error."""
+
+ANSWER_S = 5.0
+"""For an answer of the proxy."""
 
 _CONNECT_S = 2.0
 
@@ -55,16 +58,35 @@ def check_socket(who: str, path: str, *, start: str) -> None:
 
 
 @asynccontextmanager
+async def connected(who: str, path: str) -> AsyncIterator[SocketPort]:
+    """A daemon's socket; what is answered with another code than OK is raised as `answer_of` has it."""
+    async with SocketPort(path) as port:
+        try:
+            yield port
+        except PeerStatus as err:
+            raise answer_of(who, path, err) from err
+
+
+@asynccontextmanager
 async def inspecting(run_dir: str) -> AsyncIterator[Stub]:
     """The proxy's API for operators. Raises `DaemonNotResponding`, and what the proxy answers as errors of ours."""
     path = f"{run_dir}/inspect.sock"
     start = "start crust-node or crust-proxy"
     await workers.run(check_socket, "the proxy", path, start=start)
-    async with SocketPort(path) as port:
-        try:
-            yield stub(inspect_pb2_grpc.InspectStub, port)
-        except PeerStatus as err:
-            raise answer_of("the proxy", path, err) from err
+    async with connected("the proxy", path) as port:
+        yield stub(inspect_pb2_grpc.InspectStub, port)
+
+
+async def drivers(inspect: Stub) -> Sequence[inspect_pb2.ListDriversResponse.Driver]:
+    """The drivers that the proxy serves."""
+    request = inspect_pb2.ListDriversRequest()
+    return (await inspect.ListDrivers(request, timeout=ANSWER_S)).drivers
+
+
+async def deferred(inspect: Stub) -> Sequence[inspect_pb2.DeferredVolume]:
+    """The deferred volumes of this node."""
+    request = inspect_pb2.ListDeferredVolumesRequest()
+    return (await inspect.ListDeferredVolumes(request, timeout=ANSWER_S)).volumes
 
 
 async def events_of(inspect: Stub) -> AsyncIterator[inspect_pb2.Event]:
@@ -111,6 +133,11 @@ def answer_of(who: str, path: str, err: PeerStatus) -> errors.CrustError:
     if err.code is grpc.StatusCode.UNAVAILABLE:
         return DaemonNotResponding(who, path, "the connection was lost", "ask again")
     return codes.to_error(err)
+
+
+def reason(err: errors.CrustError | OSError) -> str:
+    """What was raised, as one sentence."""
+    return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
 def _reason(err: OSError, start: str) -> tuple[str, str]:

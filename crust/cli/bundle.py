@@ -24,7 +24,7 @@ from typing import BinaryIO
 import click
 
 import crust
-from crust.cli import output
+from crust.cli import asking, output
 from crust.cli.doctor import examine
 from crust.cli.inspecting import show
 from crust.core import credentials, errors, operations
@@ -106,7 +106,7 @@ async def parts(places: NodeFiles) -> AsyncIterator[tuple[str, bytes]]:
         try:
             yield name, await workers.run(_filtered, await question())
         except (errors.CrustError, OSError) as err:
-            missing.append(f"{name}: {_text(err)}")
+            missing.append(f"{name}: {asking.reason(err)}")
     async for name, data in _files(places, missing):
         yield name, await workers.run(_filtered, data)
     if missing:
@@ -121,7 +121,7 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
         try:
             paths = await calls.look(where, partial(_matching, root, pattern), timeout_s=READ_S)
         except (errors.CrustError, OSError) as err:
-            missing.append(f"{where}: {_text(err)}")
+            missing.append(f"{where}: {asking.reason(err)}")
             continue
         if len(paths) > LIMIT_FILES:
             missing.append(f"{into}: {len(paths) - LIMIT_FILES} files more")
@@ -129,13 +129,9 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
             try:
                 data = await calls.look(path, partial(_end_of, path), timeout_s=READ_S)
             except (errors.CrustError, OSError) as err:
-                missing.append(f"{path}: {_text(err)}")
+                missing.append(f"{path}: {asking.reason(err)}")
                 continue
             yield f"{into}/{path.relative_to(root)}", data
-
-
-def _text(err: errors.CrustError | OSError) -> str:
-    return err.shown() if isinstance(err, errors.CrustError) else str(err)
 
 
 def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from crust.cli import completion
+from crust.cli.inspecting.operator_commands import Shell, completion_script
 from crust.core import errors
 from crust.host.files import durable
 from crust.host.process import oserrors
@@ -28,7 +28,7 @@ RULES = Path("usr/local/lib/udev/rules.d")
 COMMAND = Path("usr/local/bin/crust")
 SETTINGS = Path("etc/crust")
 MAN_PAGES = Path("usr/local/share/man/man1")
-COMPLETIONS: Mapping[completion.Shell, Path] = {
+COMPLETIONS: Mapping[Shell, Path] = {
     "bash": Path("usr/local/share/bash-completion/completions/crust"),
     "zsh": Path("usr/local/share/zsh/site-functions/_crust"),
     "fish": Path("usr/local/share/fish/vendor_completions.d/crust.fish"),
@@ -92,7 +92,7 @@ def files(source: Path, command: str) -> Iterator[File]:
     for page in sorted(_man_pages(source).glob("crust*.1")):
         yield File(MAN_PAGES / page.name, page.read_bytes())
     for shell, path in COMPLETIONS.items():
-        yield File(path, f"{completion.script(shell)}\n".encode())
+        yield File(path, f"{completion_script(shell)}\n".encode())
 
 
 def _man_pages(source: Path) -> Path:
@@ -108,7 +108,7 @@ def command_path() -> str:
         raise NotInstallable(
             "crust cannot be installed",
             why=f"{path} does not exist: this is no environment that crust is installed in",
-            hint="make one, as docs/install.md shows",
+            hint="make one: python3 -m venv /opt/crust, then /opt/crust/bin/pip install of the wheel",
         )
     return str(path)
 

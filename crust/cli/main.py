@@ -75,7 +75,7 @@ def explain(name: str | None, volume: str | None, target: str | None, run_dir: s
 
     from crust.cli.inspecting import decisions
 
-    sys.exit(asyncio.run(decisions.volume(run_dir, volume=volume or "", target=target or "")))
+    asyncio.run(decisions.volume(run_dir, volume=volume or "", target=target or ""))
 
 
 @main.group()

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from crust.cli.inspecting.operator_commands import RUN_DIR
+from crust.cli.programs import PROGRAMS
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.output import Format
@@ -62,9 +63,7 @@ def config() -> None:
 
 
 @config.command("check")
-@click.argument(
-    "programs", nargs=-1, type=click.Choice(["node", "proxy", "shim", "driver", "kata"])
-)
+@click.argument("programs", nargs=-1, type=click.Choice(list(PROGRAMS)))
 @click.option(
     "--config",
     "path",

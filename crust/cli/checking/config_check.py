@@ -14,9 +14,8 @@ from typing import Any
 import click
 
 from crust.cli import output
-from crust.cli.doctor.node import PROGRAMS
 from crust.cli.output import Column, Format
-from crust.cli.programs import daemons
+from crust.cli.programs import PROGRAMS, daemons
 from crust.core import credentials, errors
 from crust.core.settings import loading
 from crust.core.settings.program import ProgramSettings
@@ -71,10 +70,7 @@ def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Se
 
 def of(program: str, text: str, path: str, environ: Mapping[str, str]) -> Iterator[Setting]:
     """The settings of a program from the text of its file. Raises `InvalidSettings`."""
-    defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
-    loaded = loading.load(
-        PROGRAMS[program], program, toml=text, environ=environ, flags={}, defaults=defaults
-    )
+    loaded = daemons.load(program, text, environ=environ)
     written = {name for name, _ in _flat(tomllib.loads(text))}
     for name, value in _flat(loaded.model_dump(mode="json")):
         _, is_of_part, last = name.rpartition(".")

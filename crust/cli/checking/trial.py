@@ -18,14 +18,14 @@ import hashlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pydantic
+from google.protobuf.message import Message
 
 from crust.cli import asking
 from crust.core import deferral_keys, errors
@@ -38,8 +38,8 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2
 
 CALL_S = 120.0
-_NODE_RPC = csi_pb2.NodeServiceCapability.RPC
-_CONTROLLER_RPC = csi_pb2.ControllerServiceCapability.RPC
+_STAGES = csi_pb2.NodeServiceCapability.RPC.STAGE_UNSTAGE_VOLUME
+_ATTACHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 _UNDO_ATTEMPTS = 10
 _STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
@@ -115,44 +115,30 @@ class Trial:
     show: Show = click.echo
 
     def __post_init__(self) -> None:
-        self.node = stub(csi_pb2_grpc.NodeStub, self.csi)
-        self.controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
+        self._node = stub(csi_pb2_grpc.NodeStub, self.csi)
+        self._controller = stub(csi_pb2_grpc.ControllerStub, self.csi)
         name, root = self.wanted.name, self.wanted.target_root
-        staged = hashlib.sha256(name.encode()).hexdigest()
-        self.note = f"{root}/{_STAGED}/{self.wanted.driver}/{staged}/{_NOTE}"
-        self.staging = f"{root}/{_STAGED}/{self.wanted.driver}/{staged}/globalmount"
+        staged = (
+            f"{root}/{_STAGED}/{self.wanted.driver}/{hashlib.sha256(name.encode()).hexdigest()}"
+        )
+        self.note = f"{staged}/{_NOTE}"
+        self.staging = f"{staged}/globalmount"
         self.target = f"{root}/pods/{name}/volumes/kubernetes.io~csi/{name}/mount"
-        self._undo: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        self._undo: list[Message] = []
 
     async def forth(self) -> None:
         """Create, stage, publish, and wait. Raises what refuses a step."""
-        capability = self._capability()
-        volume = await self._create(capability)
-        publish_context = await self._attach(volume, capability)
-        context = {
-            **volume.volume_context,
-            deferral_keys.DEFER: deferral_keys.Defer.ALWAYS.value,
-            deferral_keys.RUNTIME_HANDLER: self.wanted.handler,
-        }
-        common: dict[str, Any] = {
-            "volume_id": volume.volume_id,
-            "volume_context": context,
-            "publish_context": publish_context,
-            "volume_capability": capability,
-        }
-        if await self._node_has(_NODE_RPC.STAGE_UNSTAGE_VOLUME):
-            await workers.run(self._make_directory, self.staging)
-            self._back_from_stage(volume)
-            stage = csi_pb2.NodeStageVolumeRequest(staging_target_path=self.staging, **common)
-            await self._step(self.node, "NodeStageVolume", stage)
-        await workers.run(self._make_directory, os.path.dirname(self.target))
-        self._back_from_publish(volume)
-        publish = csi_pb2.NodePublishVolumeRequest(
-            target_path=self.target, staging_target_path=self.staging, **common
-        )
         # from before the publish: a sandbox may be over before anybody asks for the volume's state
         events = await asking.events_of(self.inspect)
-        await self._step(self.node, "NodePublishVolume", publish)
+        for directory in (self.staging, os.path.dirname(self.target)):
+            await workers.run(_make_directory, directory)
+        context: Mapping[str, str] = {}
+        async for request, undo in self._steps():
+            self._undo.append(undo)  # before the step: one that was refused may have left something
+            if "publish_context" in request.DESCRIPTOR.fields_by_name:
+                request.publish_context.update(context)
+            answer = await self._step(request)
+            context = getattr(answer, "publish_context", context)
         found = await self._entry()
         self.show(f"published {found.device} to {found.handler} at {self.target}")
         if self.wanted.wait_s:
@@ -161,83 +147,59 @@ class Trial:
     def note_down(self) -> None:
         """Write the note; `back` removes it. Blocks. Raises why it cannot be written."""
         with oserrors.translating(f"cannot write {self.note}"):
-            self._make_directory(os.path.dirname(self.note))
+            _make_directory(os.path.dirname(self.note))
         durable.publish(self.note, self.wanted.model_dump_json().encode())
 
     async def adopt(self) -> None:
         """Find what a killed trial may have left, for `back`. Raises what refuses to say it."""
-        volume = await self._create(self._capability())
-        await self._back_from_attach(volume)
-        if await self._node_has(_NODE_RPC.STAGE_UNSTAGE_VOLUME):
-            self._back_from_stage(volume)
-        self._back_from_publish(volume)
+        async for _, undo in self._steps():
+            self._undo.append(undo)
 
-    def _capability(self) -> csi_pb2.VolumeCapability:
+    async def _steps(self) -> AsyncIterator[tuple[Any, Message]]:
+        """Create the volume; then each step that the driver has, and what undoes it."""
         mount = csi_pb2.VolumeCapability.MountVolume(fs_type=self.wanted.fs_type)
         mode = csi_pb2.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
         access = csi_pb2.VolumeCapability.AccessMode(mode=mode)
-        return csi_pb2.VolumeCapability(mount=mount, access_mode=access)
-
-    async def _create(self, capability: csi_pb2.VolumeCapability) -> csi_pb2.Volume:
-        request = csi_pb2.CreateVolumeRequest(
+        capability = csi_pb2.VolumeCapability(mount=mount, access_mode=access)
+        create = csi_pb2.CreateVolumeRequest(
             name=self.wanted.name,
             capacity_range=csi_pb2.CapacityRange(required_bytes=self.wanted.size_bytes),
             volume_capabilities=[capability],
             parameters=self.wanted.parameters,
         )
-        answer = await self._step(self.controller, "CreateVolume", request)
-        made: csi_pb2.Volume = answer.volume
-        delete = csi_pb2.DeleteVolumeRequest(volume_id=made.volume_id)
-        self._back(self.controller, "DeleteVolume", delete)
-        self.show(f"volume {made.volume_id}")
-        return made
-
-    async def _attach(
-        self, volume: csi_pb2.Volume, capability: csi_pb2.VolumeCapability
-    ) -> Mapping[str, str]:
-        node_id = await self._back_from_attach(volume)
-        if not node_id:
-            return {}
-        request = csi_pb2.ControllerPublishVolumeRequest(
-            volume_id=volume.volume_id,
-            node_id=node_id,
-            volume_capability=capability,
-            volume_context=volume.volume_context,
+        volume: csi_pb2.Volume = (await self._step(create)).volume
+        self._undo.append(csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id))
+        self.show(f"volume {volume.volume_id}")
+        same: dict[str, Any] = {"volume_id": volume.volume_id}
+        given = {**same, "volume_capability": capability}
+        if _ATTACHES in await self._has(csi_pb2.ControllerGetCapabilitiesRequest()):
+            node_id = (await self._call(csi_pb2.NodeGetInfoRequest())).node_id
+            yield (
+                csi_pb2.ControllerPublishVolumeRequest(
+                    node_id=node_id, volume_context=volume.volume_context, **given
+                ),
+                csi_pb2.ControllerUnpublishVolumeRequest(node_id=node_id, **same),
+            )
+        given["volume_context"] = {
+            **volume.volume_context,
+            deferral_keys.DEFER: deferral_keys.Defer.ALWAYS.value,
+            deferral_keys.RUNTIME_HANDLER: self.wanted.handler,
+        }
+        staging: dict[str, Any] = {"staging_target_path": self.staging}
+        if _STAGES in await self._has(csi_pb2.NodeGetCapabilitiesRequest()):
+            yield (
+                csi_pb2.NodeStageVolumeRequest(**staging, **given),
+                csi_pb2.NodeUnstageVolumeRequest(**staging, **same),
+            )
+        yield (
+            csi_pb2.NodePublishVolumeRequest(target_path=self.target, **staging, **given),
+            csi_pb2.NodeUnpublishVolumeRequest(target_path=self.target, **same),
         )
-        made = await self._step(self.controller, "ControllerPublishVolume", request)
-        found: Mapping[str, str] = made.publish_context
-        return found
 
-    async def _back_from_attach(self, volume: csi_pb2.Volume) -> str:
-        """This node's id, if the driver attaches volumes."""
-        ask = csi_pb2.ControllerGetCapabilitiesRequest()
-        answer = await _call(self.controller.ControllerGetCapabilities, ask)
-        if _CONTROLLER_RPC.PUBLISH_UNPUBLISH_VOLUME not in {
-            capability.rpc.type for capability in answer.capabilities
-        }:
-            return ""
-        node_id = (await _call(self.node.NodeGetInfo, csi_pb2.NodeGetInfoRequest())).node_id
-        detach = csi_pb2.ControllerUnpublishVolumeRequest(
-            volume_id=volume.volume_id, node_id=node_id
-        )
-        self._back(self.controller, "ControllerUnpublishVolume", detach)
-        return str(node_id)
-
-    def _back_from_stage(self, volume: csi_pb2.Volume) -> None:
-        unstage = csi_pb2.NodeUnstageVolumeRequest(
-            volume_id=volume.volume_id, staging_target_path=self.staging
-        )
-        self._back(self.node, "NodeUnstageVolume", unstage)
-
-    def _back_from_publish(self, volume: csi_pb2.Volume) -> None:
-        unpublish = csi_pb2.NodeUnpublishVolumeRequest(
-            volume_id=volume.volume_id, target_path=self.target
-        )
-        self._back(self.node, "NodeUnpublishVolume", unpublish)
-
-    async def _node_has(self, wanted: int) -> bool:
-        answer = await _call(self.node.NodeGetCapabilities, csi_pb2.NodeGetCapabilitiesRequest())
-        return wanted in {capability.rpc.type for capability in answer.capabilities}
+    async def _has(self, request: Message) -> set[int]:
+        """The capabilities of a service."""
+        answer = await self._call(request)
+        return {capability.rpc.type for capability in answer.capabilities}
 
     async def _claimed_and_ended(
         self, events: AsyncIterator[inspect_pb2.Event], handler: str
@@ -279,60 +241,60 @@ class Trial:
         )
 
     async def _entry(self) -> inspect_pb2.DeferredVolume:
-        request = inspect_pb2.ListDeferredVolumesRequest()
-        answer = await _call(self.inspect.ListDeferredVolumes, request)
-        found = next(
-            (volume for volume in answer.volumes if volume.target_path == self.target), None
+        for volume in await asking.deferred(self.inspect):
+            if volume.target_path == self.target:
+                return volume
+        raise errors.RuntimeFailed(
+            f"the volume at {self.target} is not deferred",
+            why="the publish was answered OK, and the handoff directory has no entry",
+            hint="read the proxy's log",
         )
-        if found is None:
-            raise errors.RuntimeFailed(
-                f"the volume at {self.target} is not deferred",
-                why="the publish was answered OK, and the handoff directory has no entry",
-                hint="read the proxy's log",
-            )
-        entry: inspect_pb2.DeferredVolume = found
-        return entry
 
-    async def _step(self, service: object, name: str, request: object) -> Any:
-        answer = await _call(getattr(service, name), request)
-        self.show(f"{name}: OK")
+    async def _step(self, request: Message) -> Any:
+        answer = await self._call(request)
+        self.show(f"{_name(request)}: OK")
         return answer
 
-    def _make_directory(self, path: str) -> None:
-        os.makedirs(path, mode=0o750, exist_ok=True)
-
-    def _back(self, service: object, name: str, request: object) -> None:
-        """Registered before the step: one that was refused may have left something."""
-        self._undo.append((name, partial(_call, getattr(service, name), request)))
+    async def _call(self, request: Message) -> Any:
+        """A request's type is its RPC."""
+        name = _name(request)
+        rpc = getattr(self._node if name.startswith("Node") else self._controller, name)
+        try:
+            return await rpc(request, timeout=CALL_S, metadata=asking.WITH_ERROR_INFO)
+        except PeerStatus as error:
+            raise status.to_error(error) from error
 
     async def back(self) -> list[str]:
         """The steps back, newest first; returns what could not be undone, in sentences."""
         left = []
-        for name, undo in reversed(self._undo):
+        for request in reversed(self._undo):
             try:
-                await _patiently(undo)
+                await self._patiently(request)
             except errors.CrustError as error:
-                left.append(f"{name}: {error.shown()}")
+                left.append(f"{_name(request)}: {error.shown()}")
                 break  # what is below is in use by it
-            self.show(f"{name}: OK")
         if not left:
             await workers.run(Path(self.note).unlink, missing_ok=True)
         for path in (os.path.dirname(self.target), self.staging):
             await workers.run(_remove_empty, path, self.wanted.target_root)
         return left
 
-
-async def _patiently(undo: Callable[[], Awaitable[object]]) -> None:
-    """Some drivers answer ABORTED or UNAVAILABLE for a while."""
-    for attempt in range(_UNDO_ATTEMPTS):
-        try:
-            await undo()
-        except (errors.OperationPending, errors.PeerUnavailable):
-            if attempt + 1 == _UNDO_ATTEMPTS:
-                raise
+    async def _patiently(self, request: Message) -> None:
+        """Some drivers answer ABORTED or UNAVAILABLE for a while."""
+        for _ in range(_UNDO_ATTEMPTS - 1):
+            with contextlib.suppress(errors.OperationPending, errors.PeerUnavailable):
+                await self._step(request)
+                return
             await asyncio.sleep(1)
-        else:
-            return
+        await self._step(request)
+
+
+def _name(request: Message) -> str:
+    return request.DESCRIPTOR.name.removesuffix("Request")
+
+
+def _make_directory(path: str) -> None:
+    os.makedirs(path, mode=0o750, exist_ok=True)
 
 
 def _remove_empty(path: str, root: str) -> None:
@@ -347,19 +309,10 @@ def _remove_empty(path: str, root: str) -> None:
         path = os.path.dirname(path)
 
 
-async def _call(rpc: Callable[..., Awaitable[object]], request: object) -> Any:
-    try:
-        return await rpc(request, timeout=CALL_S, metadata=asking.WITH_ERROR_INFO)
-    except PeerStatus as error:
-        raise status.to_error(error) from error
-
-
 async def try_publish(run_dir: str, wanted: TrialRequest) -> int:
     """Try it; returns the exit code: 0 it worked and nothing is left, 1 otherwise."""
     async with asking.inspecting(run_dir) as inspect:
-        served = (
-            await inspect.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=CALL_S)
-        ).drivers
+        served = await asking.drivers(inspect)
         found = [each for each in served if wanted.driver in ("", each.name)]
         if len(found) != 1:
             raise errors.NotFound.named(
@@ -405,13 +358,14 @@ def _ended_by(*signals: signal.Signals) -> Iterator[None]:
             loop.add_signal_handler(each, lambda: None)
 
 
-async def undo(note: Path, inspect: asking.Stub, sockets: Mapping[str, str]) -> tuple[str, ...]:
+async def undo(note: Path, inspect: asking.Stub) -> tuple[str, ...]:
     """Undo the trial of a note, whose command was killed; returns what is left, in sentences.
 
     Raises as `locked` and `wanted_of`, and what the driver refuses.
     """
     with locked(note):
         wanted = await workers.run(wanted_of, note)
+        sockets = {driver.name: driver.socket for driver in await asking.drivers(inspect)}
         if wanted.driver not in sockets:
             return (f"the proxy serves no driver {wanted.driver}",)
         async with SocketPort(sockets[wanted.driver]) as csi:

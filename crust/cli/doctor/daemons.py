@@ -10,7 +10,6 @@ import crust
 from crust.cli import asking
 from crust.cli.doctor.finding import Finding, doctor_check, error, of, ok, tried, warning
 from crust.cli.doctor.node import CONFIG_DIR, Node
-from crust.cli.inspecting import versions as versions_
 from crust.cli.inspecting import views
 from crust.core import errors
 from crust.core.settings.driver import DriverSettings
@@ -53,33 +52,30 @@ def sockets_match(node: Node) -> Iterator[Finding]:
     proxy, shim, driver = (node.settings_of(each) for each in ("proxy", "shim", "driver"))
     if not (isinstance(proxy, ProxySettings) and isinstance(shim, ShimSettings)):
         return
-    wrong = [*_proxy_and_shim(proxy, shim)]
-    if isinstance(driver, DriverSettings):
-        wrong += _driver_and_others(driver, proxy, shim)
+    wrong = list(_mismatches(proxy, shim, driver if isinstance(driver, DriverSettings) else None))
     for what, why in wrong:
         yield error(what, why, f"name the same socket in both files of {CONFIG_DIR}")
     if not wrong:
         yield ok("proxy, shim and driver name the same sockets")
 
 
-def _proxy_and_shim(proxy: ProxySettings, shim: ShimSettings) -> Iterator[tuple[str, str]]:
-    backends = {driver.backend for driver in proxy.drivers}
+def _mismatches(
+    proxy: ProxySettings, shim: ShimSettings, driver: DriverSettings | None
+) -> Iterator[tuple[str, str]]:
+    backends = {served.backend for served in proxy.drivers}
     runtime = f"{proxy.run_dir}/runtime.sock"
+    serves = f"the proxy serves {runtime}"
     if shim.socket not in backends:
         why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
         yield f"nobody calls the shim at {shim.socket}", why
     if not shim.controller and shim.runtime_socket != runtime:
-        yield f"the shim asks the proxy at {shim.runtime_socket}", f"the proxy serves {runtime}"
-
-
-def _driver_and_others(
-    driver: DriverSettings, proxy: ProxySettings, shim: ShimSettings
-) -> Iterator[tuple[str, str]]:
-    runtime = f"{proxy.run_dir}/runtime.sock"
+        yield f"the shim asks the proxy at {shim.runtime_socket}", serves
+    if driver is None:
+        return
     if driver.socket != shim.driver_socket:
         yield f"nobody calls the driver at {driver.socket}", f"the shim calls {shim.driver_socket}"
     if driver.runtime_socket and driver.runtime_socket != runtime:
-        yield f"the driver asks the proxy at {driver.runtime_socket}", f"the proxy serves {runtime}"
+        yield f"the driver asks the proxy at {driver.runtime_socket}", serves
 
 
 @doctor_check("sockets")
@@ -141,11 +137,12 @@ def versions(node: Node) -> Iterator[Finding]:
     """Each daemon that runs is of the version that is installed."""
     if (answer := node.answer) is None:
         return
-    for name, version in versions_.running(answer.version, answer.drivers).items():
+    for name, version in views.versions(answer).items():
         if version == crust.__version__:
             yield ok(f"{name} runs {version}")
         else:
-            yield warning(f"{name} {versions_.sentence(version)}", versions_.WHY, versions_.TODO)
+            what = f"{name} {views.other_version(version)}"
+            yield warning(what, views.NOT_RESTARTED, views.RESTART)
 
 
 @doctor_check("handlers")

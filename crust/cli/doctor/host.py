@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
 from crust.cli.doctor.node import Node
+from crust.cli.install import shipped
 from crust.host.filesystems import supported
 
 _LEAST = (5, 15)
@@ -179,7 +180,7 @@ def udev(node: Node) -> Iterator[Finding]:
         yield warning(
             "udev has no rule 59-crust.rules",
             "it reads what pods write on their volumes, and LVM or md may take a volume: it cannot be detached then",
-            "crust install --systemd, or deploy/host/59-crust.rules in /etc/udev/rules.d; udevadm control --reload",
+            "crust install --systemd; udevadm control --reload",
         )
 
 
@@ -196,7 +197,7 @@ def lvm(node: Node) -> Iterator[Finding]:
         yield warning(
             "LVM looks for volume groups on every device",
             "a scan activates the volume group that a pod wrote on its volume; the volume cannot be detached then",
-            "merge deploy/host/lvm.conf into /etc/lvm/lvm.conf; its file system.devices must exist",
+            f"merge {shipped()}/host/lvm.conf into /etc/lvm/lvm.conf; its file system.devices must exist",
         )
 
 
@@ -221,7 +222,7 @@ def multipath(node: Node) -> Iterator[Finding]:
         yield warning(
             "multipath has no /etc/multipath/conf.d/crust.conf",
             "versions before 0.8.7 make a map of a volume, which keeps it busy",
-            "install deploy/host/multipath.conf there, unless the wrapped driver itself uses multipath",
+            f"copy {shipped()}/host/multipath.conf there, unless the wrapped driver itself uses multipath",
         )
 
 

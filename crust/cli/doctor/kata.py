@@ -64,7 +64,7 @@ def engine(node: Node) -> Iterator[Finding]:
         yield warning(
             "there is no containerd on the PATH, whose version says what it asks a plugin",
             "CRI-O asks before it creates a container and not before it starts one: then guard and placeholder hold",
-            "compare docs/kata.md, What holds when something is away",
+            "nothing, where CRI-O runs; else install containerd 2.2 or later",
         )
         return
     nri = _nri(node)
@@ -98,7 +98,7 @@ def engine(node: Node) -> Iterator[Finding]:
             "containers start while crust kata is away",
             "Kata refuses those that have a placeholder; a pod with another runtime starts on the guard mount",
             _lines(".default_validator", f'enable = true, required_plugins = ["{_PLUGIN}"]')
-            + "; docs/kata.md says what static pods need",
+            + '; static pods need the annotation crust.dev/tolerate-missing-plugin/pod: "true"',
         )
 
 

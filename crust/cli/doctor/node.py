@@ -8,24 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.cli.inspecting import views
+from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
-from crust.core.settings import loading
 from crust.core.settings.driver import DriverSettings
 from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
-from crust.core.settings.shim import ShimSettings
 from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
 
-PROGRAMS: dict[str, type[ProgramSettings]] = {
-    "node": NodeSettings,
-    "proxy": ProxySettings,
-    "shim": ShimSettings,
-    "driver": DriverSettings,
-    "kata": KataSettings,
-}
-CONFIG_DIR = "/etc/crust"
+CONFIG_DIR = str(daemons.CONFIG_DIR)
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
 _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -107,11 +99,7 @@ class Node:
         """The same. Raises `InvalidSettings` if the file is refused."""
         if program not in self.installed():
             return None
-        text = self.text(f"{CONFIG_DIR}/{program}.toml")
-        defaults = {"node_id": os.uname().nodename} if program == "driver" else {}
-        return loading.load(
-            PROGRAMS[program], program, toml=text, environ={}, flags={}, defaults=defaults
-        )
+        return daemons.load(program, self.text(f"{CONFIG_DIR}/{program}.toml"))
 
     @property
     def is_one_process(self) -> bool:

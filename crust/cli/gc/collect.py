@@ -1,9 +1,13 @@
-"""Finds, proves, settles, prints: orphans of a kubelet, and what a killed `crust try` left.
+"""Finds, proves, settles, prints: the publishes that a kubelet forgot, and what a killed `crust try` left.
 
-Exit code 1: an orphan is left, without a complete proof or by a refused step.
+Exit code 1: one of them is left, without a complete proof or by a refused step. The steps can each be repeated after
+a kill. The file of the kubelet's bind goes last: as long as it is there, the next `crust gc` finds the publish again.
 """
 
 import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,19 +15,23 @@ from rich.text import Text
 
 from crust.cli import asking, output
 from crust.cli.checking import trial
-from crust.cli.gc import forgotten, proof, settle
+from crust.cli.gc import forgotten, proof
+from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
-from crust.cli.inspecting import show, views, watching
+from crust.cli.inspecting import show, watching
 from crust.core import errors
 from crust.host.process import workers
-from crust.wire.v1 import inspect_pb2
+from crust.rpc.port import stub
+from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One orphan. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
+    """Of one publish. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
 
-    orphan: forgotten.Orphan
+    publish: ForgottenPublish
     checks: tuple[proof.Check, ...]
     steps: tuple[str, ...]
     outcome: str
@@ -47,24 +55,27 @@ def print_settled(options: Options, form: output.Format) -> int:
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
-    """Every orphan of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
-    async with asking.inspecting(options.run_dir) as stub:
-        sockets, evidence = await _asked(stub, options)
-        found = await workers.run(forgotten.find, options.kubelet_root, evidence.entries)
+    """Every forgotten publish of this node, settled if that is asked for. Raises what `asking.inspecting` does."""
+    async with asking.inspecting(options.run_dir) as inspect:
+        evidence = await _evidence(inspect, options)
         results = []
-        for each in found:  # settling the one before may have taken minutes
-            sockets, evidence = await _asked(stub, options)
-            results.append(await _one(each, evidence, sockets, options, kernel))
+        for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
+            evidence = await _evidence(inspect, options)  # the one before may have taken minutes
+            results.append(await _one(publish, evidence, options, kernel))
         for note in await workers.run(trial.left, options.kubelet_root):
-            results.append(await _trial(note, stub, sockets, options))
+            results.append(await _trial(note, inspect, options))
     return tuple(results)
 
 
-async def _trial(
-    note: Path, stub: asking.Stub, sockets: dict[str, str], options: Options
-) -> Result:
+async def _evidence(inspect: asking.Stub, options: Options) -> proof.Evidence:
+    """What the proxy knows now."""
+    sockets = {driver.name: driver.socket for driver in await asking.drivers(inspect)}
+    return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
+
+
+async def _trial(note: Path, inspect: asking.Stub, options: Options) -> Result:
     """A `crust try` that was killed: the lock of its note proves it."""
-    orphan = forgotten.Orphan(
+    publish = ForgottenPublish(
         kind="trial",
         driver=note.parent.parent.name,
         volume_id="",
@@ -76,54 +87,88 @@ async def _trial(
     try:
         if options.dry_run:
             with trial.locked(note):
-                return Result(orphan, (), steps, "proven", "")
-        left = await trial.undo(note, stub, sockets)
+                return Result(publish, (), steps, "proven", "")
+        left = await trial.undo(note, inspect)
     except errors.CrustError as error:
-        return Result(orphan, (), steps, "kept", error.shown())
-    return Result(orphan, (), steps, "refused" if left else "settled", "; ".join(left))
-
-
-async def _asked(stub: asking.Stub, options: Options) -> tuple[dict[str, str], proof.Evidence]:
-    """The drivers' sockets, and what the proxy knows now."""
-    served = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=show.TIMEOUT_S)
-    listed = await stub.ListDeferredVolumes(
-        inspect_pb2.ListDeferredVolumesRequest(), timeout=show.TIMEOUT_S
-    )
-    sockets = {driver.name: driver.socket for driver in served.drivers}
-    entries = tuple(map(views.Volume.of, listed.volumes))
-    return sockets, proof.Evidence(frozenset(sockets), entries, options.grace_s)
+        return Result(publish, (), steps, "kept", error.shown())
+    return Result(publish, (), steps, "refused" if left else "settled", "; ".join(left))
 
 
 async def _one(
-    orphan: forgotten.Orphan,
-    evidence: proof.Evidence,
-    sockets: dict[str, str],
-    options: Options,
-    kernel: Kernel,
+    publish: ForgottenPublish, evidence: proof.Evidence, options: Options, kernel: Kernel
 ) -> Result:
-    try:
-        seen = await workers.run(proof.checks, orphan, evidence, kernel)
-    except (errors.CrustError, OSError) as err:
-        message = f"nothing is touched, because a check could not look: {_text(err)}"
-        return Result(orphan, (), (), "kept", message)
-    failed = ", ".join(each.name for each in seen if not each.proven)
-    if failed:
-        message = f"nothing is touched: the check {failed} failed"
-        return Result(orphan, seen, (), "kept", message)
+    checks: tuple[proof.Check, ...] = ()
     steps: tuple[str, ...] = ()
     try:
-        plan = await workers.run(settle.planned, orphan, sockets[orphan.driver], options.grace_s)
-        steps = await workers.run(plan.steps, kernel)
-        if options.dry_run:
-            return Result(orphan, seen, steps, "proven", "")
-        await settle.settle(plan, kernel)
+        checks = await workers.run(proof.checks, publish, evidence, kernel)
+        if failed := ", ".join(check.name for check in checks if not check.proven):
+            message = f"nothing is touched: the check {failed} failed"
+            return Result(publish, checks, (), "kept", message)
+        why_staged = await workers.run(proof.why_staged, publish, options.grace_s)
+        steps = tuple(await workers.run(_steps, publish, why_staged, kernel))
+        if not options.dry_run:
+            await _settle(publish, evidence, why_staged, kernel)
     except (errors.CrustError, OSError) as err:
-        return Result(orphan, seen, steps, "refused", _text(err))
-    return Result(orphan, seen, steps, "settled", "")
+        if checks:
+            return Result(publish, checks, steps, "refused", asking.reason(err))
+        message = f"nothing is touched, because a check could not look: {asking.reason(err)}"
+        return Result(publish, (), (), "kept", message)
+    return Result(publish, checks, steps, "proven" if options.dry_run else "settled", "")
 
 
-def _text(err: errors.CrustError | OSError) -> str:
-    return err.shown() if isinstance(err, errors.CrustError) else str(err)
+def _steps(publish: ForgottenPublish, why_staged: str, kernel: Kernel) -> list[str]:
+    """What is done for a proven one, in words. Blocks."""
+    loops = kernel.loops_of(publish.mapped) if publish.mapped else ()
+    found = [f"detach the kubelet's loop device {loop}" for loop in loops]
+    if publish.mapped and os.path.lexists(publish.mapped):
+        found.append(f"unmount the kubelet's bind {publish.mapped}")
+    found.append(f"NodeUnpublishVolume {publish.volume_id} {publish.target}")
+    if why_staged:
+        found.append(f"no NodeUnstageVolume: {why_staged}, whose kubelet will call it")
+    elif publish.staging:
+        found.append(f"NodeUnstageVolume {publish.volume_id} {publish.staging}")
+    return found
+
+
+async def _settle(
+    publish: ForgottenPublish, evidence: proof.Evidence, why_staged: str, kernel: Kernel
+) -> None:
+    """Raises what the kernel, the proxy or the driver refuse; the rest is left then, for the next time."""
+    if publish.mapped:
+        await workers.run(_release, publish.mapped, kernel)
+    who, socket = f"driver {publish.driver}", evidence.sockets[publish.driver]
+    async with asking.connected(who, socket) as port:
+        node = stub(csi_pb2_grpc.NodeStub, port)
+        unpublish = csi_pb2.NodeUnpublishVolumeRequest(
+            volume_id=publish.volume_id, target_path=publish.target
+        )
+        await node.NodeUnpublishVolume(unpublish, timeout=TIMEOUT_S)
+        if publish.staging and not why_staged:
+            await workers.run(_check_unused, publish, evidence.grace_s)
+            unstage = csi_pb2.NodeUnstageVolumeRequest(
+                volume_id=publish.volume_id, staging_target_path=publish.staging
+            )
+            await node.NodeUnstageVolume(unstage, timeout=TIMEOUT_S)
+    if publish.mapped:
+        with suppress(FileNotFoundError):
+            await workers.run(os.unlink, publish.mapped)
+
+
+def _check_unused(publish: ForgottenPublish, grace_s: float) -> None:
+    """Look again: an unpublish may take minutes, in which a kubelet can have staged the volume for a new pod."""
+    if why := proof.why_staged(publish, grace_s):
+        raise errors.NotReady.named(
+            "VolumeInUseAgain",
+            f"volume {publish.volume_id} stays staged at {publish.staging}",
+            why=f"{why}, since the proof",
+            hint="run crust gc again",
+        )
+
+
+def _release(mapped: str, kernel: Kernel) -> None:
+    for device in kernel.loops_of(mapped):
+        kernel.detach(device, mapped)
+    kernel.unmount(mapped)
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
@@ -131,30 +176,28 @@ def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
 
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
-            return Text(f"nothing below {kubelet_root} is left by a kubelet or by `crust try`")
-        return Text("\n\n").join(map(_described, results))
+            return Text(
+                f"no kubelet has forgotten anything below {kubelet_root}, and no `crust try` was killed"
+            )
+        return Text("\n\n").join(Text("\n").join(_described(result)) for result in results)
 
     left = [result for result in results if result.outcome in ("kept", "refused")]
-    names = tuple(result.orphan.volume_id or result.orphan.target for result in results)
-    return show.Shown({"orphans": results}, names, table, healthy=not left)
+    names = tuple(result.publish.volume_id or result.publish.target for result in results)
+    return show.Shown({"forgotten": results}, names, table, healthy=not left)
 
 
-def _described(result: Result) -> Text:
-    orphan = result.orphan
+def _described(result: Result) -> Iterator[Text]:
+    publish = result.publish
     styles = {"settled": output.GOOD, "proven": output.GOOD}
-    lines = [
-        Text.assemble(
-            f"{orphan.kind} {orphan.volume_id or '?'} of {orphan.driver or '?'}: ",
-            (result.outcome, styles.get(result.outcome, output.BAD)),
-        ),
-        Text(f"  target    {output.printable(orphan.target)}"),
-    ]
+    what = f"{publish.kind} {publish.volume_id or '?'} of {publish.driver or '?'}: "
+    yield Text.assemble(what, (result.outcome, styles.get(result.outcome, output.BAD)))
+    yield Text(f"  target    {output.printable(publish.target)}")
     for check in result.checks:
         word, style = ("proven", output.GOOD) if check.proven else ("failed", output.BAD)
         text = f"  {check.name}: {output.printable(check.text)}"
-        lines.append(Text.assemble("  ", (f"{word:<8}", style), text))
+        yield Text.assemble("  ", (f"{word:<8}", style), text)
     verb = "done" if result.outcome == "settled" else "step"
-    lines += [Text(f"  {verb:<10}{output.printable(step)}") for step in result.steps]
+    for step in result.steps:
+        yield Text(f"  {verb:<10}{output.printable(step)}")
     if result.message:
-        lines.append(Text(f"  {'why':<10}{output.printable(result.message)}"))
-    return Text("\n").join(lines)
+        yield Text(f"  {'why':<10}{output.printable(result.message)}")

@@ -23,7 +23,7 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class ForgottenPublish:
     """A publish without a pod. `driver` and `volume_id` are empty where nothing says which volume it is.
 
     `mapped` (the kubelet's bind), `staging` and `data` belong to a raw volume; a deferred one has none of them.
@@ -45,12 +45,12 @@ class Orphan:
         return f"{self.pods}/{self.pod_uid}"
 
 
-def find(kubelet_root: str, entries: Iterable[views.Volume]) -> tuple[Orphan, ...]:
+def find(kubelet_root: str, entries: Iterable[views.Volume]) -> tuple[ForgottenPublish, ...]:
     """All of them; none without the directory of all pods: the kubelet's root is not mounted then. Blocks."""
     if not os.path.isdir(f"{kubelet_root}/pods"):
         return ()
     found = (*_raw(kubelet_root), *_deferred(kubelet_root, entries))
-    return tuple(each for each in found if is_absent(each.pod_directory))
+    return tuple(publish for publish in found if is_absent(publish.pod_directory))
 
 
 def is_absent(path: str) -> bool:
@@ -64,7 +64,7 @@ def is_absent(path: str) -> bool:
     return False
 
 
-def _raw(root: str) -> Iterator[Orphan]:
+def _raw(root: str) -> Iterator[ForgottenPublish]:
     base = f"{root}/{_DEVICES}"
     published = {(path.parent.name, path.name) for path in Path(f"{base}/publish").glob("*/*")}
     mapped = {(path.parents[1].name, path.name) for path in Path(base).glob("*/dev/*")}
@@ -73,7 +73,7 @@ def _raw(root: str) -> Iterator[Orphan]:
             continue
         data = f"{base}/{pv}/data/vol_data.json"
         driver, volume_id = _volume(data)
-        yield Orphan(
+        yield ForgottenPublish(
             kind="raw volume",
             driver=driver,
             volume_id=volume_id,
@@ -86,10 +86,10 @@ def _raw(root: str) -> Iterator[Orphan]:
         )
 
 
-def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[Orphan]:
+def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[ForgottenPublish]:
     for entry in entries:
         if entry.pod_uid and entry.target_path.startswith(f"{root}/pods/{entry.pod_uid}/"):
-            yield Orphan(
+            yield ForgottenPublish(
                 kind="deferred volume",
                 driver=entry.driver,
                 volume_id=entry.volume_id,
@@ -99,11 +99,11 @@ def _deferred(root: str, entries: Iterable[views.Volume]) -> Iterator[Orphan]:
             )
 
 
-def other_pods(orphan: Orphan) -> tuple[str, ...]:
-    """The UIDs of other pods at which the orphan's raw volume is published or bound. Blocks."""
-    directories = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
+def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:
+    """The UIDs of other pods at which the raw volume is published or bound. Blocks."""
+    directories = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
     found = {path.name for directory in directories for path in Path(directory).glob("*")}
-    return tuple(sorted(found - {orphan.pod_uid}))
+    return tuple(sorted(found - {publish.pod_uid}))
 
 
 def _volume(data: str) -> tuple[str, str]:

@@ -1,12 +1,12 @@
-"""The checks: each looks at one fact, and says what it saw. An orphan is proven if all of them are."""
+"""The checks: each looks at one fact, and says what it saw. A publish is forgotten if all are proven."""
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from crust.cli.gc import forgotten
-from crust.cli.gc.forgotten import Orphan
+from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
 from crust.cli.inspecting import views
 
@@ -22,44 +22,46 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the proxy answered, and how long something must be old."""
+    """What the proxy answered, with the sockets of its drivers by name, and how long something must be old."""
 
-    drivers: frozenset[str]
+    sockets: Mapping[str, str]
     entries: tuple[views.Volume, ...]
     grace_s: float
 
 
-def checks(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[Check, ...]:
+def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tuple[Check, ...]:
     """All of them. Blocks."""
     return (
-        _identity(orphan, evidence),
+        _identity(publish, evidence),
         _visibility(kernel),
-        _pod_directory(orphan),
-        _pod_processes(orphan, kernel),
-        _claim(orphan, evidence),
-        *_device(orphan, evidence, kernel),
-        _age(orphan, evidence),
+        _pod_directory(publish),
+        _pod_processes(publish, kernel),
+        _claim(publish, evidence),
+        *_device(publish, evidence, kernel),
+        _age(publish, evidence),
     )
 
 
-def why_staged(orphan: Orphan, grace_s: float) -> str:
-    """Why a raw volume must stay staged when the orphan is unpublished; empty if it need not. Blocks.
+def why_staged(publish: ForgottenPublish, grace_s: float) -> str:
+    """Why a raw volume must stay staged when the publish ends; empty if it need not, or is not staged. Blocks.
 
-    Another pod may have it published for longer than any grace: no device is bound for the orphan any more after a
+    Another pod may have it published for longer than any grace: no device is bound for that one any more after a
     reboot, and the only trace of the new pod is its own publish. A kubelet writes vol_data.json at each attempt.
     """
-    if others := forgotten.other_pods(orphan):
+    if not publish.staging:
+        return ""
+    if others := forgotten.other_pods(publish):
         return f"it is published for pod {', '.join(others[:5])}"
-    return "a kubelet works with it" if _age_s(orphan.data) < grace_s else ""
+    return "a kubelet works with it" if _age_s(publish.data) < grace_s else ""
 
 
-def _identity(orphan: Orphan, evidence: Evidence) -> Check:
-    if not orphan.volume_id:
-        text = f"{orphan.data or 'the entry'} does not say which volume it is"
+def _identity(publish: ForgottenPublish, evidence: Evidence) -> Check:
+    if not publish.volume_id:
+        text = f"{publish.data or 'the entry'} does not say which volume it is"
         return Check("identity", proven=False, text=text)
-    known = orphan.driver in evidence.drivers
-    text = f"volume {orphan.volume_id} of {orphan.driver}, which the proxy serves"
-    other = f"the proxy serves no driver {orphan.driver}"
+    known = publish.driver in evidence.sockets
+    text = f"volume {publish.volume_id} of {publish.driver}, which the proxy serves"
+    other = f"the proxy serves no driver {publish.driver}"
     return Check("identity", known, text if known else other)
 
 
@@ -70,39 +72,39 @@ def _visibility(kernel: Kernel) -> Check:
     return Check("visibility", not hidden, unseen if hidden else seen)
 
 
-def _pod_directory(orphan: Orphan) -> Check:
-    is_gone = forgotten.is_absent(orphan.pod_directory)
+def _pod_directory(publish: ForgottenPublish) -> Check:
+    is_gone = forgotten.is_absent(publish.pod_directory)
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
-    return Check("pod-directory", is_gone, f"{orphan.pod_directory} {state}")
+    return Check("pod-directory", is_gone, f"{publish.pod_directory} {state}")
 
 
-def _pod_processes(orphan: Orphan, kernel: Kernel) -> Check:
-    found = kernel.processes_of(orphan.pod_uid)
+def _pod_processes(publish: ForgottenPublish, kernel: Kernel) -> Check:
+    found = kernel.processes_of(publish.pod_uid)
     text = f"still running: {', '.join(found[:5])}" if found else "no process is in a group of it"
-    return Check("pod-processes", not found, f"pod {orphan.pod_uid}: {text}")
+    return Check("pod-processes", not found, f"pod {publish.pod_uid}: {text}")
 
 
-def _claim(orphan: Orphan, evidence: Evidence) -> Check:
+def _claim(publish: ForgottenPublish, evidence: Evidence) -> Check:
     unreadable = [entry.entry for entry in evidence.entries if entry.state == "unreadable"]
     if unreadable:
         text = f"the entry {unreadable[0]} cannot be read: it may be of this volume"
         return Check("claim", proven=False, text=text)
     for entry in evidence.entries:
-        if (entry.driver, entry.volume_id) != (orphan.driver, orphan.volume_id):
+        if (entry.driver, entry.volume_id) != (publish.driver, publish.volume_id):
             continue
         if entry.sandbox_id or entry.state in ("claimed", "mounted"):
             text = f"sandbox {entry.sandbox_id or '?'} has claimed it at {entry.target_path}"
             return Check("claim", proven=False, text=text)
-        if entry.target_path != orphan.target:
+        if entry.target_path != publish.target:
             text = f"it is deferred at {entry.target_path}"
             return Check("claim", proven=False, text=text)
     return Check("claim", proven=True, text="no sandbox has claimed it")
 
 
-def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Check]:
-    bound = _devices_of(orphan, evidence, kernel)
+def _device(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> Iterator[Check]:
+    bound = _devices_of(publish, evidence, kernel)
     if len(bound) > 1:
-        text = f"{orphan.target} and {orphan.mapped} are bound to different devices: {' and '.join(bound)}"
+        text = f"{publish.target} and {publish.mapped} are bound to different devices: {' and '.join(bound)}"
         yield Check("device", proven=False, text=text)
         return
     device = next(iter(bound), "")
@@ -110,7 +112,7 @@ def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Chec
         text = "no device is bound there any more; the driver looks before it detaches its own"
         yield Check("device", proven=True, text=text)
         return
-    own = kernel.loops_of(orphan.mapped) if orphan.mapped else ()
+    own = kernel.loops_of(publish.mapped) if publish.mapped else ()
     users = kernel.users_of(device)
     others = [*users.others, *(f"{loop} is upon it" for loop in users.loops if loop not in own)]
     for each in own:
@@ -119,32 +121,32 @@ def _device(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> Iterator[Chec
     nobody = f"nobody has {', '.join((device, *own))} open, mounted or built upon"
     text = f"{device} is in use: {'; '.join(others)}" if others else nobody
     yield Check("device", not others, text)
-    elsewhere = [each for each in kernel.bound_at(device) if not _is_own(orphan, each)]
+    elsewhere = [each for each in kernel.bound_at(device) if not _is_own(publish, each)]
     text = f"{device} is also bound at {', '.join(elsewhere)}" if elsewhere else "bound there only"
     yield Check("binds", not elsewhere, text)
 
 
-def _is_own(orphan: Orphan, path: str) -> bool:
-    """Whether the orphan's publish or stage has the bind there, or a shim for it."""
-    staged = bool(orphan.staging) and path.startswith(f"{orphan.staging}/")
+def _is_own(publish: ForgottenPublish, path: str) -> bool:
+    """Whether the publish, or its stage, has the bind there, or a shim for it."""
+    staged = bool(publish.staging) and path.startswith(f"{publish.staging}/")
     private = bool(forgotten.SHIMS.search(path))
-    return path in (orphan.target, orphan.mapped, orphan.staging) or staged or private
+    return path in (publish.target, publish.mapped, publish.staging) or staged or private
 
 
-def _devices_of(orphan: Orphan, evidence: Evidence, kernel: Kernel) -> tuple[str, ...]:
-    if orphan.mapped:
-        found = [kernel.device_at(each) for each in (orphan.target, orphan.mapped)]
+def _devices_of(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tuple[str, ...]:
+    if publish.mapped:
+        found = [kernel.device_at(each) for each in (publish.target, publish.mapped)]
     else:
-        found = [entry.device for entry in evidence.entries if entry.target_path == orphan.target]
+        found = [entry.device for entry in evidence.entries if entry.target_path == publish.target]
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _age(orphan: Orphan, evidence: Evidence) -> Check:
-    if orphan.mapped:
-        parents = (os.path.dirname(orphan.target), os.path.dirname(orphan.mapped))
+def _age(publish: ForgottenPublish, evidence: Evidence) -> Check:
+    if publish.mapped:
+        parents = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
         age_s = min(map(_age_s, parents))
     else:
-        found = next((e for e in evidence.entries if e.target_path == orphan.target), None)
+        found = next((e for e in evidence.entries if e.target_path == publish.target), None)
         since = found.published_at if found else None
         age_s = time.time() - since.timestamp() if since else 0.0
     is_old = age_s >= evidence.grace_s

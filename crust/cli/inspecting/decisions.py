@@ -8,40 +8,27 @@ from pathlib import Path
 import click
 
 from crust.cli import asking
+from crust.cli.inspecting import show
 from crust.wire.v1 import inspect_pb2
 
 TIMEOUT_S = 15.0
 """The Kubernetes API may be asked."""
 
 
-async def volume(run_dir: str, *, volume: str, target: str) -> int:
-    """Every deferred publish of a volume id, or the one at a target; exit code 1 if there is none."""
-    request = inspect_pb2.ListDeferredVolumesRequest()
-    async with asking.inspecting(run_dir) as stub:
-        answer = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
-    found = [
-        each
-        for each in answer.volumes  # of an entry that cannot be read, both may be empty
-        if (target and each.target_path == target) or (volume and each.volume_id == volume)
-    ]
-    for each in found:
+async def volume(run_dir: str, *, volume: str, target: str) -> None:
+    """Every deferred publish of a volume, or the one at a target. Raises `VolumeNotDeferred`."""
+    async with asking.inspecting(run_dir) as inspect:
+        rows = await show.find(inspect, volume or target, hint=_how_to_ask(target))
+    for row in rows:
         _print(
-            ("volume", f"{each.driver}/{each.volume_id}"),
-            ("target", each.target_path),
-            ("handler", each.handler),
-            ("device", each.device),
-            ("state", f"{each.state} {each.sandbox_id}".strip()),
-            ("decided by", each.decided_by or "not recorded by the version that published it"),
-            ("message", each.message),
+            ("volume", f"{row.driver}/{row.volume_id}"),
+            ("target", row.target_path),
+            ("handler", row.handler),
+            ("device", row.device),
+            ("state", f"{row.state} {row.sandbox_id}".strip()),
+            ("decided by", row.decided_by),
+            ("message", row.message),
         )
-    if not found:
-        unreadable = sum(each.state == "unreadable" for each in answer.volumes)
-        click.echo(
-            f"{volume or target} is not deferred on this node{_how_to_ask(target)}", err=True
-        )
-        if unreadable:
-            click.echo(f"{unreadable} entries cannot be read: `crust volumes` names them", err=True)
-    return 0 if found else 1
 
 
 def _how_to_ask(target: str) -> str:
@@ -51,7 +38,7 @@ def _how_to_ask(target: str) -> str:
         said = json.loads((Path(target).parent / "vol_data.json").read_text())
         driver, pv = str(said["driverName"]), str(said["specVolID"])
     return (
-        f"; what decides: crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
+        f"what decides: crust policy explain --driver {driver} --context KEY=VALUE, with the volumeAttributes "
         f"that kubectl get pv {pv} -o jsonpath='{{.spec.csi.volumeAttributes}}' prints"
     )
 

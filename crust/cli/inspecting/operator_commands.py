@@ -4,17 +4,16 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
-
-from crust.cli.completion import SHELLS, Shell, script
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
     from crust.cli.inspecting.show import Question
     from crust.cli.output import Format
 
 Command = Callable[..., None]
+Shell = Literal["bash", "zsh", "fish"]
 
 RUN_DIR = click.option(
     "--run-dir", default="/run/crust", show_default=True, help="The proxy's run directory."
@@ -222,10 +221,21 @@ def bundle(run_dir: str, state_dir: str, file: Path) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(get_args(Shell)))
 def completion(shell: Shell) -> None:
     """Print the completion script of a shell: eval "$(crust completion bash)"."""
-    click.echo(script(shell))
+    click.echo(completion_script(shell))
+
+
+def completion_script(shell: Shell) -> str:
+    """The script. It asks the `crust` of the PATH at each completion, so it need not change with the commands."""
+    from click import shell_completion  # for this command only
+
+    made = shell_completion.get_completion_class(shell)
+    assert made is not None
+    of_crust = made(click.Command("crust"), {}, "crust", "_CRUST_COMPLETE")
+    # Bash's own `source` starts this machine's bash, for its version: there may be none, and another may read this.
+    return shell_completion.ShellComplete.source(of_crust)
 
 
 COMMANDS: tuple[click.Command, ...] = (

@@ -16,8 +16,7 @@ from crust.cli import asking, output
 from crust.cli.asking import Stub
 from crust.cli.inspecting import show, views
 from crust.core import errors
-from crust.rpc.port import SocketPort, stub
-from crust.rpc.status import PeerStatus
+from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import pool_pb2, pool_pb2_grpc
 
@@ -108,17 +107,10 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             f" If Kubernetes has a PersistentVolume {volume.pv}, delete that instead. Delete the volume?",
             abort=True,
         )
-    async with SocketPort(sockets[volume.driver]) as port:
+    async with asking.connected(f"the driver {volume.driver}", sockets[volume.driver]) as port:
         request = csi_pb2.DeleteVolumeRequest(volume_id=volume.volume_id)
         controller = stub(csi_pb2_grpc.ControllerStub, port)
-        try:
-            await controller.DeleteVolume(
-                request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO
-            )
-        except PeerStatus as error:
-            raise asking.answer_of(
-                f"the driver {volume.driver}", sockets[volume.driver], error
-            ) from error
+        await controller.DeleteVolume(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
     click.echo(f"deleted {volume.volume_id}")
 
 
@@ -139,18 +131,11 @@ async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.Driver], lis
 
 async def _volumes(driver: views.Driver, deferred: Iterable[views.Volume]) -> list[PoolVolume]:
     here = {each.volume_id: each for each in deferred if each.driver == driver.name}
-    async with SocketPort(driver.socket) as port:
+    async with asking.connected(f"the driver {driver.name}", driver.socket) as port:
         pool = stub(pool_pb2_grpc.PoolStub, port)
         request = pool_pb2.ListPoolVolumesRequest()
-        try:
-            return [
-                _row(driver.name, each, here.get(each.volume_id))
-                async for each in pool.ListPoolVolumes(
-                    request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO
-                )
-            ]
-        except PeerStatus as error:
-            raise asking.answer_of(f"the driver {driver.name}", driver.socket, error) from error
+        listed = pool.ListPoolVolumes(request, timeout=TIMEOUT_S, metadata=asking.WITH_ERROR_INFO)
+        return [_row(driver.name, each, here.get(each.volume_id)) async for each in listed]
 
 
 def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.Volume | None) -> PoolVolume:

@@ -10,12 +10,11 @@ from rich.text import Text
 
 from crust.cli import asking, output
 from crust.cli.asking import Stub
-from crust.cli.inspecting import probing, versions, views
+from crust.cli.inspecting import probing, views
 from crust.core import errors
 from crust.host.process import arguments, open_files
 from crust.wire.v1 import inspect_pb2
 
-TIMEOUT_S = 5.0
 Named = TypeVar("Named", views.Driver, views.Handler, views.Volume)
 
 
@@ -46,8 +45,7 @@ Question = Callable[[Stub, str], Awaitable[Shown]]
 async def status(stub: Stub, _: str = "") -> Shown:
     """Everything; healthy if a pod with a deferred volume could start now. A pool that is low is a warning."""
     found = await everything(stub)
-    outdated = versions.outdated(versions.running(found.version, found.drivers))
-    return of_node(found, (*outdated, *views.low_pools(found.drivers)))
+    return of_node(found, (*views.outdated(found), *views.low_pools(found.drivers)))
 
 
 def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
@@ -153,26 +151,26 @@ def describe(name: str) -> Question:
     return ask
 
 
-async def find(stub: Stub, name: str) -> tuple[views.Volume, ...]:
-    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`."""
-    rows = tuple(row for row in await volumes_of(stub) if name in row.names)
-    if not rows:
-        raise errors.NotFound.named(
-            "VolumeNotDeferred",
-            f"{name} is not deferred on this node",
-            why="the handoff directory has no entry for it",
-            hint=(
-                "`crust volumes` lists what is deferred; give a volume id, a PersistentVolume, "
-                "a pod, a target path or an entry"
-            ),
-        )
-    return rows
+_HOW_TO_NAME = "`crust volumes` lists what is deferred; give its id, its PersistentVolume, pod, target or entry"
+
+
+async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.Volume, ...]:
+    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`, with the hint."""
+    volumes = await volumes_of(stub)
+    if rows := tuple(volume for volume in volumes if name and name in volume.names):
+        return rows
+    why = "the handoff directory has no entry for it"
+    if unreadable := sum(volume.state == "unreadable" for volume in volumes):
+        why += f", but {unreadable} entries cannot be read: `crust volumes` names them"
+    raise errors.NotFound.named(
+        "VolumeNotDeferred", f"{name} is not deferred on this node", why=why, hint=hint
+    )
 
 
 async def everything(stub: Stub) -> views.ProxyAnswer:
     """The proxy's version, drivers, handlers, problems of its own, and the deferred volumes."""
     health, served, registered, entries = await asyncio.gather(
-        stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=TIMEOUT_S),
+        stub.GetHealth(inspect_pb2.GetHealthRequest(), timeout=asking.ANSWER_S),
         drivers_of(stub),
         _handlers(stub),
         volumes_of(stub),
@@ -259,17 +257,14 @@ def _section(title: str, table: Text) -> Text:
 
 async def drivers_of(stub: Stub) -> tuple[views.Driver, ...]:
     """The drivers, each asked by Probe and for its pool."""
-    answered = await stub.ListDrivers(inspect_pb2.ListDriversRequest(), timeout=TIMEOUT_S)
-    return tuple(await asyncio.gather(*map(probing.driver, answered.drivers)))
+    return tuple(await asyncio.gather(*map(probing.driver, await asking.drivers(stub))))
 
 
 async def _handlers(stub: Stub) -> tuple[views.Handler, ...]:
-    answered = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=TIMEOUT_S)
+    answered = await stub.ListHandlers(inspect_pb2.ListHandlersRequest(), timeout=asking.ANSWER_S)
     return tuple(map(views.Handler.of, answered.handlers))
 
 
 async def volumes_of(stub: Stub) -> tuple[views.Volume, ...]:
     """The deferred volumes of this node."""
-    request = inspect_pb2.ListDeferredVolumesRequest()
-    answered = await stub.ListDeferredVolumes(request, timeout=TIMEOUT_S)
-    return tuple(map(views.Volume.of, answered.volumes))
+    return tuple(map(views.Volume.of, await asking.deferred(stub)))

@@ -6,19 +6,24 @@ The names of a row's fields are the keys of `-o json`, and stay (docs/api.md).
 import dataclasses
 import datetime
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+import crust
 from crust.cli.output import BAD, BUSY, GOOD, Column, age
+from crust.core.settings.driver import OWN_DRIVER
 from crust.handoff import claims
 from crust.wire.v1 import handlers_pb2, inspect_pb2
 
 Row = TypeVar("Row")
 _POD = re.compile(r"/pods/([^/]+)/")
 _PV = re.compile(r"/kubernetes\.io~csi/([^/]+)/")
+
+NOT_RESTARTED = "it was not restarted since the upgrade"
+RESTART = "restart it: first the runtimes, then the proxy, then shims, then the driver"
 
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")
 
@@ -229,6 +234,29 @@ PROBLEMS = (
 )
 
 WARNINGS = (PROBLEMS[0], PROBLEMS[2])
+
+
+def versions(answer: ProxyAnswer) -> Mapping[str, str]:
+    """The version of each daemon of crust; empty if it is too old to say it. Drivers of others are none of ours."""
+    found = {"the proxy": answer.version}
+    for driver in answer.drivers:
+        if driver.shim_version:
+            found[f"the shim of driver {driver.name}"] = driver.shim_version
+        if driver.name == OWN_DRIVER and driver.version:
+            found[f"driver {driver.name}"] = driver.version
+    return found
+
+
+def outdated(answer: ProxyAnswer) -> Iterator[Problem]:
+    """The daemons of another version than this command, so not restarted since an upgrade."""
+    for name, version in versions(answer).items():
+        if version != crust.__version__:
+            yield Problem(name, "", f"{other_version(version)}: {NOT_RESTARTED}; {RESTART}")
+
+
+def other_version(version: str) -> str:
+    """The version that runs, and the installed one."""
+    return f"runs {version or 'an older version'}, installed is {crust.__version__}"
 
 
 def low_pools(drivers: Iterable[Driver]) -> Iterator[Problem]:

@@ -4,21 +4,26 @@ A cluster has two kinds of settings: those of `crust node`, for the DaemonSet, a
 from the nodes, those of its `crust driver`, for the Deployment. Each has its objects, and both know the driver's
 name. What a pod needs is checked (`problems`), so that the objects are not accepted by the API server and then fail
 in each pod.
+
+For `kubectl apply` an object of the same kind, namespace and name is the same object: a second driver's DaemonSet
+would replace the first one's, with no word. So each name begins with a stem that follows from the driver's name, and
+no two drivers have one stem.
 """
 
-import os
+import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from crust.cli.install import shipped
-from crust.cli.manifest import composition, names, problems
+from crust.cli.manifest import composition, problems
 from crust.cli.manifest.composition import Object
 from crust.cli.programs import daemons
-from crust.core.settings import loading
 from crust.core.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
 from crust.core.settings.loading import InvalidSettings
 from crust.host.process import oserrors
@@ -26,7 +31,14 @@ from crust.node.settings import NodeSettings
 
 _PROGRAM = "driver manifest"
 _EXAMPLE_DRIVER = "csi.example.com"
-_RUN_DIRS = {OWN_DRIVER: "/run/crust", names.EXAMPLE_SHARED: "/run/crust-rbd"}
+EXAMPLE_SHARED = "rbd.csi.crust.dev"
+"""The driver of the overlays for Ceph."""
+_STEMS = {OWN_DRIVER: "crust", EXAMPLE_SHARED: "crust-rbd"}
+"""The beginning of the names of a driver's objects, in the files of deploy/kubernetes."""
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_OF_ALL = ("Namespace", "CSIDriver")
+"""Their names are not made from a stem: one is the cluster's, the other the driver's own."""
+_RUN_DIRS = {OWN_DRIVER: "/run/crust", EXAMPLE_SHARED: "/run/crust-rbd"}
 _KUBELET = "/var/lib/kubelet"
 NAMESPACE = "crust-system"
 _IMAGE = "crust-csi:"
@@ -80,8 +92,8 @@ def _composed(source: Path, wanted: Configuration) -> composition.Composition:
     made.change(lambda found: _changed(found, wanted))
     if driver := _driver_of(wanted.settings):
         example = _example_of(driver)
-        made.config_map = names.replaced(made.config_map, example, driver.driver_name)
-        made.renames = names.replaced(made.renames, example, driver.driver_name)
+        named = _named(example, driver.driver_name)
+        made.config_map, made.renames = named(made.config_map), _mapped(made.renames, named)
     return made
 
 
@@ -128,8 +140,9 @@ def _changed(found: Object, wanted: Configuration) -> Object:
     """An object, or a patch of one, for the settings."""
     settings = wanted.settings
     if driver := _driver_of(settings):
-        found = names.renamed(found, _example_of(driver), driver.driver_name, _OF_NO_DRIVER)
-    found = _replaced(found, _texts(wanted), wanted.image)
+        found = _renamed(found, _example_of(driver), driver.driver_name)
+    with_settings = partial(_with_settings, texts=_texts(wanted), image=wanted.image)
+    found = _mapped(found, with_settings)
     if found["kind"] == "CSIDriver" and isinstance(settings, NodeSettings):
         found["spec"]["podInfoOnMount"] = needs_pod_info(settings)
     if found["kind"] in composition.WORKLOADS:
@@ -161,24 +174,66 @@ def _driver_of(settings: NodeSettings | DriverSettings) -> DriverSettings | None
 def _example_of(driver: DriverSettings | None) -> str:
     """The name that the files have in the place of the driver's."""
     is_shared = driver is not None and driver.engine not in LOCAL_ENGINES
-    return names.EXAMPLE_SHARED if is_shared else OWN_DRIVER
+    return EXAMPLE_SHARED if is_shared else OWN_DRIVER
 
 
-def _replaced(found: Any, texts: dict[str, str], image: str) -> Any:
+def _mapped(found: Any, change: Callable[[str], str]) -> Any:
+    """The same, each of its texts changed, and no key."""
     if isinstance(found, dict):
-        return {key: _replaced(value, texts, image) for key, value in found.items()}
+        return {key: _mapped(value, change) for key, value in found.items()}
     if isinstance(found, list):
-        return [_replaced(each, texts, image) for each in found]
-    if not isinstance(found, str):
-        return found
-    if image and found.startswith(_IMAGE):
+        return [_mapped(value, change) for value in found]
+    return change(found) if isinstance(found, str) else found
+
+
+def _with_settings(text: str, texts: dict[str, str], image: str) -> str:
+    if image and text.startswith(_IMAGE):
         return image
     for before, after in texts.items():
-        if found == before or found.startswith(f"{before}/"):
-            found = after + found[len(before) :]
-        elif found.endswith(f"/{before}"):
-            found = found[: -len(before)] + after
+        if text == before or text.startswith(f"{before}/"):
+            text = after + text[len(before) :]
+        elif text.endswith(f"/{before}"):
+            text = text[: -len(before)] + after
+    return text
+
+
+def stem(driver: str) -> str:
+    """The beginning of the names of a driver's objects. Raises `InvalidSettings`."""
+    if not _SUBDOMAIN.fullmatch(driver):
+        raise InvalidSettings(
+            _PROGRAM,
+            f"a CSIDriver object cannot have the name {driver}: driver_name must be lower-case letters, digits and"
+            " '-', in parts that '.' separates",
+        )
+    # '-' is doubled, and stands neither first nor last in a part: so no two names become one
+    found = _STEMS.get(driver) or f"crust-{driver.replace('-', '--').replace('.', '-')}"
+    if driver not in _STEMS and found in _STEMS.values():
+        raise InvalidSettings(
+            _PROGRAM,
+            f"the objects of driver_name {driver} would have the names of {EXAMPLE_SHARED}'s: give it a domain",
+        )
     return found
+
+
+def _renamed(found: Object, example: str, driver: str) -> Object:
+    """An object that is written for the driver `example`, with the names of `driver`."""
+    if found["kind"] in _OF_ALL:
+        return found
+    changed: Object = _mapped(found, _named(example, driver, _OF_NO_DRIVER))
+    if found["metadata"]["name"] == _STEMS[example]:
+        changed["metadata"]["name"] = stem(driver)
+    return changed
+
+
+def _named(example: str, driver: str, others: tuple[str, ...] = ()) -> Callable[[str], str]:
+    """Makes the names of `driver` of those of `example`. What begins with one of `others` is no such name."""
+    before, after = _STEMS[example], stem(driver)
+
+    def named(text: str) -> str:
+        is_name = text.startswith(f"{before}-") and not text.startswith(others)
+        return after + text[len(before) :] if is_name else text
+
+    return named
 
 
 def _set_port(workload: Object, address: str) -> None:
@@ -205,12 +260,9 @@ def _settings(text: str) -> NodeSettings | DriverSettings:
     """Those of the controller if they say so, else those of the nodes. Without the environment of this process: the
     pods have their own.
     """
-    if _is_of_controller(text):
-        node_identity = {"node_id": os.uname().nodename}  # each pod has its own
-        return loading.load(
-            DriverSettings, "driver", toml=text, environ={}, flags={}, defaults=node_identity
-        )
-    return loading.load(NodeSettings, "node", toml=text, environ={}, flags={})
+    found = daemons.load("driver" if _is_of_controller(text) else "node", text)
+    assert isinstance(found, NodeSettings | DriverSettings)
+    return found
 
 
 def _is_of_controller(text: str) -> bool:

@@ -1,1 +1,52 @@
-"""The commands that run a program: proxy, shim, driver, node, and the settings, logs and metrics that all have."""
+"""The commands that run a program, and the settings, logs and metrics that all have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+STOP_S = 140.0
+"""How long a process may stop: its operations end, and its callers leave. Its supervisor kills it 10 s later."""
+
+_STOP_OF_DRIVER_S = 890.0
+"""The same where mkfs and e2fsck run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A daemon. The model of its settings and its function are named, and imported when it runs."""
+
+    help: str
+    model: str
+    run: str
+    stop_s: float = STOP_S
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "node": Program(
+        "Proxy, shim and driver in one process: the usual way on a node.",
+        "crust.node.settings:NodeSettings",
+        "crust.node.node_process:run",
+        _STOP_OF_DRIVER_S,
+    ),
+    "proxy": Program(
+        "Serve the CO's CSI sockets of this node.",
+        "crust.core.settings.proxy:ProxySettings",
+        "crust.proxy.proxy_process:run",
+    ),
+    "shim": Program(
+        "Wrap one CSI driver.",
+        "crust.core.settings.shim:ShimSettings",
+        "crust.csi_shim.shim_process:run",
+    ),
+    "driver": Program(
+        "Serve block.csi.crust.dev, the block-volume CSI driver.",
+        "crust.core.settings.driver:DriverSettings",
+        "crust.blockdriver.serve:run",
+        _STOP_OF_DRIVER_S,
+    ),
+    "kata": Program(
+        "Let an unmodified Kata Containers use deferred volumes: an NRI plugin of the container engine.",
+        "crust.core.settings.kata:KataSettings",
+        "crust.kata.process:run",
+    ),
+}
+"""By the name of the command, which is that of its settings file, too."""

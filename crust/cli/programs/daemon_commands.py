@@ -1,4 +1,5 @@
-"""The commands that serve: node, proxy, shim, driver, kata. Each setting of a daemon is a flag of the same name.
+"""The commands that serve: node, proxy, shim, driver, kata; and the keeper. Each setting of a daemon is a flag of the
+same name.
 
 The flags are made from the model of the settings when a command is looked at or run, and their help is the setting's
 own docstring: a setting is described once. A list is a flag in the singular that is repeated; tables have no flags,
@@ -8,8 +9,10 @@ but for the two lists whose rows are few words. A daemon's packages are imported
 import ast
 import functools
 import inspect
+import json
 import os
 import pkgutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from crust.cli.programs.keeper_command import keeper
+from crust.cli.programs import PROGRAMS
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
     from crust.core.settings.program import ProgramSettings
@@ -121,87 +124,42 @@ _CONFIG = click.option(
 )
 
 
-@click.command(cls=_Daemon, model="crust.node.settings:NodeSettings")
-@_CONFIG
-def node(**flags: Any) -> None:
-    """Proxy, shim and driver in one process: the usual way on a node."""
+def _daemon(name: str) -> click.Command:
+    """The command that runs a program."""
+    program = PROGRAMS[name]
+
+    @click.command(name, cls=_Daemon, model=program.model, help=program.help)
+    @_CONFIG
+    def command(**flags: Any) -> None:
+        _serve(name, flags)
+
+    return command
+
+
+def _serve(name: str, flags: dict[str, Any]) -> None:
     from crust.cli.programs import daemons
 
-    with daemons.loading():
-        from crust.node import node_process
-        from crust.node.settings import NodeSettings
-
-    daemons.serve(NodeSettings, "node", node_process.run, flags, stop_s=daemons.STOP_OF_DRIVER_S)
-
-
-@click.command(cls=_Daemon, model="crust.core.settings.proxy:ProxySettings")
-@_CONFIG
-def proxy(**flags: Any) -> None:
-    """Serve the CO's CSI sockets of this node."""
-    from crust.cli.programs import daemons
-
-    with daemons.loading():
-        from crust.core.settings.proxy import ProxySettings
-        from crust.proxy import proxy_process
-
-    daemons.serve(ProxySettings, "proxy", proxy_process.run, flags)
-
-
-@click.command(cls=_Daemon, model="crust.core.settings.shim:ShimSettings")
-@_CONFIG
-def shim(**flags: Any) -> None:
-    """Wrap one CSI driver."""
-    from crust.cli.programs import daemons
-
-    with daemons.loading():
-        from crust.core.settings.shim import ShimSettings
-        from crust.csi_shim import shim_process
-
-    daemons.serve(ShimSettings, "shim", shim_process.run, flags)
-
-
-@click.command(cls=_Daemon, model="crust.core.settings.kata:KataSettings")
-@_CONFIG
-def kata(**flags: Any) -> None:
-    """Let an unmodified Kata Containers use deferred volumes: an NRI plugin of the container engine."""
-    from crust.cli.programs import daemons
-
-    with daemons.loading():
-        from crust.core.settings.kata import KataSettings
-        from crust.kata import process
-
-    daemons.serve(KataSettings, "kata", process.run, flags)
+    daemons.serve(name, flags)
 
 
 @click.group(
-    cls=_DaemonGroup, model="crust.core.settings.driver:DriverSettings", invoke_without_command=True
+    cls=_DaemonGroup,
+    model=PROGRAMS["driver"].model,
+    help=PROGRAMS["driver"].help,
+    invoke_without_command=True,
 )
 @click.pass_context
 @_CONFIG
 def driver(context: click.Context, /, **flags: Any) -> None:
-    """Serve block.csi.crust.dev, the block-volume CSI driver."""
-    if context.invoked_subcommand is not None:
-        return
-    from crust.cli.programs import daemons
-
-    with daemons.loading():
-        from crust.blockdriver import serve
-        from crust.core.settings.driver import DriverSettings
-
-    daemons.serve(
-        DriverSettings,
-        "driver",
-        serve.run,
-        flags,
-        defaults={"node_id": os.uname().nodename},
-        stop_s=daemons.STOP_OF_DRIVER_S,
-    )
+    """`crust driver`, with the commands for its pool and its objects below it."""
+    if context.invoked_subcommand is None:
+        _serve("driver", flags)
 
 
 @driver.command(
     "init-pool",
     cls=_Daemon,
-    model="crust.core.settings.driver:DriverSettings",
+    model=PROGRAMS["driver"].model,
     only=("state_dir", "pool_id_file"),
 )
 @_CONFIG
@@ -210,9 +168,9 @@ def init_pool(**flags: Any) -> None:
 
     The settings may be those of `crust driver` or of `crust node`.
     """
-    from crust.cli.programs import init_pool
+    from crust.cli.programs import daemons
 
-    init_pool.make_pool(flags)
+    daemons.make_pool(flags)
 
 
 @driver.command()
@@ -235,4 +193,69 @@ def manifest(config: Path | None, directory: Path, **choices: Any) -> None:
     objects.write_manifest(config, directory, **choices)
 
 
-COMMANDS: tuple[click.Command, ...] = (node, proxy, shim, driver, kata, keeper)
+Held = tuple[str, tuple[int, ...]]
+"""A claim's name, and its descriptors."""
+
+
+def _held(value: str) -> Held:
+    """NAME=FD,FD: descriptors that were inherited."""
+    name, _, numbers = value.partition("=")
+    try:
+        fds = tuple(map(int, numbers.split(",")))
+        for fd in fds:
+            os.fstat(fd)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not NAME=FD,FD") from None
+    except (OSError, OverflowError):
+        why = f"of {value!r}, a descriptor is not open: was it inherited?"
+        raise click.BadParameter(why) from None
+    return name, fds
+
+
+@click.command()
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where it listens, in a directory that only you can write to.",
+)
+@click.option("--pid", type=click.IntRange(min=1), help="The hypervisor's process.")
+@click.option("--pidfd", type=click.IntRange(min=0), help="The same, by an inherited pidfd.")
+@click.option(
+    "--hold",
+    type=_held,
+    multiple=True,
+    metavar="NAME=FD,FD",
+    help="Inherited descriptors of a claim, lock and device, and your name for it. May be repeated.",
+)
+def keeper(socket: Path, pid: int | None, pidfd: int | None, hold: tuple[Held, ...]) -> None:
+    """Hold claims for as long as a hypervisor lives that takes no descriptors: for runtimes in any language.
+
+    Two processes in the background hold the descriptors and replace each other; when the hypervisor has ended, they
+    end. If they run already, they are given what --hold names. When this command has ended with 0, all is held, and
+    a line of JSON says by which processes.
+
+    Exit codes: 0 held, 1 refused or failed, 2 the command cannot be understood.
+    """
+    if (pid is None) == (pidfd is None):
+        raise click.UsageError("give the hypervisor by --pid or by --pidfd")
+    from crust.core import errors
+    from crust.runtime_handler import keepers
+
+    try:
+        vm = keepers.pid_of(pidfd) if pidfd is not None else pid or 0
+        with keepers.start(socket, vm, pidfd) as started:
+            for name, fds in hold:
+                started.hold(name, fds)
+            held = started.held()
+            state = {"pids": started.pids, "vm": started.vm_pid, "held": held}
+    except errors.CrustError as error:
+        click.echo(error.shown(), err=True)
+        sys.exit(1)
+    click.echo(json.dumps(state))
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    *(driver if name == "driver" else _daemon(name) for name in PROGRAMS),
+    keeper,
+)

@@ -4,34 +4,32 @@ import asyncio
 import gc
 import logging
 import os
+import pkgutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from crust.cli.programs import PROGRAMS, STOP_S
 from crust.core import errors, logs
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
+    from crust.core.settings.driver import DriverSettings
     from crust.core.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
 
-STOP_S = 140.0
-"""How long a process may stop: its operations end, and its callers leave. Its supervisor kills it 10 s later."""
-
-STOP_OF_DRIVER_S = 890.0
-"""The same where mkfs and e2fsck run."""
-
 CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read where no --config is given."""
 
-Settings = TypeVar("Settings", bound="ProgramSettings")
-
 
 @contextmanager
-def loading() -> Iterator[None]:
+def _loading() -> Iterator[None]:
     """Around the import of a daemon's modules. They are garbage never: a collector that looks through them again and
     again takes a tenth of the start, and later a part of each of its rounds.
     """
@@ -43,19 +41,14 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def serve(
-    model: type[Settings],
-    program: str,
-    run: Callable[[Settings], Awaitable[None]],
-    flags: dict[str, Any],
-    *,
-    defaults: Mapping[str, Any] | None = None,
-    stop_s: float = STOP_S,
-) -> None:
-    """Load the settings, then run until a signal, and `stop_s` longer at most. Raises `InvalidSettings`; exits 1 for
-    a failed start, and 2 if the daemon refuses its settings.
+def serve(program: str, flags: dict[str, Any]) -> None:
+    """Load the settings, then run until a signal, and `stop_s` of the program longer at most.
+
+    Raises `InvalidSettings`; exits 1 for a failed start, and 2 if the daemon refuses its settings.
     """
-    loaded = settings_of(model, program, flags, defaults=defaults)
+    with _loading():
+        run = pkgutil.resolve_name(PROGRAMS[program].run)
+    loaded = settings_of(program, flags)
     # here, because `crust status` should not pay for prometheus_client
     from crust.cli.programs import monitoring
     from crust.core import metrics
@@ -76,27 +69,40 @@ def serve(
     try:
         # around the loop: its end may wait for a collector
         with tracing.exporting(program, is_on=loaded.traces):
-            asyncio.run(until_signal(measured(), stop_s), debug=False)
+            asyncio.run(until_signal(measured(), PROGRAMS[program].stop_s), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(2 if isinstance(error, InvalidSettings) else 1)
 
 
-def settings_of(
-    model: type[Settings],
+def settings_of(program: str, flags: dict[str, Any]) -> "ProgramSettings":
+    """The settings of a daemon that is started with these flags. Raises `InvalidSettings`."""
+    config = flags.pop("config", None) or installed(program)
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    return load(program, text(program, config) if config else "", environ=os.environ, flags=given)
+
+
+def load(
     program: str,
-    flags: dict[str, Any],
+    toml: str,
     *,
-    defaults: Mapping[str, Any] | None = None,
-) -> Settings:
-    """Load the settings. Raises `InvalidSettings`."""
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    **defaults: Any,
+) -> "ProgramSettings":
+    """The settings of a program, from the text of a file. Raises `InvalidSettings`."""
     from crust.core.settings import loading
 
-    config = flags.pop("config", None) or installed(program)
-    flags = {name: value for name, value in flags.items() if value not in (None, ())}
-    toml = text(program, config) if config else ""
+    if program == "driver":
+        defaults.setdefault("node_id", os.uname().nodename)
+    model: type[ProgramSettings] = pkgutil.resolve_name(PROGRAMS[program].model)
     return loading.load(
-        model, program, toml=toml, environ=os.environ, flags=flags, defaults=defaults
+        model,
+        program,
+        toml=toml,
+        environ=environ or {},
+        flags=flags or {},
+        defaults=defaults,
     )
 
 
@@ -114,6 +120,54 @@ def text(program: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise InvalidSettings(program, f"{path} cannot be read: {err}") from err
+
+
+def make_pool(flags: dict[str, Any]) -> None:
+    """Make the pool that the settings name, and print its id. Raises `InvalidSettings`, and why it cannot be made.
+
+    A node's settings file is `driver.toml` where the driver is a process of its own, and `node.toml` with a table
+    `driver` where it is a part of `crust node`. The pool is the same, so each of the two files is read here.
+    """
+    from crust.blockdriver.engines.files import memory_beside
+    from crust.blockdriver.engines.files.pool import DirectoryPool
+
+    wanted = _driver_settings(flags)
+    memory = wanted.pool_id_file or memory_beside(wanted.state_dir)
+    pool = DirectoryPool(wanted.state_dir, memory, create=True)
+    pool.open()
+    click.echo(pool.ids.pool_id)
+
+
+def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
+    """Of the file that --config names, else of the one that is installed; flags are stronger."""
+    from crust.core.settings import loading
+    from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
+    from crust.node.settings import NodeSettings
+
+    config = flags.pop("config", None) or installed("driver") or installed("node")
+    toml = text("driver", config) if config else ""
+    environ: Mapping[str, str] = os.environ
+    own: dict[str, Any] = {"socket": "/run/crust/driver/csi.sock"}
+    if _names_in(toml) & (NodeSettings.model_fields.keys() - DriverSettings.model_fields.keys()):
+        node = load("node", toml, environ=environ)
+        assert isinstance(node, NodeSettings)
+        local = [driver for driver in node.driver if driver.engine in LOCAL_ENGINES]
+        if len(local) != 1:
+            raise loading.InvalidSettings(
+                "driver init-pool",
+                f"{config} is of a node with {len(local)} drivers that have a pool of the node, and one is needed",
+            )
+        toml, environ, own = "", {}, local[0].model_dump()
+    found = load("driver", toml, environ=environ, flags=flags, **own)
+    assert isinstance(found, DriverSettings)
+    return found
+
+
+def _names_in(toml: str) -> set[str]:
+    try:
+        return set(tomllib.loads(toml))
+    except tomllib.TOMLDecodeError:
+        return set()  # loading it says what is wrong
 
 
 async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:

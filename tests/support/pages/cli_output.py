@@ -13,7 +13,7 @@ from crust.cli import output
 from crust.cli.doctor import examine as doctor
 from crust.cli.doctor.finding import Finding, Level
 from crust.cli.gc import collect as gc
-from crust.cli.gc.forgotten import Orphan
+from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.proof import Check
 from crust.cli.inspecting import end_orphan, pool, show, views
 from crust.core.volumes import HandlerFeature
@@ -69,7 +69,7 @@ def _outputs() -> dict[str, str]:
             )
         ),
         "crust doctor": _plain(doctor.shown(_findings())),
-        "crust gc --dry-run": _plain(gc.shown((_orphan(),), _KUBELET)),
+        "crust gc --dry-run": _plain(gc.shown((_forgotten(),), _KUBELET)),
     }
 
 
@@ -142,19 +142,19 @@ def _findings() -> tuple[Finding, ...]:
             Level.WARNING,
             "udev has no rule 59-crust.rules",
             "it reads what pods write on their volumes, and LVM or md may take a volume",
-            "crust install --systemd, or deploy/host/59-crust.rules in /etc/udev/rules.d; udevadm control --reload",
+            "crust install --systemd; udevadm control --reload",
             "udev",
         ),
     )
 
 
-def _orphan() -> gc.Result:
+def _forgotten() -> gc.Result:
     target, mapped = f"{_RAW}/publish/pvc-3/{_POD}", f"{_RAW}/pvc-3/dev/{_POD}"
-    orphan = Orphan(
+    publish = ForgottenPublish(
         "raw volume", "csi.example.com", "vol-3", _POD, f"{_KUBELET}/pods", target, mapped
     )
     seen = (
-        Check("pod-directory", proven=True, text=f"{orphan.pod_directory} does not exist"),
+        Check("pod-directory", proven=True, text=f"{publish.pod_directory} does not exist"),
         Check("device", proven=True, text="nobody has /dev/loop4, /dev/loop5 open, mounted or built upon"),
     )  # fmt: skip
     steps = (
@@ -163,7 +163,7 @@ def _orphan() -> gc.Result:
         f"NodeUnpublishVolume vol-3 {target}",
         f"NodeUnstageVolume vol-3 {_RAW}/staging/pvc-3",
     )
-    return gc.Result(orphan, seen, steps, "proven", "")
+    return gc.Result(publish, seen, steps, "proven", "")
 
 
 if __name__ == "__main__":

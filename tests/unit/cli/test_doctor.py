@@ -3,16 +3,15 @@
 import asyncio
 import json
 import socket
-import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import crust
-from crust.cli import install, main
+from crust.cli import install
 from crust.cli.doctor import csi_driver_objects, examine
 from crust.cli.doctor.finding import CHECKS, Finding, Level
 from crust.cli.doctor.node import Node
@@ -23,18 +22,13 @@ from crust.host.mounts import mountinfo, propagation
 from tests.support.drivers import fake_driver
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
+from tests.unit.cli.conftest import invoked
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RELEASE = "6.1.0-18-amd64"
 DRIVER = views.Driver("block.csi.crust.dev", "/s", "/b", "ready", crust.__version__, "", 0, "")
 HANDLER_ANSWER = (views.Handler("kata", "1", "/h", (), (), 0, None),)  # type: ignore[arg-type]
 HEALTHY = ProxyAnswer(crust.__version__, (DRIVER,), HANDLER_ANSWER, ())
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -289,7 +283,11 @@ def test_sockets_that_do_not_match_are_an_error(
 
 
 def test_sockets_are_served_or_stale_or_missing(good: Node) -> None:
-    (good.root / "run/crust").mkdir(parents=True)
+    run = good.root / "run/crust"
+    run.mkdir(parents=True)
+    run.chmod(0o777)
+    assert "chmod 0700 /run/crust" in bad(good, "sockets", Level.ERROR), "and not: remove it"
+    run.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as served, socket.socket(socket.AF_UNIX) as left:
         served.bind(str(good.root / "run/crust/runtime.sock"))
         served.listen()
@@ -342,17 +340,29 @@ def test_check_that_fails_itself_is_an_error(good: Node, monkeypatch: pytest.Mon
 
 
 async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:
-    words = ["doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json"]
-    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    result = await invoked("doctor", "--check", "proxy", "--run-dir", str(root), "-o", "json")
     document = json.loads(result.output)
     assert (result.exit_code, document["healthy"]) == (1, False)
     assert [each["check"] for each in document["findings"]] == ["proxy"]
 
 
 async def test_unknown_check_is_wrong_usage() -> None:
-    result = await asyncio.to_thread(CliRunner().invoke, main.main, ["doctor", "--check", "x"])
+    result = await invoked("doctor", "--check", "x")
     assert result.exit_code == 2
     assert "there are" in result.output
+
+
+NAME = "csi.example.com"
+
+
+@contextmanager
+def of_cluster(root: Path, api: FakeKubernetes, defer: str = "") -> Iterator[Node]:
+    """A node whose settings name a driver, at csi.sock, and the API."""
+    with fake_kubernetes.serving(api, root) as kubeconfig:
+        driver = f'name = "{NAME}"\nsocket = "{root}/csi.sock"\nbackend = "/b.sock"\n{defer}\n'
+        table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
+        write(root, "etc/crust/proxy.toml", f"[[drivers]]\n{driver}{table}")
+        yield Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
 
 
 @pytest.mark.parametrize(
@@ -368,19 +378,12 @@ async def test_csi_driver_object_is_compared_with_the_settings(
 ) -> None:
     """The real API over HTTP, and a driver at the socket that the kubelet calls."""
     api = FakeKubernetes()
-    name = "csi.example.com"
-    api.add_object("csidrivers", name, spec={"attachRequired": False, "podInfoOnMount": pod_info})
-    frontend = str(root / "csi.sock")
-    with fake_kubernetes.serving(api, root) as kubeconfig:
-        drivers = (
-            f'[[drivers]]\nname = "{name}"\nsocket = "{frontend}"\nbackend = "/b.sock"\n{defer}\n'
-        )
-        table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
-        write(root, "etc/crust/proxy.toml", drivers + table)
-        node = Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
-        async with fake_driver.serving(fake_driver.FakeDriver(), frontend):
+    api.add_object("csidrivers", NAME, spec={"attachRequired": False, "podInfoOnMount": pod_info})
+    driver = fake_driver.FakeDriver()
+    with of_cluster(root, api, defer) as node:
+        async with fake_driver.serving(driver, str(root / "csi.sock")):
             (result,) = await asyncio.to_thread(found, node, "csidriver")
-    assert (result.level, name in result.what) == (level, True)
+    assert (result.level, NAME in result.what) == (level, True)
 
 
 def test_cluster_is_not_asked_without_access_to_it(good: Node) -> None:
@@ -392,9 +395,5 @@ def test_cluster_is_not_asked_without_access_to_it(good: Node) -> None:
 def test_kubernetes_api_that_is_away_is_a_finding_of_doctor(root: Path) -> None:
     api = FakeKubernetes()
     api.faults.status = 500
-    with fake_kubernetes.serving(api, root) as kubeconfig:
-        drivers = '[[drivers]]\nname = "csi.example.com"\nsocket = "/a.sock"\nbackend = "/b.sock"\n'
-        table = f'[kubernetes]\nkubeconfig = "{kubeconfig}"\nruntime_handlers = ["kata"]\n'
-        write(root, "etc/crust/proxy.toml", drivers + table)
-        node = Node(root=root, csi_driver_mismatches=csi_driver_objects.mismatches)
+    with of_cluster(root, api) as node:
         assert "Kubernetes API" in bad(node, "csidriver", Level.ERROR)

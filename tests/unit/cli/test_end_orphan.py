@@ -1,26 +1,23 @@
 """`crust end-orphan`, and how an orphaned virtual machine is shown: a process, its keeper, and a proxy that runs."""
 
-import asyncio
 import datetime
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from crust.cli import main
 from crust.core import volumes
 from crust.handoff import claims, layout
 from crust.runtime_handler import keepers
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import Node, Places
+from tests.unit.cli.conftest import invoked
 
 SANDBOX = "sandbox-0001"
 ORPHANED = claims.Claim(
@@ -47,8 +44,7 @@ class _Machine:
         return self.process.poll() is None
 
     async def crust(self, *words: str, answer: str = "") -> Result:
-        arguments = [*words, "--run-dir", self.node.places.run]
-        return await asyncio.to_thread(CliRunner().invoke, main.main, arguments, input=answer)
+        return await invoked(*words, "--run-dir", self.node.places.run, answer=answer)
 
     async def end(self, *words: str, answer: str = "") -> Result:
         return await self.crust("end-orphan", "vol-1", *words, answer=answer)
@@ -64,12 +60,6 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
-
-
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
 
 
 @pytest_asyncio.fixture

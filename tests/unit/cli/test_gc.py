@@ -4,10 +4,10 @@ import errno
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -104,12 +104,6 @@ class Forgotten:
         return missing[0].text
 
 
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
-
-
 def old(*paths: str | Path) -> None:
     for path in paths:
         os.utime(path, (1_000_000_000, 1_000_000_000))
@@ -147,7 +141,7 @@ async def test_dry_run_says_the_proof_and_changes_nothing(forgotten: Forgotten) 
     assert forgotten.kernel.mounted == {forgotten.target, forgotten.mapped}
 
 
-async def test_proven_orphan_is_unpublished_and_unstaged(forgotten: Forgotten) -> None:
+async def test_proven_publish_is_ended_and_its_volume_unstaged(forgotten: Forgotten) -> None:
     (result,) = await forgotten.gc()
     assert result.outcome == "settled"
     assert forgotten.called() == ["NodeUnpublishVolume", "NodeUnstageVolume"]
@@ -175,7 +169,7 @@ async def test_volume_of_a_new_pod_during_unpublish_is_not_unstaged(forgotten: F
     assert "[VolumeInUseAgain]" in result.message
 
 
-async def test_gc_keeps_only_the_orphan_whose_evidence_cannot_be_read(forgotten: Forgotten) -> None:
+async def test_gc_keeps_only_what_has_evidence_that_cannot_be_read(forgotten: Forgotten) -> None:
     forgotten.kernel.fails = OSError(errno.EIO, "Input/output error")
     (result,) = await forgotten.gc()
     assert (result.outcome, forgotten.called()) == ("kept", [])
@@ -203,56 +197,45 @@ async def test_volume_that_another_pod_waits_for_stays_staged(forgotten: Forgott
     assert forgotten.called() == ["NodeUnpublishVolume"]
 
 
-async def test_pod_that_exists_is_no_orphan(forgotten: Forgotten) -> None:
+async def test_publish_of_a_pod_that_exists_is_not_forgotten(forgotten: Forgotten) -> None:
     os.mkdir(f"{forgotten.root}/pods/{POD}")
     assert await forgotten.gc() == ()
-
-
-async def test_kubelet_root_without_pods_has_no_orphans(forgotten: Forgotten) -> None:
-    os.rmdir(f"{forgotten.root}/pods")
+    shutil.rmtree(f"{forgotten.root}/pods")  # the kubelet's root is not mounted
     assert await forgotten.gc() == ()
 
 
-async def test_private_directories_of_a_shim_are_no_orphans(forgotten: Forgotten) -> None:
+async def test_private_directories_of_a_shim_are_not_forgotten(forgotten: Forgotten) -> None:
     private = Path(f"{forgotten.root}/{BASE}/publish/crust-{'a' * 40}/{'b' * 40}")
     private.parent.mkdir()
     private.touch()
-    assert [each.orphan.target for each in await forgotten.gc(dry_run=True)] == [forgotten.target]
-
-
-async def test_container_without_the_hosts_processes_proves_nothing(forgotten: Forgotten) -> None:
-    forgotten.kernel.hidden = "processes of the host"
-    assert "hidden from here" in await forgotten.kept_for("visibility")
-
-
-async def test_process_of_the_pod_keeps_it(forgotten: Forgotten) -> None:
-    forgotten.kernel.processes = ("postgres[9]",)
-    assert "postgres[9]" in await forgotten.kept_for("pod-processes")
+    assert [each.publish.target for each in await forgotten.gc(dry_run=True)] == [forgotten.target]
 
 
 @pytest.mark.parametrize(
-    ("device", "users", "words"),
+    ("seen", "check", "words"),
     [
-        (DEVICE, Users((LOOP,), ("qemu[5] by fd 9",)), "qemu[5]"),
-        (DEVICE, Users((LOOP, "/dev/loop9"), ()), "/dev/loop9 is upon it"),
-        (LOOP, Users((), ("dd[4] by fd 3",)), f"{LOOP}: dd[4]"),
+        ({"hidden": "processes of the host"}, "visibility", "hidden from here"),
+        ({"processes": ("postgres[9]",)}, "pod-processes", "postgres[9]"),
+        ({"users": {DEVICE: Users((LOOP,), ("qemu[5] by fd 9",))}}, "device", "qemu[5]"),
+        ({"users": {DEVICE: Users((LOOP, "/dev/loop9"), ())}}, "device", "/dev/loop9 is upon it"),
+        (
+            {"users": {DEVICE: Users((LOOP,), ()), LOOP: Users((), ("dd[4] by fd 3",))}},
+            "device",
+            f"{LOOP}: dd[4]",
+        ),
+        ({"bound": ["/mnt/rescue"]}, "binds", "/mnt/rescue"),
     ],
 )
-async def test_any_user_of_the_device_keeps_it(
-    forgotten: Forgotten, device: str, users: Users, words: str
+async def test_whatever_may_use_it_keeps_it(
+    forgotten: Forgotten, seen: dict[str, Any], check: str, words: str
 ) -> None:
-    forgotten.kernel.users[device] = users
-    assert words in await forgotten.kept_for("device")
+    vars(forgotten.kernel).update(seen)
+    assert words in await forgotten.kept_for(check)
 
 
 async def test_gc_two_devices_at_target_and_bind_prove_nothing(forgotten: Forgotten) -> None:
     forgotten.kernel.other_devices[forgotten.mapped] = "/dev/loop5"
     assert "different devices: /dev/loop7 and /dev/loop5" in await forgotten.kept_for("device")
-
-
-async def test_bind_elsewhere_keeps_it(forgotten: Forgotten) -> None:
-    forgotten.kernel.bound = ["/mnt/rescue"]
-    assert "/mnt/rescue" in await forgotten.kept_for("binds")
 
 
 async def test_recent_publish_is_left_alone(forgotten: Forgotten) -> None:
@@ -315,5 +298,5 @@ async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgo
     assert [each.name for each in young.checks if not each.proven] == ["age"]
     options = collect.Options(node.places.run, forgotten.root, 0, dry_run=False)
     (result,) = await collect.collect(options, forgotten.kernel)
-    assert (result.outcome, result.orphan.kind) == ("settled", "deferred volume")
+    assert (result.outcome, result.publish.kind) == ("settled", "deferred volume")
     assert node.places.entries() == []

@@ -7,8 +7,7 @@ import pty
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
@@ -16,31 +15,19 @@ from unittest import mock
 import grpc
 import pytest
 import pytest_asyncio
-from click.testing import CliRunner, Result
 
 import crust as crust_package
-from crust.cli import main
 from tests.support.drivers import fake_driver
 from tests.support.nodes import node as nodes
 from tests.support.nodes.node import DRIVER, Node, Places
 from tests.support.runtimes import fake_handler
-
-
-@pytest.fixture
-def places() -> Iterator[Places]:
-    with tempfile.TemporaryDirectory(prefix="crust-") as root:
-        yield Places.make(root)
+from tests.unit.cli.conftest import crust, invoked
 
 
 @pytest_asyncio.fixture
 async def node(places: Places) -> AsyncIterator[Node]:
     async with nodes.running(places, driver=fake_driver.FakeDriver()) as running, running.handler():
         yield running
-
-
-async def crust(node: Node, *words: str) -> Result:
-    arguments = [*words, "--run-dir", node.places.run]
-    return await asyncio.to_thread(CliRunner().invoke, main.main, arguments)
 
 
 async def published(node: Node, volume: str = "vol-1", pod: str = "pod-1") -> str:
@@ -84,8 +71,7 @@ async def test_driver_that_is_away_is_named_without_grpcs_words(places: Places) 
 
 
 async def test_proxy_that_does_not_run_exits_3_with_what_to_do(tmp_path: Path) -> None:
-    words = ["status", "--run-dir", str(tmp_path)]
-    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    result = await invoked("status", "--run-dir", str(tmp_path))
     assert result.exit_code == 3
     assert "there is no such socket; start crust-node or crust-proxy" in result.output
 
@@ -94,21 +80,20 @@ async def test_stale_socket_is_called_stale(places: Places) -> None:
     os.mkdir(places.run)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(places.sockets.inspect)
-    words = ["volumes", "--run-dir", places.run]
-    result = await asyncio.to_thread(CliRunner().invoke, main.main, words)
+    result = await invoked("volumes", "--run-dir", places.run)
     assert result.exit_code == 3
     assert "the socket is stale" in result.output
 
 
 async def test_relative_run_dir_exits_2() -> None:
-    result = await asyncio.to_thread(CliRunner().invoke, main.main, ["status", "--run-dir", "rel"])
+    result = await invoked("status", "--run-dir", "rel")
     assert result.exit_code == 2
     assert "it is not absolute" in result.output
 
 
 @pytest.mark.parametrize("word", ["help", "version"])
-def test_word_that_is_an_option_here_is_suggested_as_one(word: str) -> None:
-    result = CliRunner().invoke(main.main, [word])
+async def test_word_that_is_an_option_here_is_suggested_as_one(word: str) -> None:
+    result = await invoked(word)
     assert result.exit_code == 2
     assert f"Did you mean '--{word}'?" in result.output
 

@@ -107,11 +107,8 @@ def test_manifest_of_a_wrapped_driver_has_its_objects_and_name(tmp_path: Path) -
 
 
 def test_manifest_is_read_by_kubectl() -> None:
-    read_by_kubectl(made("--snapshots", "--resizer"))
-
-
-def read_by_kubectl(found: Objects) -> None:
     """Without a server: kubectl decodes each object into its own types."""
+    found = made("--snapshots", "--resizer")
     command = ("kubectl", "label", "--local", "-f", "-", "checked=yes", "-o", "name")
     text = yaml.safe_dump_all(found.values())
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -219,9 +216,3 @@ def test_settings_that_fail_in_a_pod_are_refused(
     assert result.exit_code == 2
     assert words in result.stderr
     assert not (tmp_path / "made").exists()
-
-
-def test_sidecars_of_a_wrapped_driver_are_refused(tmp_path: Path) -> None:
-    result = run(tmp_path / "made", config(tmp_path, WRAPPED), "--snapshots")
-    assert result.exit_code == 2
-    assert "its own manifests" in result.stderr

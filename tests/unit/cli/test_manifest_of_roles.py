@@ -7,12 +7,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from crust.cli.manifest import names
+from crust.cli.manifest import objects
 from crust.core.settings import loading
 from crust.node.settings import NodeSettings
 from tests.unit.cli.test_manifest import (
     KUBERNETES,
     POD,
+    WRAPPED,
     Objects,
     config,
     made,
@@ -31,8 +32,12 @@ def text_of(overlay: str) -> str:
     return (KUBERNETES / "overlays" / overlay / SETTINGS[overlay]).read_text(encoding="utf-8")
 
 
+def workloads(found: Objects) -> list[dict[str, Any]]:
+    return [each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment")]
+
+
 def pod_of(found: Objects) -> dict[str, Any]:
-    (workload,) = (each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment"))
+    (workload,) = workloads(found)
     pod: dict[str, Any] = workload["spec"]["template"]["spec"]
     return pod
 
@@ -42,33 +47,18 @@ def test_manifest_has_the_objects_that_kubectl_renders(tmp_path: Path, overlay: 
     assert made(config(tmp_path, text_of(overlay))) == rendered(overlay)
 
 
-def test_controller_of_ceph_has_no_attacher_and_publishes_no_capacity(tmp_path: Path) -> None:
-    found = made(config(tmp_path, text_of("ceph-controller")))
+def test_controller_of_the_ceph_pool_has_its_sidecars_secrets_and_rights(tmp_path: Path) -> None:
+    """No attacher, and no capacity; what the fencing asks of the cluster."""
+    found = made(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
     sidecars = {each["name"]: each for each in pod_of(found)["containers"]}
     assert set(sidecars) == {"crust", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
     assert "--enable-capacity" not in sidecars["csi-provisioner"]["args"]
-
-
-def test_csi_driver_of_the_ceph_pool_needs_no_attach_and_has_no_capacity(tmp_path: Path) -> None:
-    spec = made(config(tmp_path, text_of("ceph-node")))["CSIDriver", CEPH]["spec"]
-    assert spec["attachRequired"] is False
-    assert spec.get("storageCapacity", False) is False
-    assert spec["podInfoOnMount"] is True
-
-
-def test_class_of_the_ceph_pool_names_the_secret_for_each_call_of_a_node(tmp_path: Path) -> None:
-    found = made(config(tmp_path, text_of("ceph-controller")), "--namespace=store")
     parameters = found["StorageClass", "crust-rbd"]["parameters"]
     for step in ("stage", "publish", "expand"):
         prefix = f"csi.storage.k8s.io/node-{step}-secret"
         assert parameters[f"{prefix}-name"] == "crust-rbd-node"
         assert parameters[f"{prefix}-namespace"] == "store"
-
-
-def test_controller_of_the_ceph_pool_may_list_what_its_fencing_asks(tmp_path: Path) -> None:
-    text = text_of("ceph-controller")
-    assert "[kubernetes]" in text
-    found = made(config(tmp_path, text))
+    assert "[kubernetes]" in text_of("ceph-controller")
     roles = [each for key, each in found.items() if key[0] == "ClusterRole"]
     allowed = {
         resource
@@ -80,18 +70,18 @@ def test_controller_of_the_ceph_pool_may_list_what_its_fencing_asks(tmp_path: Pa
     assert {"nodes", "csinodes"} <= allowed
 
 
-def test_pod_of_a_node_of_the_ceph_pool_has_no_key_and_no_pool(tmp_path: Path) -> None:
+def test_nodes_of_the_ceph_pool_need_no_attach_no_key_and_no_pool(tmp_path: Path) -> None:
     found = made(config(tmp_path, text_of("ceph-node")))
+    spec = found["CSIDriver", CEPH]["spec"]
+    assert spec["attachRequired"] is False
+    assert spec.get("storageCapacity", False) is False
+    assert spec["podInfoOnMount"] is True
+    assert spec["volumeLifecycleModes"] == ["Persistent"]
     pod = pod_of(found)
     kinds = {key for each in pod["volumes"] for key in each} - {"name"}
     assert kinds == {"configMap", "hostPath", "emptyDir"}
     assert "key_file" not in text_of("ceph-node")
     assert "/var/lib/crust" not in str(pod)
-
-
-def test_nodes_of_the_ceph_pool_have_no_inline_volumes(tmp_path: Path) -> None:
-    found = made(config(tmp_path, text_of("ceph-node")))
-    assert found["CSIDriver", CEPH]["spec"]["volumeLifecycleModes"] == ["Persistent"]
 
 
 @pytest.mark.parametrize("overlay", [*SETTINGS, "block-driver"])
@@ -146,25 +136,25 @@ def test_settings_that_fail_in_a_pod_are_refused(
     assert not (tmp_path / "made").exists()
 
 
-def test_node_that_would_be_a_controller_of_the_ceph_pool_is_refused(tmp_path: Path) -> None:
-    text = text_of("ceph-node").replace('mode = "node"', 'mode = "all"')
-    result = run(
-        tmp_path / "made", config(tmp_path, text + 'user = "u"\nkey_file = "/run/crust-rbd/key"\n')
-    )
-    assert result.exit_code == 2
-    assert "each node would be a controller" in result.stderr
-
-
-def test_node_whose_local_pool_no_controller_reaches_is_refused(tmp_path: Path) -> None:
-    result = run(tmp_path / "made", config(tmp_path, POD + '[driver]\nmode = "node"\n'))
-    assert result.exit_code == 2
-    assert "on many nodes set node_deployment" in result.stderr
-
-
-def test_sidecars_beside_a_node_are_refused(tmp_path: Path) -> None:
-    result = run(tmp_path / "made", config(tmp_path, text_of("ceph-node")), "--snapshots")
-    assert result.exit_code == 2
-    assert "beside the controller" in result.stderr
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        (
+            text_of("ceph-node").replace('mode = "node"', 'mode = "all"')
+            + 'user = "u"\nkey_file = "/run/crust-rbd/key"\n',
+            (),
+            "each node would be a controller",
+        ),
+        (POD + '[driver]\nmode = "node"\n', (), "on many nodes set node_deployment"),
+        (text_of("ceph-node"), ("--snapshots",), "beside the controller"),
+        (WRAPPED, ("--snapshots",), "its own manifests"),
+    ],
+)
+def test_roles_that_fit_no_cluster_are_refused(
+    tmp_path: Path, text: str, flags: tuple[str, ...], words: str
+) -> None:
+    result = run(tmp_path / "made", config(tmp_path, text), *flags)
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 
 OF_THE_NODE = {"/var/lib/kubelet", "/dev", "/sys/fs/cgroup", "/etc/machine-id"}
@@ -192,10 +182,6 @@ def of_other_name(tmp_path: Path) -> Objects:
         )
         found |= made(config(tmp_path, text))
     return found
-
-
-def workloads(found: Objects) -> list[dict[str, Any]]:
-    return [each for (kind, _), each in found.items() if kind in ("DaemonSet", "Deployment")]
 
 
 def host_paths(found: Objects) -> set[str]:
@@ -287,7 +273,7 @@ def test_objects_of_another_driver_refer_to_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_stem_follows_from_the_drivers_name(driver: str, stem: str) -> None:
-    assert names.stem(driver) == stem
+    assert objects.stem(driver) == stem
 
 
 def test_no_two_names_have_one_stem() -> None:
@@ -297,7 +283,7 @@ def test_no_two_names_have_one_stem() -> None:
         for letters in itertools.product("a-.", repeat=length):
             name = "".join(letters)
             try:
-                stem = names.stem(name)
+                stem = objects.stem(name)
             except loading.InvalidSettings:
                 continue
             assert found.setdefault(stem, name) == name
@@ -332,12 +318,8 @@ def test_two_drivers_of_a_node_have_one_daemon_set(tmp_path: Path, first: str) -
         == rendered("ceph-node")["CSIDriver", "rbd.csi.crust.dev"]
     )
     assert found["CSIDriver", "block.csi.crust.dev"] == alone["CSIDriver", "block.csi.crust.dev"]
-    of_pod, of_ceph = (
-        next(each for each in workloads(all_)) for all_ in (found, rendered("ceph-node"))
-    )
-    volumes = {each["name"]: each for each in of_pod["spec"]["template"]["spec"]["volumes"]}
-    for each in of_ceph["spec"]["template"]["spec"]["volumes"]:
-        assert each["name"] in volumes
+    volumes = {each["name"]: each for each in pod_of(found)["volumes"]}
+    assert {each["name"] for each in pod_of(rendered("ceph-node"))["volumes"]} <= set(volumes)
     assert volumes["run"]["hostPath"]["path"] == "/run/crust"
     assert {"pool", "machine-id"} <= set(volumes)
     for each in found.values():
