@@ -183,32 +183,28 @@ def test_tool_without_filter_is_a_warning(good: Node, present: str, name: str, c
 
 
 @pytest.mark.parametrize(
-    ("text", "level"),
+    ("text", "has_list", "level"),
     [
-        ("\t# use_devicesfile = 1\n", Level.OK),
-        ("\t# use_devicesfile = 0\n", Level.WARNING),
-        ("\t# use_devicesfile = 1\n\tuse_devicesfile = 0\n", Level.WARNING),
-        ("\t# use_devicesfile = 0\n\tuse_devicesfile=1\n", Level.OK),
-        ("", Level.WARNING),
+        ("\t# use_devicesfile = 1\n", True, Level.OK),  # RHEL 9
+        ("\t# use_devicesfile = 0\n", True, Level.WARNING),  # Debian 12
+        ("\t# use_devicesfile = 1\n\tuse_devicesfile = 0\n", True, Level.WARNING),
+        ("\t# use_devicesfile = 0\n\tuse_devicesfile=1\n", True, Level.OK),
+        ("", True, Level.WARNING),
+        ("\t# use_devicesfile = 1\n", False, Level.WARNING),
+        ((DEPLOY / "host" / "lvm.conf").read_text(), False, Level.WARNING),
+        ((DEPLOY / "host" / "lvm.conf").read_text(), True, Level.OK),
+        ('\tglobal_filter = [ "r|.*|" ]\n', False, Level.OK),
     ],
-    ids=["RHEL 9", "Debian 12", "switched off", "switched on", "unknown"],
 )
-def test_lvm_with_a_list_needs_it_to_be_used(good: Node, text: str, level: Level) -> None:
+def test_lvm_needs_a_filter_or_a_list_that_exists_and_is_used(
+    good: Node, text: str, level: Level, *, has_list: bool
+) -> None:
     """The commented line of lvm.conf is the distribution's default."""
     write(good.root, "usr/sbin/lvm").chmod(0o755)
-    write(good.root, "etc/lvm/devices/system.devices")
+    if has_list:
+        write(good.root, "etc/lvm/devices/system.devices")
     write(good.root, "etc/lvm/lvm.conf", f"devices {{\n{text}}}\n")
     assert {each.level for each in found(good, "lvm")} == {level}
-
-
-def test_lvm_needs_a_filter_or_a_list_that_exists(good: Node) -> None:
-    write(good.root, "usr/sbin/lvm").chmod(0o755)
-    write(good.root, "etc/lvm/lvm.conf", "devices {\n\t# use_devicesfile = 1\n}\n")
-    bad(good, "lvm", Level.WARNING)
-    write(good.root, "etc/lvm/lvm.conf", (DEPLOY / "host" / "lvm.conf").read_text())
-    bad(good, "lvm", Level.WARNING)
-    write(good.root, "etc/lvm/devices/system.devices")
-    assert {each.level for each in found(good, "lvm")} == {Level.OK}
 
 
 def test_doctor_node_that_wraps_another_driver_needs_nothing_of_ours(good: Node) -> None:

@@ -19,17 +19,18 @@ COMMAND = "/opt/crust/bin/crust"
 
 
 class Systemd:
-    """Knows which units are active, and counts reloads."""
+    """Knows which units are active, and counts reloads. `code`: with what systemctl ends."""
 
-    def __init__(self, *active: str) -> None:
+    def __init__(self, *active: str, code: int = 0) -> None:
         self.active = active
+        self.code = code
         self.reloads = 0
 
     def __call__(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         if arguments[0] == "daemon-reload":
             self.reloads += 1
         listed = "".join(f"{name} loaded active running\n" for name in self.active)
-        return subprocess.CompletedProcess(arguments, 0, listed, "")
+        return subprocess.CompletedProcess(arguments, self.code, listed, "")
 
 
 def run(root: Path, systemd: Systemd | None = None, source: Path = SOURCE) -> list[str]:
@@ -65,35 +66,34 @@ def test_units_start_the_command_of_this_environment(tmp_path: Path) -> None:
     assert systemd.reloads == 1
 
 
-def test_second_installation_replaces_units_and_keeps_settings(tmp_path: Path) -> None:
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where crust is installed."""
     run(tmp_path)
-    unit, settings = (
-        tmp_path / install.UNITS / "crust-node.service",
-        tmp_path / "etc/crust/node.toml",
-    )
+    return tmp_path
+
+
+def test_second_installation_replaces_units_and_keeps_settings(root: Path) -> None:
+    unit, settings = root / install.UNITS / "crust-node.service", root / "etc/crust/node.toml"
     unit.write_text("[Unit]")
     settings.write_text("log_level = 'debug'")
-    said = run(tmp_path)
+    said = run(root)
     assert "ExecStart=" in unit.read_text()
     assert settings.read_text() == "log_level = 'debug'"
     assert f"/{install.UNITS}: 6 files; written: crust-node.service" in said
-    assert (
-        "/etc/crust: 5 files; kept, they are yours: driver.toml, kata.toml, node.toml, proxy.toml, shim.toml"
-        in said
-    )
+    names = "driver.toml, kata.toml, node.toml, proxy.toml, shim.toml"
+    assert f"/etc/crust: 5 files; kept, they are yours: {names}" in said
     assert len(said) <= 10
 
 
-def test_install_from_checkout_writes_man_pages_and_completion_scripts(tmp_path: Path) -> None:
-    run(tmp_path)
-    pages = sorted((SOURCE.parent / "docs" / "man").iterdir())
-    installed = tmp_path / install.MAN_PAGES
-    assert [each.name for each in sorted(installed.iterdir())] == [each.name for each in pages]
-    assert (installed / "crust-gc.1").read_bytes() == pages[0].with_name("crust-gc.1").read_bytes()
+def test_install_from_checkout_writes_man_pages_and_completion_scripts(root: Path) -> None:
+    pages = {each.name: each.read_bytes() for each in (SOURCE.parent / "docs" / "man").iterdir()}
+    installed = {each.name: each.read_bytes() for each in (root / install.MAN_PAGES).iterdir()}
+    assert installed == pages
     for shell, path in install.COMPLETIONS.items():
-        text = (tmp_path / path).read_text()
+        text = (root / path).read_text()
         assert text == CliRunner().invoke(main.main, ["completion", shell]).output
-    assert (tmp_path / install.COMPLETIONS["zsh"]).read_text().startswith("#compdef crust")
+    assert (root / install.COMPLETIONS["zsh"]).read_text().startswith("#compdef crust")
 
 
 def test_install_from_wheel_takes_man_pages_of_its_environment(tmp_path: Path) -> None:
@@ -118,12 +118,11 @@ def test_unit_in_etc_that_hides_the_installed_one_is_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("failing", range(9))
 def test_full_disk_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+    root: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    run(tmp_path)
-    for path in (tmp_path / install.UNITS).iterdir():
+    for path in (root / install.UNITS).iterdir():
         path.write_text("older")
-    before = tree(tmp_path)
+    before = tree(root)
     written: list[Any] = []
     real = durable.write_staged
 
@@ -135,12 +134,12 @@ def test_full_disk_changes_nothing(
         real(path, data, mode=mode)
 
     monkeypatch.setattr(durable, "write_staged", write)
-    if failing >= len(list((tmp_path / install.UNITS).iterdir())):
-        run(tmp_path)
+    if failing >= len(list((root / install.UNITS).iterdir())):
+        run(root)
         return
     with pytest.raises(OSError, match="No space left"):
-        run(tmp_path)
-    assert tree(tmp_path) == before
+        run(root)
+    assert tree(root) == before
 
 
 def test_file_at_the_commands_path_is_not_replaced(tmp_path: Path) -> None:
@@ -152,14 +151,13 @@ def test_file_at_the_commands_path_is_not_replaced(tmp_path: Path) -> None:
     assert tree(tmp_path) == {str(install.COMMAND): b"somebody's"}
 
 
-def test_uninstall_leaves_settings_alone(tmp_path: Path) -> None:
-    run(tmp_path)
-    remove(tmp_path)
-    assert set(tree(tmp_path)) == {
+def test_uninstall_leaves_settings_alone(root: Path) -> None:
+    remove(root)
+    assert set(tree(root)) == {
         f"etc/crust/{program}.toml" for program in ("node", "proxy", "shim", "driver", "kata")
     }
-    assert not os.path.lexists(tmp_path / install.COMMAND)
-    remove(tmp_path)
+    assert not os.path.lexists(root / install.COMMAND)
+    remove(root)
 
 
 def test_uninstall_removes_what_an_older_version_installed(tmp_path: Path) -> None:
@@ -179,29 +177,27 @@ def test_uninstall_removes_what_an_older_version_installed(tmp_path: Path) -> No
     assert not (root / install.MANIFEST).parent.exists()
 
 
-def test_uninstall_removes_nothing_else_whatever_the_list_says(tmp_path: Path) -> None:
-    run(tmp_path)
+def test_uninstall_removes_nothing_else_whatever_the_list_says(root: Path) -> None:
     theirs = [
         "etc/passwd",
         "usr/local/lib/systemd/system/../../../../etc/crust-x",
         f"{install.UNITS}/nginx.service",
     ]
     for path in theirs:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("theirs")
-    with (tmp_path / install.MANIFEST).open("a") as listed:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("theirs")
+    with (root / install.MANIFEST).open("a") as listed:
         listed.write("".join(f"{path}\n/{path}\n" for path in theirs))
-    remove(tmp_path)
-    assert all((tmp_path / path).exists() for path in theirs)
+    remove(root)
+    assert all((root / path).exists() for path in theirs)
 
 
-def test_uninstall_is_refused_while_a_unit_runs(tmp_path: Path) -> None:
-    run(tmp_path)
-    before = tree(tmp_path)
+def test_uninstall_is_refused_while_a_unit_runs(root: Path) -> None:
+    before = tree(root)
     with pytest.raises(install.NotInstallable, match=r"crust-node\.service still runs") as caught:
-        remove(tmp_path, Systemd("crust-node.service"))
+        remove(root, Systemd("crust-node.service"))
     assert "systemctl disable --now crust-node.service" in str(caught.value)
-    assert tree(tmp_path) == before
+    assert tree(root) == before
 
 
 def test_missing_command_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +216,6 @@ def test_shipped_files_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_systemd_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
-    def none(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
-
-    said: list[str] = []
-    install.install(tmp_path, SOURCE, COMMAND, none, said.append)
-    assert said[-1].startswith("warning: systemd has not read its units again")
+    assert run(tmp_path, Systemd(code=127))[-1].startswith(
+        "warning: systemd has not read its units again"
+    )

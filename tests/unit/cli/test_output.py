@@ -36,18 +36,21 @@ COLUMNS = (
 )
 
 
-def test_long_cells_are_neither_cut_nor_wrapped() -> None:
-    text = output.table(COLUMNS, [Thing("n" * 300, "", NOW), Thing("é", "x", NOW)], wide=True).plain
-    assert text.splitlines() == [f"NAME{' ' * 298}NOTE", f"{'n' * 300}  -", f"é{' ' * 301}x"]
-
-
-def test_narrow_table_leaves_wide_columns_out() -> None:
-    assert output.table(COLUMNS, [Thing("a", "b", NOW)], wide=False).plain == "NAME\na"
-
-
-def test_control_characters_of_other_programs_are_escaped() -> None:
-    text = output.table(COLUMNS, [Thing("a\x1b[31m\nb", "", NOW)], wide=False).plain
-    assert text == "NAME\na\\x1b[31m\\nb"
+@pytest.mark.parametrize(
+    ("rows", "wide", "lines"),
+    [
+        (
+            [Thing("n" * 300, "", NOW), Thing("é", "x", NOW)],  # neither cut nor wrapped
+            True,
+            [f"NAME{' ' * 298}NOTE", f"{'n' * 300}  -", f"é{' ' * 301}x"],
+        ),
+        ([Thing("a", "b", NOW)], False, ["NAME", "a"]),
+        ([Thing("a\x1b[31m\nb", "", NOW)], False, ["NAME", "a\\x1b[31m\\nb"]),
+    ],
+    ids=["long", "narrow", "control-characters"],
+)
+def test_table_has_a_line_for_each_row(rows: list[Thing], *, wide: bool, lines: list[str]) -> None:
+    assert output.table(COLUMNS, rows, wide=wide).plain.splitlines() == lines
 
 
 def test_cell_has_the_style_of_its_text() -> None:
