@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 from benchmarks import figures, node
-from crust.blockdriver import app
-from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import Driver, build
 from crust.wire.csi.v1 import csi_pb2
 from examples.kata.demo.kubelet import MOUNT, Kubelet
 from tests.support.records import pool_layout
@@ -125,12 +124,11 @@ class InProcess:
         """A driver with a pool, and a kubelet's directories, below `root`, and no volume yet."""
         for name in ("pool", "run", "staging", "pod"):
             (root / name).mkdir(mode=0o700)
-        driver = app.build(
+        driver = build(
             create_pool=True,
             state_dir=str(root / "pool"),
             run_dir=str(root / "run"),
             node_id="bench",
-            csi_profile="1.12",
             target_roots=(str(root),),
         )
         await asyncio.to_thread(driver.open)

@@ -1,68 +1,182 @@
-"""A composed driver: its services and its background tasks."""
+"""A driver: its parts composed, its services, and its background work. The only file that knows both of its parts."""
 
 import asyncio
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
-from crust.blockdriver.controller import capacity
-from crust.blockdriver.controller.settlement import Settlement
-from crust.blockdriver.engines.node_access import NodeAccess
-from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import Engine, Provisioning
+from crust.blockdriver import guests
+from crust.blockdriver.controller import topology
+from crust.blockdriver.controller.controller_publish import ControllerPublish
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
+from crust.blockdriver.engines import files
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Engine
+from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.node.orphans import AttachmentGarbageCollector
+from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
+from crust.blockdriver.node.node_stage import NodeStage
+from crust.blockdriver.node.node_stats import NodeStats
+from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
+from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
+from crust.blockdriver.node.publish.host_image import HostImage
+from crust.blockdriver.node.publish.node_publish import NodePublish
+from crust.blockdriver.node.publish.publish_rules import PublishCheck
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.capacity import PoolCapacity
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
+from crust.blockdriver.records.node_state import NodeState
 from crust.blockdriver.records.records import IndexedRecords, Records
-from crust.blockdriver.services.controller import Controller, ControllerRules
+from crust.blockdriver.records.stores import Stores
+from crust.blockdriver.services.controller import Controller
+from crust.blockdriver.services.deadlines import Calls
 from crust.blockdriver.services.identity import Identity
-from crust.blockdriver.services.node import Node, NodeRules
-from crust.blockdriver.services.pool_service import PoolService
-from crust.blockdriver.services.roles import NodeIdentity, Role
-from crust.blockdriver.services.snapshots import SnapshotCalls
+from crust.blockdriver.services.node import Node
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
+from crust.blockdriver.snapshots.content_source import ContentSources
+from crust.blockdriver.snapshots.freeze_intents import Intents
+from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
-from crust.core import errors, metrics, operations, volumes
+from crust.core import errors, metrics, volumes
+from crust.core.operations import KeyedOperations
+from crust.core.settings.driver import (
+    DEFAULT_MAX_VOLUMES,
+    DEFAULT_POOL_LOW_PERCENT,
+    OWN_DRIVER,
+)
+from crust.host.cgroups import throttling
+from crust.host.filesystems import supported
 from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
+from crust.rpc.messages import limits
 
 COLLECT_PERIOD_S = 3600.0
 MEASURE_PERIOD_S = 15.0
 
+_ALL = Role()
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """What both parts of the driver are composed of."""
+def build(  # noqa: PLR0913 - one per setting
+    *,
+    run_dir: str,
+    node_id: str,
+    name: str = OWN_DRIVER,
+    state_dir: str = "",
+    pool_id_file: str = "",
+    create_pool: bool = False,
+    target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
+    engine: Engine | None = None,
+    overcommit: float = 1.0,
+    pool_low_percent: int = DEFAULT_POOL_LOW_PERCENT,
+    max_volumes: int = DEFAULT_MAX_VOLUMES,
+    runtime_guests: guests.Guests | None = None,
+    throttle: throttling.Throttle | None = None,
+    io_cgroup: str = "",
+    threads: Workers | None = None,
+    role: Role = _ALL,
+) -> "Driver":
+    """Compose a driver, without I/O. Volumes are sparse files below `state_dir` unless there is an `engine`.
 
-    identity: NodeIdentity
-    running: operations.KeyedOperations
-    pool: PoolHome
-    engine: Engine
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    snapshot_sets: IndexedRecords[SnapshotSet]
-    node_state: NodeState
-    tool_locks: ToolLocks
-    supported: SupportedCapabilities
-    capacity: capacity.PoolCapacity
-    attach_slots: AttachSlots
-    io_limits: IoLimits
-    health_check: HealthCheck
+    `pool_id_file` is where the pool's id is remembered, beside `state_dir` if it is empty; with `create_pool` a first
+    start makes the pool. `runtime_guests` is the way to guests that have deferred volumes; without one they are out
+    of reach. `role` is what of it others may call.
+    """
+    limits.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
+    engine = engine or files.engine(state_dir, pool_id_file, create=create_pool)
+    threads = threads or Workers(f"the driver {name}")
+    pool, provisioning, records = engine.home, engine.provisioning, engine.records
+    volume_records = IndexedRecords(
+        records(RecordKind.VOLUMES), VolumeRecord, lambda text: pool.ids.is_volume_id(text)
+    )
+    index = volume_records.index
+    stores = Stores(
+        node_id=node_id,
+        segment="" if role.is_shared else topology.value_of(node_id),
+        running=KeyedOperations(threads),
+        engine=engine,
+        pool=pool,
+        provisioning=provisioning,
+        access=engine.access,
+        volume_records=volume_records,
+        content_records=Records(
+            records(RecordKind.CONTENT), ContentRecord, lambda text: pool.ids.is_volume_id(text)
+        ),
+        snapshot_sets=IndexedRecords(
+            records(RecordKind.SNAPSHOTS), SnapshotSet, lambda text: pool.ids.is_set_id(text)
+        ),
+        node_state=NodeState(run_dir, engine.access),
+        supported=SupportedCapabilities(
+            provisioning.modes, provisioning.raw_modes, supported.SUPPORTED
+        ),
+        capacity=PoolCapacity(index, provisioning, overcommit, pool_low_percent),
+        attach_slots=AttachSlots(node_id, index, engine.access, max_volumes),
+    )
+    reachable = runtime_guests or guests.Guests()
+    health_check, calls = HealthCheck(stores), Calls(stores.running)
+    io_limits = IoLimits(stores, throttle or throttling.Throttle(io_cgroup), reachable)
+    snapshots = SnapshotSets(stores, Freezer(Intents(run_dir), engine.access, reachable))
+    modifier = VolumeModifier(
+        stores, EnforcedByStorage(engine.limits) if engine.limits else io_limits
+    )
+    controller = Controller(
+        role=role,
+        stores=stores,
+        snapshots=snapshots,
+        calls=calls,
+        provisioner=Provisioner(stores, ContentSources(stores, snapshots)),
+        publisher=ControllerPublish(stores),
+        lister=VolumeLister(stores, health_check),
+        health_check=health_check,
+        modifier=modifier,
+    )
+    locks = ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock")
+    grow_image = modifier.grow_image if role.node_deployment else None
+    return Driver(
+        name=volumes.DriverName(name),
+        role=role,
+        stores=stores,
+        identity=Identity(name, provisioning, role, stores.running),
+        controller=controller,
+        node=_node(controller, io_limits, locks, target_roots, grow_image),
+        workers=threads,
+    )
 
-    @property
-    def provisioning(self) -> Provisioning:
-        """The engine's images."""
-        return self.engine.provisioning
 
-    @property
-    def access(self) -> NodeAccess:
-        """The engine's volumes on this node."""
-        return self.engine.access
+def _node(
+    controller: Controller,
+    io_limits: IoLimits,
+    tool_locks: ToolLocks,
+    target_roots: tuple[str, ...],
+    grow_image: ImageGrowth | None,
+) -> Node:
+    """The node part, on the stores of the controller part."""
+    role, stores, health_check = controller.role, controller.stores, controller.health_check
+    publish_check = PublishCheck(stores)
+    preparation = FilesystemPreparation(stores, tool_locks)
+    host_image = HostImage(stores, publish_check, io_limits, preparation)
+    node_expand = NodeExpand(stores, grow_image)
+    return Node(
+        role=role,
+        stores=stores,
+        io_limits=io_limits,
+        node_stage=NodeStage(stores, io_limits, preparation),
+        node_unstage=NodeUnstage(stores, io_limits),
+        node_publish=NodePublish(
+            stores, publish_check, io_limits, node_expand, host_image, target_roots
+        ),
+        deferred_publish=DeferredNodePublish(stores, publish_check, io_limits, host_image),
+        node_unpublish=NodeUnpublish(stores, target_roots),
+        node_expand=node_expand,
+        node_stats=NodeStats(stores, health_check, role.tells_condition),
+        health_check=health_check,
+        calls=controller.calls,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +184,34 @@ class Driver:
     """A driver that is ready to be served, or called in process (the shim wraps `node` and `controller`)."""
 
     name: volumes.DriverName
-    node_id: str
     role: Role
     stores: Stores
-    controller_rules: ControllerRules
-    node_rules: NodeRules
-    snapshots: SnapshotSets
     identity: Identity
     controller: Controller
-    pool: PoolService
-    snapshot_calls: SnapshotCalls
     node: Node
-    settlement: Settlement
-    attachment_orphans: AttachmentGarbageCollector
-    operations: operations.KeyedOperations
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
+
+    @property
+    def operations(self) -> KeyedOperations:
+        """What runs now."""
+        return self.stores.running
 
     async def finish_changes(self) -> None:
         """Finish changes of limits in guests that a killed driver had begun."""
         if self.role.has_controller:
-            await self.controller_rules.interrupted_changes.finish()
+            await self.controller.modifier.finish_interrupted()
 
     async def collect_garbage(self) -> None:
         """Remove what is left of volumes, snapshots and attachments."""
         if self.role.has_controller:
-            await self.settlement.collect()
+            await self.controller.provisioner.settle()
         if self.role.has_node:
-            await self.attachment_orphans.collect()
+            await self.node.node_unstage.collect()
 
     def count_snapshots(self) -> list[metrics.Sample]:
         """For the metrics, which a thread reads."""
-        index = self.snapshots.records.index
+        index = self.stores.snapshot_sets.index
         found = {each: index.get(each) for each in index.page()}
         snapshots = sum(len(each.snapshots) if each else 1 for each in found.values())
         groups = [each for each in found if self.stores.pool.ids.is_group_id(each)]
@@ -133,7 +243,7 @@ class Driver:
 
         Raises what `PoolHome.open` does, and the error of a directory that cannot be created.
         """
-        self.snapshots.freezer.thaw_mounted()
+        self.controller.snapshots.freezer.thaw_mounted()
         self.stores.pool.open()
         if not self.role.has_controller:
             # no key to read the pool with, and nothing here that its records decide
@@ -145,6 +255,6 @@ class Driver:
         self.stores.capacity.open(each for each in images if is_id(each))
         if self.role.has_node:
             self.stores.node_state.open(sysfs.boot_id())
-            self.node_rules.io_limits.recover(self.stores.volume_records)
-        self.snapshots.freezer.open()
-        self.snapshots.records.open()
+            self.node.io_limits.recover()
+        self.controller.snapshots.freezer.open()
+        self.stores.snapshot_sets.open()

@@ -104,7 +104,7 @@ class PoolWatch:
     async def _open(self) -> None:
         pool, driver = self._pool, self._driver
         # First of all: writers wait for it, and the pool may not be there.
-        await workers.run(driver.snapshots.freezer.thaw_mounted)
+        await workers.run(driver.controller.snapshots.freezer.thaw_mounted)
         await workers.run(pool.find)
         try:
             self._held.push_async_callback(workers.run, pool.let_go)
@@ -132,7 +132,7 @@ class PoolWatch:
         driver, enter = self._driver, self._tasks.enter_async_context
         for name, work in (
             ("garbage collection", driver.keep_collecting_garbage),
-            ("thaw of guests", driver.snapshots.freezer.keep_recovering),
+            ("thaw of guests", driver.controller.snapshots.freezer.keep_recovering),
             ("limits of guests", driver.finish_changes),
             ("pool capacity", driver.keep_measuring),
         ):

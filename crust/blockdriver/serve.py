@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crust.blockdriver import guests
-from crust.blockdriver.app import build
-from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files, rbd
 from crust.blockdriver.engines.protocol import Engine, NodeFencing
 from crust.blockdriver.pool_watch import PoolWatch
@@ -109,10 +108,10 @@ def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
         "driver",
         methods_of(driver.identity, services["Identity"]),
         methods_of(driver.controller, services["Controller"]),
-        methods_of(driver.snapshot_calls, services["GroupController"]),
-        methods_of(driver.snapshot_calls, services["SnapshotMetadata"]),
+        methods_of(driver.controller, services["GroupController"]),
+        methods_of(driver.controller, services["SnapshotMetadata"]),
         methods_of(driver.node, services["Node"]),
-        methods_of(driver.pool, pool_pb2.DESCRIPTOR.services_by_name["Pool"]),
+        methods_of(driver.controller, pool_pb2.DESCRIPTOR.services_by_name["Pool"]),
         health=daemon.health,
         driver=lambda: driver.name,
         admit=watch.check,
@@ -122,7 +121,7 @@ def _service(driver: Driver, daemon: Daemon, watch: PoolWatch) -> Service:
 async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> PoolWatch:
     """Open the pool if it is there; what has it is closed before another process may write."""
     watch = PoolWatch(driver, daemon.health, daemon.end)
-    owned.push_async_callback(driver.node_rules.io_limits.guests.close)
+    owned.push_async_callback(driver.node.io_limits.guests.close)
     owned.push_async_callback(watch.let_go)
     owned.push_async_callback(driver.operations.drain)
     owned.push_async_callback(watch.stop)
@@ -146,11 +145,10 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
     is_shared = settings.engine not in LOCAL_ENGINES
     return build(
         engine=_ENGINES[settings.engine](settings),
-        role=Role(settings.mode, settings.node_deployment, is_shared),
+        role=Role(settings.mode, settings.node_deployment, is_shared, settings.csi_profile),
         run_dir=settings.run_dir,
         node_id=settings.node_id,
         name=settings.driver_name,
-        csi_profile=settings.csi_profile,
         target_roots=settings.target_roots,
         overcommit=settings.overcommit,
         pool_low_percent=settings.pool_low_percent,

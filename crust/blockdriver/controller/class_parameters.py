@@ -122,13 +122,8 @@ class Parameters:
 
     fs_type: str
     kept: dict[str, str]
-    limits: volumes.IoLimits = volumes.IoLimits()  # noqa: RUF009 - frozen
+    limits: volumes.IoLimits
     """The first I/O limits; mutable parameters override them."""
-
-    @property
-    def volume_context(self) -> dict[str, str]:
-        """The keys that every later call gets: who mounts, and nothing that may change."""
-        return {key: self.kept[key] for key in _IN_CONTEXT if key in self.kept}
 
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
@@ -151,6 +146,11 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
     deferral_keys.formats_in_guest(kept)
     limits = changed(volumes.IoLimits(), among(kept))
     return Parameters(kept.get(FS_TYPE, ""), kept, limits)
+
+
+def volume_context(kept: Mapping[str, str]) -> dict[str, str]:
+    """The recorded parameters that every later call gets: who mounts, and nothing that may change."""
+    return {key: kept[key] for key in _IN_CONTEXT if key in kept}
 
 
 def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:

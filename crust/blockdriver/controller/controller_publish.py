@@ -11,14 +11,10 @@ was renamed, the pool was moved); that node has the volume until it is unpublish
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import Provisioning, StillAttached
+from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.attach_slots import AttachSlots, Slots
-from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.models import Attached, Usage, VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords
+from crust.blockdriver.records.models import Attached, Usage
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.process import workers
 
@@ -43,26 +39,11 @@ class PublishRequest:
     readonly: bool
 
 
+@dataclass(frozen=True, slots=True)
 class ControllerPublish:
     """Publishes volumes to nodes. The caller makes one call per volume at a time."""
 
-    def __init__(  # noqa: PLR0913 - composition
-        self,
-        pool: PoolHome,
-        known: IndexedRecords[VolumeRecord],
-        node: NodeVolumes,
-        supported: SupportedCapabilities,
-        attach_slots: AttachSlots,
-        node_id: str,
-        provisioning: Provisioning,
-    ) -> None:
-        self._provisioning = provisioning
-        self._pool = pool
-        self._volume_records = known
-        self._node = node
-        self._supported = supported
-        self._node_id = node_id
-        self._attach_slots = attach_slots
+    stores: Stores
 
     async def publish(self, request: PublishRequest) -> None:
         """Publish the volume to the node; published already is a success.
@@ -74,13 +55,13 @@ class ControllerPublish:
         await workers.run(self._publish, request)
 
     def _publish(self, request: PublishRequest) -> None:
-        record = self._volume_records.load(request.volume_id)
-        if request.node_id != self._node_id:
+        record = self.stores.volume_records.load(request.volume_id)
+        if request.node_id != self.stores.node_id:
             raise NodeNotFound(request.node_id)
-        if why := self._supported.obstacle(request.capability):
+        if why := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityNotSupported(why)
         wanted = _attached(request)
-        self._provisioning.check_image(request.volume_id)
+        self.stores.provisioning.check_image(request.volume_id)
         present = next((each for each in record.nodes if each.node_id == request.node_id), None)
         if present is not None and not _is_same(present, wanted):
             raise errors.Conflict.named(
@@ -93,8 +74,8 @@ class ControllerPublish:
             return
         if record.nodes:
             raise capability_check.PublishedToOtherNode(request.volume_id, record.nodes[0].node_id)
-        with self._attach_slots.taking(request.volume_id):
-            self._volume_records.save(record.but(nodes=(wanted,)))
+        with self.stores.attach_slots.taking(request.volume_id):
+            self.stores.volume_records.save(record.but(nodes=(wanted,)))
 
     async def unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all if `node_id` is empty; not published is a success.
@@ -104,30 +85,25 @@ class ControllerPublish:
         await workers.run(self._unpublish, volume_id, node_id)
 
     def _unpublish(self, volume_id: volumes.VolumeId, node_id: str) -> None:
-        self._pool.ids.check(volume_id)
-        record = self._volume_records.find(volume_id)
+        self.stores.pool.ids.check(volume_id)
+        record = self.stores.volume_records.find(volume_id)
         if record is None:
             return
-        on_this_node = node_id in ("", self._node_id)
-        paths = self._node.staging_paths(volume_id) if on_this_node else ()
-        if paths and self._node.attached(volume_id):
+        on_this_node = node_id in ("", self.stores.node_id)
+        paths = self.stores.node_state.staging_paths(volume_id) if on_this_node else ()
+        if paths and self.stores.access.attached(volume_id):
             raise StillAttached(volume_id, f"a device, staged at {', '.join(paths)}")
         rest = tuple(each for each in record.nodes if node_id and each.node_id != node_id)
         if rest != record.nodes:
-            self._volume_records.save(record.but(nodes=rest))
+            self.stores.volume_records.save(record.but(nodes=rest))
 
-    def slots(self, node_id: str, known: Collection[str] = ()) -> Slots:
+    def slots(
+        self, node_id: str, known: Collection[str] = ()
+    ) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The slots of a node (`AttachSlots.now`); raises `NodeNotFound`. Blocks."""
-        if node_id != self._node_id:
+        if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
-        return self._attach_slots.now(known)
-
-    def published_nodes(self, record: VolumeRecord) -> tuple[str, ...]:
-        """The nodes that have the volume: by a ControllerPublishVolume, or by a stage without one."""
-        nodes = {each.node_id for each in record.nodes}
-        if self._node.staging_paths(volumes.VolumeId(record.volume_id)):
-            nodes.add(self._node_id)
-        return tuple(sorted(nodes))
+        return self.stores.attach_slots.now(known)
 
 
 def _attached(request: PublishRequest) -> Attached:

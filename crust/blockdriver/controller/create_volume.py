@@ -6,28 +6,24 @@ it, or begins from nothing, and then other arguments are fine, because nobody wa
 is reserved in memory alone.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-from crust.blockdriver.controller import capacity, class_parameters, topology
-from crust.blockdriver.controller.capacity import PoolCapacity
-from crust.blockdriver.controller.node_part import NodeVolumes
-from crust.blockdriver.engines.pool_store import PoolHome, RecordKind
-from crust.blockdriver.engines.protocol import Making, Provisioning, StillAttached, StorageLimits
-from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.models import (
-    ContentRecord,
-    ContentSource,
-    Limits,
-    VolumeRecord,
-)
-from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.blockdriver.controller import class_parameters, topology
+from crust.blockdriver.engines.pool_store import RecordKind
+from crust.blockdriver.engines.protocol import Making, StillAttached
+from crust.blockdriver.records import capability_check, capacity
+from crust.blockdriver.records.models import ContentRecord, ContentSource, Limits, VolumeRecord
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
-from crust.core import errors, volumes
+from crust.core import errors, operations, volumes
 from crust.host.process import workers
+
+_log = logging.getLogger(__name__)
 
 
 class VolumeExistsDifferently(errors.Conflict):
@@ -56,34 +52,32 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
-    """A volume as a CO sees it."""
+class CapacityQuery:
+    """A decoded GetCapacityRequest; `place` is empty for any topology."""
 
-    volume_id: volumes.VolumeId
-    capacity_bytes: int
-    context: dict[str, str] = field(default_factory=dict)
-    source: content_source.Wanted | None = None
+    capabilities: tuple[volumes.VolumeCapability, ...]
+    parameters: tuple[tuple[str, str], ...]
+    place: topology.Segments
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableCapacity:
+    """Free bytes, and the limits for the size of one volume."""
+
+    available_bytes: int
+    maximum_bytes: int
+    minimum_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
-    pool: PoolHome
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    provisioning: Provisioning
-    node: NodeVolumes
+    stores: Stores
     sources: ContentSources
-    capacity: PoolCapacity
-    supported: SupportedCapabilities
-    segment: str
-    """The value of this node's topology segment; empty where every node reaches the pool."""
-    limits: StorageLimits | None = None
-    """For I/O limits that the storage keeps."""
 
-    async def create(self, request: Create) -> Volume:
-        """Create the volume; created already is a success.
+    async def create(self, request: Create) -> VolumeRecord:
+        """Create the volume; created already is a success. Returns its record.
 
         Raises `capability_check.CapabilityNotSupported`, `class_parameters.UnknownParameter`,
         `class_parameters.InvalidParameter`, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
@@ -91,27 +85,25 @@ class Provisioner:
         was created already and whose image is gone: it is never recreated under the name that stands for its data.
         """
         record = await workers.run(self._create, request)
-        if record.stored is None:
-            record = await self._copy(record)
-        return describe(record)
+        return await self._copy(record) if record.stored is None else record
 
     def _create(self, request: Create) -> VolumeRecord:
         """All of a create but the copy from a content source, for which a guest may have to be frozen."""
-        read = class_parameters.parse(dict(request.parameters), self.supported.fs_types)
+        read = class_parameters.parse(dict(request.parameters), self.stores.supported.fs_types)
         for capability in request.capabilities:
-            if why := self.supported.obstacle(capability):
+            if why := self.stores.supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
-        present = self.volume_records.find(self.pool.ids.volume_id(request.name))
+        present = self.stores.volume_records.find(self.stores.pool.ids.volume_id(request.name))
         wanted = self._plan(request, read, self._content_source(request, present))
-        accessible = topology.is_met(request.accessibility, self.segment)
+        accessible = topology.is_met(request.accessibility, self.stores.segment)
         if present is not None:
             if not accessible:
                 raise VolumeExistsDifferently(request.name, "accessibility_requirements")
             _check_same(present, wanted, request.wanted)
-            self.provisioning.check_image(volumes.VolumeId(present.volume_id))
+            self.stores.provisioning.check_image(present.volume_id)
             return present
         if not accessible:
-            raise topology.TopologyNotAccessible(self.segment)
+            raise topology.TopologyNotAccessible(self.stores.segment)
         planned = self._sized(request, wanted)
         return planned if planned.content_source is not None else self._make(planned)
 
@@ -136,7 +128,7 @@ class Provisioner:
         usages = capability_check.usages_of(request.capabilities, fs_type)
         fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
         return VolumeRecord(
-            volume_id=self.pool.ids.volume_id(request.name),
+            volume_id=self.stores.pool.ids.volume_id(request.name),
             name=request.name,
             capacity_bytes=capacity.minimum_bytes(fs_types),
             parameters=read.kept,
@@ -149,16 +141,16 @@ class Provisioner:
         asked = request.wanted
         if wanted.content_source is not None:
             asked = content_source.sized(asked, wanted, wanted.content_source)
-        maximum = self.provisioning.maximum_bytes()
+        maximum = self.stores.provisioning.maximum_bytes()
         size_bytes = capacity.choose(asked, minimum=wanted.capacity_bytes, maximum=maximum)
         return wanted.but(capacity_bytes=size_bytes)
 
     @contextmanager
     def _making(self, record: VolumeRecord) -> Iterator[Making]:
-        volume_id = volumes.VolumeId(record.volume_id)
+        volume_id = record.volume_id
         with (
-            self.capacity.reserved(volume_id, record.capacity_bytes),
-            self.provisioning.making(volume_id) as making,
+            self.stores.capacity.reserved(volume_id, record.capacity_bytes),
+            self.stores.provisioning.making(volume_id) as making,
         ):
             yield making
 
@@ -176,11 +168,12 @@ class Provisioner:
         """Make the volume exist: from there on the node part writes the content record."""
         # a new image has none, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
-        if self.limits is not None and is_limited:
-            self.limits.set_limits(volumes.VolumeId(record.volume_id), record.limits.value)
+        in_storage = self.stores.engine.limits
+        if in_storage is not None and is_limited:
+            in_storage.set_limits(record.volume_id, record.limits.value)
         data = record.encode()
         records = {RecordKind.CONTENT: content.as_written().encode(), RecordKind.VOLUMES: data}
-        with self.volume_records.changing(record.volume_id, record.summary):
+        with self.stores.volume_records.changing(record.volume_id, record.summary):
             making.commit(records)
         return record.note_stored(data)
 
@@ -192,31 +185,66 @@ class Provisioner:
         await workers.run(self._delete, volume_id)
 
     def _delete(self, volume_id: volumes.VolumeId) -> None:
-        self.pool.ids.check(volume_id)
-        if not self.pool.ids.is_volume_id(volume_id):
+        self.stores.pool.ids.check(volume_id)
+        if not self.stores.pool.ids.is_volume_id(volume_id):
             return
-        record = self.volume_records.find(volume_id)
+        record = self.stores.volume_records.find(volume_id)
         if record is not None:
             self._check_unused(record)
-            self.node.forget_staged(volume_id)  # it is not attached, so that entry is stale
-        with self.volume_records.changing(volume_id, None):
-            self.provisioning.remove(volume_id)
+            self.stores.node_state.forget_staged(
+                volume_id
+            )  # it is not attached, so that entry is stale
+        with self.stores.volume_records.changing(volume_id, None):
+            self.stores.provisioning.remove(volume_id)
 
     def _check_unused(self, record: VolumeRecord) -> None:
-        volume_id = volumes.VolumeId(record.volume_id)
-        attachment = self.node.attached(volume_id)
+        volume_id = record.volume_id
+        attachment = self.stores.access.attached(volume_id)
         if attachment is not None:
-            where = ", ".join(self.node.staging_paths(volume_id)) or "no staging path"
+            paths = self.stores.node_state.staging_paths(volume_id)
+            where = ", ".join(paths) or "no staging path"
             raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
         capability_check.check_not_published(record)
 
+    async def settle(self) -> None:
+        """End what crashes and failed calls have left half made or half removed; not what a call works on.
 
-def describe(record: VolumeRecord) -> Volume:
-    """A volume as a CO sees it, from its record."""
-    context = class_parameters.Parameters("", record.parameters).volume_context
-    made_of = record.content_source
-    source = content_source.Wanted(made_of.kind, made_of.id) if made_of else None
-    return Volume(volumes.VolumeId(record.volume_id), record.capacity_bytes, context, source)
+        What cannot be ended is tried again by the next call. An image without a record, or a record without an image,
+        is kept, and reported as health.
+        """
+        for thing_id in await workers.run(self.stores.provisioning.unsettled):
+            try:
+                settle = partial(workers.run, self._settle, thing_id)
+                what = "removal of an unfinished volume or set"
+                await self.stores.running.run(thing_id, what, None, settle)
+            except operations.OperationInProgress:
+                continue
+            except errors.CrustError as err:
+                extra = {"id": thing_id, "error": err}
+                _log.warning("an unfinished volume or set stays", extra=extra)
+
+    def _settle(self, thing_id: volumes.VolumeId) -> None:
+        try:
+            self.stores.provisioning.settle(thing_id)
+        finally:
+            if self.stores.volume_records.is_id(thing_id):  # a removal may have been taken back
+                self.stores.volume_records.look_again(thing_id)
+
+    def available(self, query: CapacityQuery) -> AvailableCapacity:
+        """The capacity for such volumes, by the numbers that decide about new ones; none for what cannot be made.
+
+        Blocks. Raises `class_parameters.UnknownParameter`, `InvalidParameter`.
+        """
+        supported = self.stores.supported
+        read = class_parameters.parse(dict(query.parameters), supported.fs_types)
+        is_here = not query.place or topology.is_here(query.place, self.stores.segment)
+        if not is_here or any(supported.obstacle(each) for each in query.capabilities):
+            return AvailableCapacity(0, 0, 0)
+        usages = capability_check.usages_of(query.capabilities, read.fs_type)
+        minimum = capacity.minimum_bytes({each.fs_type for each in usages if each.kind == "mount"})
+        available = self.stores.capacity.available_bytes()
+        maximum = min(available, self.stores.provisioning.maximum_bytes())
+        return AvailableCapacity(available, maximum, minimum)
 
 
 def _check_same(present: VolumeRecord, wanted: VolumeRecord, size: volumes.CapacityRange) -> None:

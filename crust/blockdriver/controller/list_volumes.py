@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from crust.blockdriver.controller import class_parameters, create_volume
-from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import Provisioning
-from crust.blockdriver.records import capability_check, models
-from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.controller import class_parameters
+from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.health import Health, HealthCheck
-from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records.records import UNREADABLE
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.rpc.messages.limits import InvalidStartingToken, NegativeMaxEntries
 
@@ -31,62 +28,54 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A volume, the nodes that have it, and its health. `name` is CreateVolume's, empty if no record has it."""
+    """A volume, the nodes that have it, and its health; `record` is None for one that cannot be read."""
 
-    volume: create_volume.Volume
+    volume_id: volumes.VolumeId
+    record: VolumeRecord | None
     nodes: tuple[str, ...]
     health: Health
-    name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class VolumeLister:
-    """Lists volumes. Every method may block."""
+    """Lists volumes, and compares one with what a CO states of it. Every method may block."""
 
-    def __init__(
-        self,
-        pool: PoolHome,
-        known: IndexedRecords[VolumeRecord],
-        publisher: ControllerPublish,
-        health_check: HealthCheck,
-    ) -> None:
-        self._pool = pool
-        self._volume_records = known
-        self._publisher = publisher
-        self._health_check = health_check
+    stores: Stores
+    health_check: HealthCheck
 
     def get(self, volume_id: volumes.VolumeId) -> Listed:
-        """One volume; raises `models.VolumeNotFound`. Without a readable record its size is 0."""
+        """One volume; raises `models.VolumeNotFound`. A node has it by a ControllerPublishVolume, or by a stage
+        without one.
+        """
         try:
-            record = self._volume_records.find(volume_id)
+            record = self.stores.volume_records.load(volume_id)
         except UNREADABLE:
-            health = self._health_check.examine(volume_id)
-            return Listed(create_volume.Volume(volume_id, 0), (), health)
-        if record is None:
-            raise models.VolumeNotFound(volume_id)
-        nodes = self._publisher.published_nodes(record)
-        health = self._health_check.of(record)
-        return Listed(create_volume.describe(record), nodes, health, record.name)
+            return Listed(volume_id, None, (), self.health_check.examine(volume_id))
+        nodes = {each.node_id for each in record.nodes}
+        if self.stores.node_state.staging_paths(volume_id):
+            nodes.add(self.stores.node_id)
+        return Listed(volume_id, record, tuple(sorted(nodes)), self.health_check.of(record))
 
     def page(self, count: int, token: str) -> tuple[tuple[Listed, ...], str]:
         """The volumes after `token`, and the next token. Raises `InvalidStartingToken`, `NegativeMaxEntries`."""
         self._check(count, token)
-        ids = (each for each in self._volume_records.index.page(token))
-        return cut(self._existing(ids, self.get), count, lambda each: each.volume.volume_id)
+        ids = (each for each in self.stores.volume_records.index.page(token))
+        return cut(self._existing(ids, self.get), count, lambda each: each.volume_id)
 
     def health_page(self, count: int, token: str) -> tuple[tuple[Health, ...], str]:
         """The health of volumes after `token`, and the next token. Raises `InvalidStartingToken`,
         `NegativeMaxEntries`.
         """
         self._check(count, token)
-        ids = (each for each in self._health_check.ids() if each > token)
+        ids = (each for each in self.health_check.ids() if each > token)
         return cut(
-            self._existing(ids, self._health_check.examine), count, lambda each: each.volume_id
+            self._existing(ids, self.health_check.examine), count, lambda each: each.volume_id
         )
 
     def _check(self, count: int, token: str) -> None:
         if count < 0:
             raise NegativeMaxEntries(count)
-        if token and not self._pool.ids.is_volume_id(token):
+        if token and not self.stores.pool.ids.is_volume_id(token):
             raise InvalidStartingToken(token)
 
     def _existing(
@@ -98,27 +87,6 @@ class VolumeLister:
             except errors.NotFound:
                 continue  # incomplete, or deleted since the ids were read
 
-
-def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
-    """The first `count` of `found`, and the token for the rest; reads one more than it returns."""
-    limit = min(count or PAGE_MAX, PAGE_MAX)
-    page: list[T] = []
-    for each in found:
-        if len(page) == limit:
-            return tuple(page), id_of(page[-1])
-        page.append(each)
-    return tuple(page), ""
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """Compares a volume with what a CO states."""
-
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    supported: SupportedCapabilities
-    provisioning: Provisioning
-
     def why_not(
         self,
         volume_id: volumes.VolumeId,
@@ -127,20 +95,22 @@ class Validation:
         sent_parameters: Mapping[str, str],
         sent_mutable: Mapping[str, str],
     ) -> str:
-        """The reason why the volume does not match the request; empty if it does. Blocks.
+        """The reason why the volume does not match the request; empty if it does.
 
         Raises `VolumeNotFound`, `ImageMissing`, `ForeignImage`.
         """
-        record = self.volume_records.load(volume_id)
-        self.provisioning.check_image(volume_id)
+        record = self.stores.volume_records.load(volume_id)
+        self.stores.provisioning.check_image(volume_id)
         for capability in capabilities:
-            if why := self.supported.obstacle(capability) or self._mismatch(record, capability):
+            if why := self.stores.supported.obstacle(capability) or self._mismatch(
+                record, capability
+            ):
                 return why
-        recorded = class_parameters.Parameters("", record.parameters)
-        if context and class_parameters.without_sidecars(context) != recorded.volume_context:
+        recorded = class_parameters.volume_context(record.parameters)
+        if context and class_parameters.without_sidecars(context) != recorded:
             return "the volume has another volume_context"
         try:
-            sent = class_parameters.parse(sent_parameters, self.supported.fs_types)
+            sent = class_parameters.parse(sent_parameters, self.stores.supported.fs_types)
             limits = class_parameters.parse_mutable(sent_mutable)
         except errors.InvalidRequest as err:
             return str(err)
@@ -154,6 +124,17 @@ class Validation:
         access = capability.access
         if isinstance(access, volumes.BlockAccess) or not access.fs_type:
             return ""
-        known = self.content_records.load(volumes.VolumeId(record.volume_id))
+        known = self.stores.content_records.load(record.volume_id)
         present = capability_check.wanted_fs_type(volumes.MountAccess(), record, known.fs_type)
         return "" if access.fs_type == present else f"the volume's filesystem is {present}"
+
+
+def cut(found: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:
+    """The first `count` of `found`, and the token for the rest; reads one more than it returns."""
+    limit = min(count or PAGE_MAX, PAGE_MAX)
+    page: list[T] = []
+    for each in found:
+        if len(page) == limit:
+            return tuple(page), id_of(page[-1])
+        page.append(each)
+    return tuple(page), ""

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.guests import Guests
-from crust.blockdriver.node.node_state import NodeState
-from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
 from crust.host.mounts.device_mounts import ShownDevices
@@ -33,7 +31,7 @@ _log = logging.getLogger(__name__)
 class IoLimits:
     """Enforces limits on this host by `throttle`, and in `guests`."""
 
-    node_state: NodeState
+    stores: Stores
     throttle: throttling.Throttle
     guests: Guests
 
@@ -47,10 +45,10 @@ class IoLimits:
 
         Raises `throttling.CannotThrottle`, NoRuntimeSocket.
         """
-        if self.node_state.deferred_targets(volume_id):
+        if self.stores.node_state.deferred_targets(volume_id):
             self.guests.check()
         if limits != NONE and any(
-            not each.deferred for each in self.node_state.live_publishes(volume_id)
+            not each.deferred for each in self.stores.node_state.live_publishes(volume_id)
         ):
             self.throttle.check()
 
@@ -93,7 +91,7 @@ class IoLimits:
         shown: ShownDevices | None = None,
     ) -> None:
         """`settle` the volume's device, if it has one."""
-        attachment = self.node_state.attached(volume_id)
+        attachment = self.stores.access.attached(volume_id)
         if attachment is not None and attachment.device is not None:
             self.settle(limits, attachment, shown)
 
@@ -106,7 +104,7 @@ class IoLimits:
         `PublishInProgress`, the guests that had changed have `before` again.
         """
         changed: list[volumes.TargetPath] = []
-        for target in self.node_state.deferred_targets(volume_id):
+        for target in self.stores.node_state.deferred_targets(volume_id):
             try:
                 await self.guests.set_limits(target, limits)
             except errors.PeerUnavailable:
@@ -130,15 +128,15 @@ class IoLimits:
             with contextlib.suppress(errors.CrustError):
                 await self.guests.set_limits(target, before)
 
-    def recover(self, known: IndexedRecords[VolumeRecord]) -> None:
+    def recover(self) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.
 
         Before any call is served, so one look at the mounts holds for all volumes.
         """
         shown = ShownDevices.now()
-        for volume_id in self.node_state.attached_ids():
+        for volume_id in self.stores.access.attached_here():
             try:
-                record = known.find(volume_id)
+                record = self.stores.volume_records.find(volume_id)
                 if record is not None:
                     self.set_on_host(volume_id, record.limits.value, shown)
             except errors.CrustError as err:

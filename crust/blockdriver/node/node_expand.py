@@ -13,12 +13,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from crust.blockdriver.engines.node_access import Attachment, NodeAccess
-from crust.blockdriver.node.node_state import NodeState, NotStaged
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.capability_check import SupportedCapabilities
-from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.node_state import NotStaged
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.filesystems import growth
 from crust.host.mounts import device_mounts, mountinfo
@@ -78,11 +77,7 @@ class _Due:
 class NodeExpand:
     """NodeExpandVolume, and growth that is due at a publish."""
 
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    node_state: NodeState
-    access: NodeAccess
-    supported: SupportedCapabilities
+    stores: Stores
     grow_image: ImageGrowth | None = None
     """Where nobody else grows images: called before the device is looked at."""
 
@@ -111,13 +106,16 @@ class NodeExpand:
             await self._grow(_Due(content, fs_type, attachment, mountpoint))
 
     def _begin(self, request: Expand) -> tuple[int, _Due | None]:
-        self.access.use(request.volume_id, request.secrets)
-        self.volume_records.load(request.volume_id)
-        content = self.content_records.load(request.volume_id)
+        self.stores.access.use(request.volume_id, request.secrets)
+        self.stores.volume_records.load(request.volume_id)
+        content = self.stores.content_records.load(request.volume_id)
         self._check_capability(request)
-        if self.grow_image is not None and self.access.attached(request.volume_id) is not None:
+        if (
+            self.grow_image is not None
+            and self.stores.access.attached(request.volume_id) is not None
+        ):
             self.grow_image(request.volume_id, request.wanted)
-        attachment = self.access.refresh(request.volume_id)
+        attachment = self.stores.access.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
         _check_size(request, attachment.size_bytes)
@@ -136,8 +134,8 @@ class NodeExpand:
         """CSI NodeExpandVolume: INVALID_ARGUMENT for what the volume cannot do, or was not staged for."""
         if request.capability is None:
             return
-        why = self.supported.obstacle(request.capability)
-        staged = self.node_state.staged(request.volume_id)
+        why = self.stores.supported.obstacle(request.capability)
+        staged = self.stores.node_state.staged(request.volume_id)
         raw = isinstance(request.capability.access, volumes.BlockAccess)
         if not why and staged is not None and raw != (staged.kind == "block"):
             why = f"it is staged as {staged.kind}"
@@ -145,8 +143,8 @@ class NodeExpand:
             raise capability_check.CapabilityNotSupported(why)
 
     def _due(self, request: Expand, content: ContentRecord, attachment: Attachment) -> _Due | None:
-        entry = self.node_state.published(request.path)
-        staged = self.node_state.staged(request.volume_id)
+        entry = self.stores.node_state.published(request.path)
+        staged = self.stores.node_state.staged(request.volume_id)
         here = mountinfo.at(request.path.text)
         if request.deferred or (entry is not None and entry.deferred):
             return None
@@ -164,10 +162,10 @@ class NodeExpand:
         return _Due(content, staged.fs_type, attachment, place)
 
     def _deferred(self, volume_id: volumes.VolumeId) -> bool:
-        return any(entry.deferred for entry in self.node_state.published_of(volume_id))
+        return any(entry.deferred for entry in self.stores.node_state.published_of(volume_id))
 
     async def _grow(self, due: _Due) -> None:
-        save = self.content_records.save
+        save = self.stores.content_records.save
         try:
             await growth.grow_mounted(due.mountpoint, due.fs_type)
         except errors.CrustError as err:

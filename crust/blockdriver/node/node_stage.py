@@ -19,18 +19,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from crust.blockdriver.engines.node_access import Access, Attachment, NodeAccess, NoHostDevice
+from crust.blockdriver.engines.node_access import Access, Attachment, NoHostDevice
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.attach_slots import AttachSlots
-from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.filesystems import format_decision
-from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
+from crust.host.filesystems.tool_locks import ToolLock
 from crust.host.process import workers
 
 
@@ -71,16 +69,9 @@ class _Begun:
 class NodeStage:
     """Stages volumes. The caller makes one call per volume at a time."""
 
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    node_state: NodeState
-    access: NodeAccess
-    supported: SupportedCapabilities
+    stores: Stores
     io_limits: IoLimits
-    attach_slots: AttachSlots
     preparation: FilesystemPreparation
-    tool_locks: ToolLocks
-    node_id: str
 
     async def stage(self, request: Stage) -> None:
         """Prepare the volume for publishes.
@@ -102,29 +93,29 @@ class NodeStage:
                 begun.record.parameters,
                 lock,
             )
-            await workers.run(self.node_state.note_staged, begun.entry)
+            await workers.run(self.stores.node_state.note_staged, begun.entry)
 
     def _begin(self, request: Stage) -> _Begun:
         """Attach and check; a volume that needs nothing more is staged when this returns. All in one hop."""
         with ExitStack() as held:
-            lock = held.enter_context(self.tool_locks.take(request.volume_id))
+            lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
             begun = self._attach(request)
             if begun.action is None:
-                self.node_state.note_staged(begun.entry)
+                self.stores.node_state.note_staged(begun.entry)
                 return begun
             held.pop_all()  # the programs that prepare it inherit the lock
         return replace(begun, lock=lock)
 
     def _attach(self, request: Stage) -> _Begun:
-        self.access.use(request.volume_id, request.secrets)
-        record = self.volume_records.load(request.volume_id)
-        content = self.content_records.load(request.volume_id)
-        capability_check.check_not_elsewhere(record, self.node_id)
+        self.stores.access.use(request.volume_id, request.secrets)
+        record = self.stores.volume_records.load(request.volume_id)
+        content = self.stores.content_records.load(request.volume_id)
+        capability_check.check_not_elsewhere(record, self.stores.node_id)
         self._check(request)
         entry = self._entry(request, record, content)
         if entry.kind == "block":  # before it is given out: afterwards no guest would format it
             deferral_keys.check_host_publish(request.volume_id, record.parameters, is_block=True)
-        staged = self.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.staged(request.volume_id)
         if staged is not None and (staged.kind, staged.fs_type) != (entry.kind, entry.fs_type):
             how = f"{staged.kind} {staged.fs_type}".strip()
             raise errors.Conflict.named(
@@ -133,13 +124,13 @@ class NodeStage:
                 why=f"as {how}, at {', '.join(staged.paths)}",
                 hint="unstage it there first",
             )
-        present = self.access.attached(request.volume_id) if staged else None
+        present = self.stores.access.attached(request.volume_id) if staged else None
         if staged is not None and present is not None:
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
             entry = staged.model_copy(update={"paths": paths})
             return _Begun(entry, record, content, present, None)
-        with self.attach_slots.taking(request.volume_id):
-            attachment = self.access.attach(request.volume_id, request.access)
+        with self.stores.attach_slots.taking(request.volume_id):
+            attachment = self.stores.access.attach(request.volume_id, request.access)
         if attachment.device is None:
             return self._for_hypervisor(request, entry, record, content, attachment)
         self.io_limits.settle(record.limits.value, attachment)
@@ -161,13 +152,13 @@ class NodeStage:
     ) -> _Begun:
         """A volume without a device here: a guest formats it, and a raw one has no place. Raises `NoHostDevice`."""
         if entry.kind == "block":
-            self.access.detach(request.volume_id)
+            self.stores.access.detach(request.volume_id)
             raise NoHostDevice()
         entry = entry.model_copy(update={"host": "image"})
         return _Begun(entry, record, content, attachment, None)
 
     def _check(self, request: Stage) -> None:
-        why = self.supported.obstacle(request.capability)
+        why = self.stores.supported.obstacle(request.capability)
         if why:
             raise capability_check.CapabilityExceeded(request.volume_id, why)
         if not os.path.isdir(request.path.text):

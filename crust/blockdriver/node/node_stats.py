@@ -7,13 +7,12 @@ guest, which the shim asks, not this process.
 
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment, NodeAccess
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
-from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords
-from crust.core import errors, operations, volumes
+from crust.blockdriver.records.stores import Stores
+from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.filesystems import usage as host_usage
 from crust.host.mounts import device_mounts, mountinfo
@@ -36,34 +35,21 @@ class _Place:
     is_raw: bool
 
 
+@dataclass(frozen=True, slots=True)
 class NodeStats:
     """Returns statistics. `tells_condition` in CSI 1.12, whose statistics carry the condition."""
 
-    def __init__(  # noqa: PLR0913 - what it looks at
-        self,
-        known: IndexedRecords[VolumeRecord],
-        node_state: NodeState,
-        access: NodeAccess,
-        health_check: health.HealthCheck,
-        *,
-        tells_condition: bool,
-        running: operations.KeyedOperations,
-        timeout_s: float = 5.0,
-    ) -> None:
-        self._volume_records = known
-        self._node_state = node_state
-        self._access = access
-        self._health_check = health_check
-        self._running = running
-        self._tells_condition = tells_condition
-        self._timeout_s = timeout_s
+    stores: Stores
+    health_check: health.HealthCheck
+    tells_condition: bool
+    timeout_s: float = 5.0
 
     async def measure(self, look: Look) -> volumes.VolumeStats:
         """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `operations.SystemCallTimedOut`."""
-        return await self._running.look(
+        return await self.stores.running.look(
             look,
             lambda: self._measure(look),
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
             shown=f"{look.path} of {look.volume_id}",
         )
 
@@ -74,18 +60,18 @@ class NodeStats:
 
         Raises `models.VolumeNotFound`, `NotPublishedAtPath`, `operations.SystemCallTimedOut`.
         """
-        return await self._running.look(
+        return await self.stores.running.look(
             ("health", volume_id, path),
             lambda: self._examine(volume_id, path),
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
             shown=f"{path} of {volume_id}" if path else volume_id,
         )
 
     def _examine(
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
-        found = self._health_check.examine(volume_id)
-        entry = self._node_state.published(path) if path else None
+        found = self.health_check.examine(volume_id)
+        entry = self.stores.node_state.published(path) if path else None
         known = any(each.kind is not health.Kind.DEGRADED for each in found.findings)
         if path is None or known or (entry is not None and entry.deferred):
             return found
@@ -106,8 +92,8 @@ class NodeStats:
         return volumes.VolumeStats(usage, self._condition(place))
 
     def _find(self, look: Look) -> _Place:
-        record = self._volume_records.load(look.volume_id)
-        entry = self._node_state.published(look.path)
+        record = self.stores.volume_records.load(look.volume_id)
+        entry = self.stores.node_state.published(look.path)
         if look.deferred or (entry is not None and entry.deferred):
             raise errors.NotReady.named(
                 "VolumeMountedInGuest",
@@ -115,7 +101,7 @@ class NodeStats:
                 why="it was published with deferral: a guest's kernel has it mounted",
                 hint="ask through the shim, which asks the runtime",
             )
-        attachment = self._access.attached(look.volume_id)
+        attachment = self.stores.access.attached(look.volume_id)
         mount = mountinfo.at(look.path.text)
         device = attachment.device if attachment else None
         if (
@@ -128,12 +114,12 @@ class NodeStats:
         return _Place(record, attachment, mount, device_mounts.is_node(mount, device))
 
     def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
-        if not self._tells_condition:
+        if not self.tells_condition:
             return None
         problem = self._problem(place)
         if problem:
             return volumes.VolumeCondition(abnormal=True, message=problem)
-        return self._health_check.of(place.record).condition
+        return self.health_check.of(place.record).condition
 
     def _problem(self, place: _Place) -> str:
         if not place.is_raw and (found := host_usage.problem(place.mount)):

@@ -8,30 +8,37 @@ NodeUnstageVolume: the device is detached with the last staging path, unless any
 
 The kernel decides, not the node state: a mount that nobody remembers keeps the device attached, and a lost node state
 does not.
+
+Devices that crashes left attached on this node are detached each hour, unless they may be in use:
+
+    attached, not staged                  detached if it is not open: its stage was never completed
+    attached, image removed               detached if it is not open; recognised by the tag of `attach`
+    attached by another program           left alone, whatever its file
 """
 
+import logging
 import os
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment, NodeAccess
-from crust.blockdriver.engines.pool_store import PoolHome
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_state import NodeState, Staged
+from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
 from crust.host.mounts import device_mounts, mount_api, mountinfo
 from crust.host.process import workers
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeUnpublish:
     """Unpublishes volumes. The caller makes one call per volume at a time."""
 
-    pool: PoolHome
-    node_state: NodeState
-    access: NodeAccess
+    stores: Stores
     target_roots: tuple[str, ...]
 
     async def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
@@ -43,7 +50,7 @@ class NodeUnpublish:
         await workers.run(self._unpublish, volume_id, target)
 
     def _unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        entry = self.node_state.published(target)
+        entry = self.stores.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
             raise errors.Conflict.named(
                 "OtherVolumeAtTarget",
@@ -55,8 +62,8 @@ class NodeUnpublish:
             self._remove_unguarded(target)
         else:
             self._unmount(volume_id, target)
-        if not self.node_state.unreadable(volume_id):
-            self.node_state.forget_published(volume_id, target)
+        if not self.stores.node_state.unreadable(volume_id):
+            self.stores.node_state.forget_published(volume_id, target)
 
     def _remove_unguarded(self, target: volumes.TargetPath) -> None:
         """Remove the target of a deferred publish whose guard mount is gone: no other process knows the target
@@ -84,7 +91,9 @@ class NodeUnpublish:
         The storage is not asked: a pod ends whatever has become of it.
         """
         attachment = (
-            self.access.host_device(volume_id) if self.pool.ids.is_volume_id(volume_id) else None
+            self.stores.access.host_device(volume_id)
+            if self.stores.pool.ids.is_volume_id(volume_id)
+            else None
         )
         device = attachment.device if attachment is not None else None
         if device is not None and not device_mounts.shows(mount, device):
@@ -113,9 +122,7 @@ class StillPublished(errors.NotReady):
 class NodeUnstage:
     """Unstages volumes. The caller makes one call per volume at a time."""
 
-    pool: PoolHome
-    node_state: NodeState
-    access: NodeAccess
+    stores: Stores
     io_limits: IoLimits
 
     async def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
@@ -126,35 +133,89 @@ class NodeUnstage:
         await workers.run(self._unstage, volume_id, path)
 
     def _unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        if not self.pool.ids.is_volume_id(volume_id):
+        if not self.stores.pool.ids.is_volume_id(volume_id):
             return
-        unreadable = self.node_state.unreadable(volume_id)
-        staged = None if unreadable else self.node_state.staged(volume_id)
+        unreadable = self.stores.node_state.unreadable(volume_id)
+        staged = None if unreadable else self.stores.node_state.staged(volume_id)
         others = () if staged is None else _others(staged, path.text)
         if staged is not None and others:
-            self.node_state.note_staged(staged.model_copy(update={"paths": others}))
+            self.stores.node_state.note_staged(staged.model_copy(update={"paths": others}))
             return
-        published = () if unreadable else self.node_state.live_publishes(volume_id)
+        published = () if unreadable else self.stores.node_state.live_publishes(volume_id)
         if published:
             raise StillPublished(volume_id, tuple(entry.target for entry in published))
         attachment = self._attached(volume_id)
         if attachment is None:
-            self.access.detach(volume_id)  # what a failed stage has left of it
+            self.stores.access.detach(volume_id)  # what a failed stage has left of it
         else:
             if attachment.device is not None:
                 _check_unmounted(volume_id, attachment)
                 if staged is None or staged.kind == "block":
                     _check_unbound(volume_id, attachment)
             with self.io_limits.released(attachment):
-                self.access.detach(volume_id)
-        self.node_state.forget_staged(volume_id)
+                self.stores.access.detach(volume_id)
+        self.stores.node_state.forget_staged(volume_id)
 
     def _attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """None too for an image that was removed or replaced behind our back: its pod must be able to end."""
         try:
-            return self.access.host_device(volume_id)
+            return self.stores.access.host_device(volume_id)
         except (ImageMissing, ForeignImage):
             return None
+
+    async def collect(self) -> None:
+        """Detach what crashes left attached: volumes that are not staged, or have no image any more.
+
+        What may be in use stays, and so does what another program attached. Each is an operation of its volume, so
+        this never runs beside another call for it.
+        """
+        for volume_id in await workers.run(self._unused):
+            await self._detach(volume_id)
+        await workers.run(self._drop_orphans)
+
+    def _unused(self) -> tuple[volumes.VolumeId, ...]:
+        attached = self.stores.access.attached_here()
+        return tuple(each for each in attached if not self._is_staged(each))
+
+    def _is_staged(self, volume_id: volumes.VolumeId) -> bool:
+        """Whether there is an entry, readable or not."""
+        unreadable = self.stores.node_state.unreadable(volume_id)
+        return bool(unreadable) or self.stores.node_state.staged(volume_id) is not None
+
+    async def _detach(self, volume_id: volumes.VolumeId) -> None:
+        what = "detaching of an orphan"
+        try:
+            await self.stores.running.run(
+                volume_id, what, None, lambda: workers.run(self._detach_unused, volume_id)
+            )
+        except errors.CrustError as err:
+            _log.info(
+                "an orphaned device stays attached", extra={"volume_id": volume_id, "error": err}
+            )
+
+    def _detach_unused(self, volume_id: volumes.VolumeId) -> None:
+        attachment = self.stores.access.attached(volume_id)
+        if attachment is None or self._is_staged(volume_id):
+            return
+        if not _is_shown(attachment):
+            with self.io_limits.released(attachment):
+                self.stores.access.detach(volume_id)
+            _log.info("detached a device that is not staged", extra={"volume_id": volume_id})
+
+    def _drop_orphans(self) -> None:
+        """Not an operation of the volume, which would not find this device."""
+        for orphan in self.stores.access.orphans():
+            extra = {"device": orphan.shown}
+            if _is_shown(orphan):
+                _log.info("an orphaned device whose image was removed stays attached", extra=extra)
+                continue
+            try:
+                with self.io_limits.released(orphan):
+                    self.stores.access.drop(orphan)
+            except errors.CrustError as err:
+                _log.info("an orphaned device stays attached", extra={**extra, "error": err})
+            else:
+                _log.warning("detached a device whose image was removed", extra=extra)
 
 
 def _check_unmounted(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
@@ -174,3 +235,11 @@ def _check_unbound(volume_id: volumes.VolumeId, attachment: Attachment) -> None:
 def _others(staged: Staged, path: str) -> tuple[str, ...]:
     """The other staging paths, without those that the CO has removed."""
     return tuple(each for each in staged.paths if each != path and os.path.isdir(each))
+
+
+def _is_shown(attachment: Attachment) -> bool:
+    """Whether the node is bound anywhere, by mountinfo: a bound node is not open, and node state can be lost."""
+    device = attachment.device
+    return device is not None and any(
+        device_mounts.shows(each, device) for each in mountinfo.below("/")
+    )

@@ -1,1 +1,1 @@
-"""The records of volumes, contents and snapshots: formats, stores, and the index over them."""
+"""The records of volumes, contents, snapshots and of this node, and what follows from them."""

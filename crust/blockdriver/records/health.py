@@ -11,19 +11,14 @@ takes capacity, and its owner is unknown. Both are reported and kept, as with vo
 
 import enum
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import ImageMissing, Provisioning
+from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.records import models
-from crust.blockdriver.records.models import (
-    ContentRecord,
-    RecordMissing,
-    SnapshotSet,
-    VolumeRecord,
-)
-from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
+from crust.blockdriver.records.models import RecordMissing, VolumeRecord
+from crust.blockdriver.records.records import UNREADABLE
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.core.pool_ids import set_of
 
@@ -73,19 +68,14 @@ class PoolFinding:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """Checks volumes and the pool. Every method may block. `free_bytes` gives the free capacity."""
+    """Checks volumes and the pool. Every method may block."""
 
-    pool_home: PoolHome
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    snapshot_sets: IndexedRecords[SnapshotSet]
-    provisioning: Provisioning
-    free_bytes: Callable[[], int]
+    stores: Stores
 
     def examine(self, volume_id: volumes.VolumeId) -> Health:
         """A volume's health; raises `models.VolumeNotFound` without a record and an image."""
         try:
-            record = self.volume_records.find(volume_id)
+            record = self.stores.volume_records.find(volume_id)
         except UNREADABLE as err:
             text = f"{err}; {self._kept(volume_id)}"
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
@@ -93,7 +83,7 @@ class HealthCheck:
 
     def of(self, record: VolumeRecord) -> Health:
         """The health of a volume with this record."""
-        volume_id = volumes.VolumeId(record.volume_id)
+        volume_id = record.volume_id
         found = (self._of_image(volume_id, record.capacity_bytes), self._of_content(volume_id))
         return Health(volume_id, tuple(each for each in found if each is not None))
 
@@ -106,7 +96,7 @@ class HealthCheck:
 
     def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
         try:
-            content = self.content_records.load(volume_id)
+            content = self.stores.content_records.load(volume_id)
         except RecordMissing as err:
             return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
         except UNREADABLE as err:
@@ -117,38 +107,40 @@ class HealthCheck:
 
     def _look_at(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
-            problem = self.provisioning.image_problem(volume_id, size_bytes)
+            problem = self.stores.provisioning.image_problem(volume_id, size_bytes)
         except ImageMissing as err:
             return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
         return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
 
     def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        is_id = self.pool_home.ids.is_volume_id(volume_id)
-        if not is_id or volume_id not in self.provisioning.image_ids():
+        is_id = self.stores.pool.ids.is_volume_id(volume_id)
+        if not is_id or volume_id not in self.stores.provisioning.image_ids():
             raise models.VolumeNotFound(volume_id)
-        record = self.volume_records.find(volume_id)
+        record = self.stores.volume_records.find(volume_id)
         if record is not None:  # it was made since
             return self.of(record)
         text = f"the image of {volume_id} has no record; {self._kept(volume_id)}"
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept(self, volume_id: volumes.VolumeId) -> str:
-        size_bytes = self.provisioning.image_bytes(volume_id)
+        size_bytes = self.stores.provisioning.image_bytes(volume_id)
         return f"the image is kept, and the {size_bytes} bytes of its size stay reserved"
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all volumes with a record or an image, sorted."""
         images = {
-            each for each in self.provisioning.image_ids() if self.pool_home.ids.is_volume_id(each)
+            each
+            for each in self.stores.provisioning.image_ids()
+            if self.stores.pool.ids.is_volume_id(each)
         }
-        return tuple(sorted(images.union(self.volume_records.ids())))
+        return tuple(sorted(images.union(self.stores.volume_records.ids())))
 
     def pool(self) -> tuple[PoolFinding, ...]:
         """The problems of the pool."""
         try:
-            self.pool_home.check_in_place()  # held folders can be read wherever they were moved to
-            self.provisioning.check()
-            free_bytes = self.free_bytes()
+            self.stores.pool.check_in_place()  # held folders can be read wherever they were moved to
+            self.stores.provisioning.check()
+            free_bytes = self.stores.capacity.available_bytes()
             found = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:
             return (PoolFinding(reachable=False, reason="PoolNotUsable", message=str(err)),)
@@ -159,12 +151,12 @@ class HealthCheck:
 
     def _of_snapshots(self) -> Iterator[PoolFinding]:
         """A finding for each. Raises what `Provisioning.snapshot_ids` does."""
-        sets = self.snapshot_sets
+        sets = self.stores.snapshot_sets
         for error in sets.unreadable():
             yield _finding("SnapshotRecordUnreadable", str(error))
         # before the images: a set that is taken meanwhile is not lost
         known = {each: sets.index.get(each) for each in sets.ids()}
-        images = self.provisioning.snapshot_ids()
+        images = self.stores.provisioning.snapshot_ids()
         for set_id, summary in known.items():
             for snapshot_id, _ in summary.snapshots if summary else ():
                 if snapshot_id not in images and sets.index.has(set_id):
@@ -174,13 +166,13 @@ class HealthCheck:
                     yield _finding("SnapshotImageMissing", text)
         unknown = self._unrecorded(images)
         if unknown:  # look again: a set gets its record after its images
-            unknown = self._unrecorded(self.provisioning.snapshot_ids() & unknown)
+            unknown = self._unrecorded(self.stores.provisioning.snapshot_ids() & unknown)
         for snapshot_id in sorted(unknown):
             text = f"the image of {snapshot_id} has no record; it is kept"
             yield _finding("SnapshotRecordMissing", text)
 
     def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
-        sets = self.snapshot_sets
+        sets = self.stores.snapshot_sets
         found = ((each, set_of(each)) for each in images)
         return frozenset(
             each for each, set_id in found if sets.is_id(set_id) and not sets.index.has(set_id)

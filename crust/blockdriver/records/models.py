@@ -221,7 +221,7 @@ class Limits(pydantic.BaseModel):
 class VolumeRecord(StoredRecord):
     """A volume as the CO requested it. Sizes are bytes."""
 
-    volume_id: str
+    volume_id: volumes.VolumeId
     name: str
     capacity_bytes: Annotated[int, pydantic.Field(gt=0)]
     parameters: dict[str, str]
@@ -255,7 +255,7 @@ class VolumeRecord(StoredRecord):
 class ContentRecord(StoredRecord):
     """The content of a volume. Sizes are bytes."""
 
-    volume_id: str
+    volume_id: volumes.VolumeId
     revision: Annotated[int, pydantic.Field(ge=0)] = 0
     """How often it was written: once by CreateVolume, and then by nodes."""
     state: ContentState = "new"
@@ -293,7 +293,7 @@ class Snapshot(pydantic.BaseModel):
     model_config = PART
 
     snapshot_id: str
-    source_volume_id: str
+    source_volume_id: volumes.VolumeId
     size_bytes: Annotated[int, pydantic.Field(gt=0)]
     state: ContentState
     """The state of the volume's content."""

@@ -13,7 +13,7 @@ and 2,000.
 import bisect
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -88,21 +88,19 @@ class Index:
         with self._guard:
             return self._summaries.get(record_id)
 
-    def capacity_bytes(self, record_id: str) -> int:
-        """The size on record; 0 for a volume without a readable one."""
-        with self._guard:
-            found = self._summaries.get(record_id)
-        return found.capacity_bytes if found else 0
-
     def unreadable(self) -> tuple[volumes.VolumeId, ...]:
         """The records without a summary."""
         with self._guard:
             return tuple(each for each in self._ids if self._summaries[each] is None)
 
-    def reserved_bytes(self) -> int:
-        """The sum of all sizes that are known."""
+    def reserved_bytes(self, pending: Mapping[volumes.VolumeId, int] | None = None) -> int:
+        """The sum of all sizes that are known; a volume in `pending` counts with the larger of its two sizes."""
         with self._guard:
-            return self._reserved_bytes
+            reserved_bytes = self._reserved_bytes
+            for volume_id, size_bytes in (pending or {}).items():
+                known = self._summaries.get(volume_id)
+                reserved_bytes += max(size_bytes - (known.capacity_bytes if known else 0), 0)
+            return reserved_bytes
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
         """The volumes that are published to a node."""

@@ -1,62 +1,45 @@
-"""CSI Controller: decode, call, encode. RPCs that are not here are UNIMPLEMENTED and not advertised."""
+"""CSI Controller: decode, call, encode. RPCs that are neither here nor in `snapshots` are UNIMPLEMENTED and not
+advertised.
+"""
 
-import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
-from crust.blockdriver.controller.capacity import CapacityReport
 from crust.blockdriver.controller.controller_publish import ControllerPublish
-from crust.blockdriver.controller.create_volume import Provisioner, Volume
-from crust.blockdriver.controller.list_volumes import Validation, VolumeLister
-from crust.blockdriver.controller.modify_volume import (
-    Change,
-    InterruptedChanges,
-    Outcome,
-    VolumeModifier,
-)
+from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
+from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.services import messages, roles
-from crust.blockdriver.services.deadlines import Calls
-from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls
-from crust.core import errors, volumes
+from crust.core import errors
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import pool_pb2
+
+_PAGE = 500
+"""The volumes of a pool that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerRules:
-    """The rules of the controller part; tests call them without a server."""
+class Controller(SnapshotCalls):
+    """The services of the controller part: those of CSI, and crust.v1's Pool, for operators, by the same rules."""
 
     provisioner: Provisioner
     publisher: ControllerPublish
     lister: VolumeLister
     health_check: HealthCheck
-    capacity_report: CapacityReport
-    validation: Validation
     modifier: VolumeModifier
-    interrupted_changes: InterruptedChanges
-
-
-class Controller:
-    """The Controller service."""
-
-    def __init__(
-        self, identity: NodeIdentity, rules: ControllerRules, snapshots: SnapshotCalls, calls: Calls
-    ) -> None:
-        self._identity = identity
-        self._rules = rules
-        self._calls = calls
-        # those of groups are calls of another service
-        self.CreateSnapshot, self.DeleteSnapshot = snapshots.create, snapshots.delete
-        self.ListSnapshots, self.GetSnapshot = snapshots.list, snapshots.get
 
     async def ControllerGetCapabilities(
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
         types = roles.advertised(
-            self._identity, with_node_info=extensions.requested(call, extensions.NODE_INFO)
+            self.role, with_node_info=extensions.requested(call, extensions.NODE_INFO)
         )
         response = csi_pb2.ControllerGetCapabilitiesResponse()
         for each in types:
@@ -68,34 +51,27 @@ class Controller:
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
         create = messages.create(request)
-        volume_id = self._rules.provisioner.pool.ids.volume_id(create.name)
-        source_id = create.source.id if create.source else volume_id
-        is_snapshot = create.source is not None and create.source.kind == "snapshot"
-
-        async def work() -> Volume:
-            # A snapshot cannot change: any number of copies share it. (The volume's own id is none: NOT_FOUND.)
-            is_shared = is_snapshot and source_id != volume_id
-            with (
-                self._calls.shared(source_id, "CreateVolume")
-                if is_shared
-                else contextlib.nullcontext()
-            ):
-                return await self._rules.provisioner.create(create)
-
-        also = [] if is_snapshot else [source_id]
-        volume = await self._calls.change("CreateVolume", volume_id, create, work, call, also=also)
-        return csi_pb2.CreateVolumeResponse(volume=messages.volume(volume, self._identity.segment))
+        volume_id, source = self.stores.pool.ids.volume_id(create.name), create.source
+        record = await self.calls.change(
+            "CreateVolume",
+            volume_id,
+            create,
+            lambda: self.provisioner.create(create),
+            call,
+            also=[source.id] if source and source.kind == "volume" else (),
+        )
+        return csi_pb2.CreateVolumeResponse(volume=messages.volume(record, self.stores.segment))
 
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, call: Call
     ) -> csi_pb2.DeleteVolumeResponse:
         """Idempotent: absent is a success."""
         volume_id = limits.volume_id(request.volume_id)
-        await self._calls.change(
+        await self.calls.change(
             "DeleteVolume",
             volume_id,
             None,
-            lambda: self._rules.provisioner.delete(volume_id),
+            lambda: self.provisioner.delete(volume_id),
             call,
         )
         return csi_pb2.DeleteVolumeResponse()
@@ -105,11 +81,11 @@ class Controller:
     ) -> csi_pb2.ControllerPublishVolumeResponse:
         """Idempotent by volume and node."""
         attach = messages.controller_publish(request)
-        await self._calls.change(
+        await self.calls.change(
             "ControllerPublishVolume",
             attach.volume_id,
             attach,
-            lambda: self._rules.publisher.publish(attach),
+            lambda: self.publisher.publish(attach),
             call,
         )
         return csi_pb2.ControllerPublishVolumeResponse()
@@ -120,11 +96,11 @@ class Controller:
         """Idempotent; without a node id, from all nodes."""
         volume_id = limits.volume_id(request.volume_id)
         node_id = limits.optional(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        await self._calls.change(
+        await self.calls.change(
             "ControllerUnpublishVolume",
             volume_id,
             node_id,
-            lambda: self._rules.publisher.unpublish(volume_id, node_id),
+            lambda: self.publisher.unpublish(volume_id, node_id),
             call,
         )
         return csi_pb2.ControllerUnpublishVolumeResponse()
@@ -134,12 +110,12 @@ class Controller:
     ) -> csi_pb2.ListVolumesResponse:
         """Ordered by id, with the nodes that have each volume."""
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self._calls.read(
-            "ListVolumes", wanted, lambda: self._rules.lister.page(*wanted), call
+        page, token = await self.calls.read(
+            "ListVolumes", wanted, lambda: self.lister.page(*wanted), call
         )
         response = csi_pb2.ListVolumesResponse(next_token=token)
         for each in page:
-            messages.listed(response.entries.add(), each, self._identity)
+            messages.listed(response.entries.add(), each, self.stores.segment, self.role)
         return response
 
     async def ControllerGetVolume(
@@ -147,21 +123,22 @@ class Controller:
     ) -> csi_pb2.ControllerGetVolumeResponse:
         """One entry of the list."""
         volume_id = limits.volume_id(request.volume_id)
-        found = await self._calls.read(
-            "ControllerGetVolume", volume_id, lambda: self._rules.lister.get(volume_id), call
+        found = await self.calls.read(
+            "ControllerGetVolume", volume_id, lambda: self.lister.get(volume_id), call
         )
-        return messages.listed(csi_pb2.ControllerGetVolumeResponse(), found, self._identity)
+        response = csi_pb2.ControllerGetVolumeResponse()
+        return messages.listed(response, found, self.stores.segment, self.role)
 
     async def ControllerListVolumeHealth(
         self, request: csi_pb2.ControllerListVolumeHealthRequest, call: Call
     ) -> csi_pb2.ControllerListVolumeHealthResponse:
         """CSI 1.13. Includes volumes that have only a record or only an image."""
-        self._identity.require("1.13")
+        self.role.require("1.13")
         wanted = (request.max_entries, request.starting_token)
-        page, token = await self._calls.read(
+        page, token = await self.calls.read(
             "ControllerListVolumeHealth",
             wanted,
-            lambda: self._rules.lister.health_page(*wanted),
+            lambda: self.lister.health_page(*wanted),
             call,
         )
         return csi_pb2.ControllerListVolumeHealthResponse(
@@ -172,12 +149,12 @@ class Controller:
         self, request: csi_pb2.ControllerGetVolumeHealthRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
         """CSI 1.13."""
-        self._identity.require("1.13")
+        self.role.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
-        found = await self._calls.read(
+        found = await self.calls.read(
             "ControllerGetVolumeHealth",
             volume_id,
-            lambda: self._rules.health_check.examine(volume_id),
+            lambda: self.health_check.examine(volume_id),
             call,
         )
         return csi_pb2.ControllerGetVolumeHealthResponse(volume_health=messages.health(found))
@@ -187,8 +164,8 @@ class Controller:
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
         asked = messages.capacity_query(request)
-        available = await self._calls.read(
-            "GetCapacity", asked, lambda: self._rules.capacity_report.available(asked), call
+        available = await self.calls.read(
+            "GetCapacity", asked, lambda: self.provisioner.available(asked), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available.available_bytes)
         response.maximum_volume_size.value = available.maximum_bytes
@@ -203,16 +180,16 @@ class Controller:
         known = frozenset(
             limits.required(each, "published_volume_ids") for each in request.published_volume_ids
         )
-        slots = await self._calls.read(
+        limit, taken = await self.calls.read(
             "ControllerGetNodeInfo",
             (node_id, known),
-            lambda: self._rules.publisher.slots(node_id, known),
+            lambda: self.publisher.slots(node_id, known),
             call,
         )
         response = csi_pb2.ControllerGetNodeInfoResponse(
-            max_volumes_per_node=slots.limit, published_volume_ids=slots.taken
+            max_volumes_per_node=limit, published_volume_ids=taken
         )
-        for place in messages.places(self._identity.segment):
+        for place in messages.places(self.stores.segment):
             response.accessible_topology.CopyFrom(place)
         return response
 
@@ -225,12 +202,10 @@ class Controller:
         context_sent = limits.mapping(request.volume_context, "volume_context")
         sent = limits.mapping(request.parameters, "parameters")
         mutable = limits.mapping(request.mutable_parameters, "mutable_parameters")
-        why = await self._calls.read(
+        why = await self.calls.read(
             "ValidateVolumeCapabilities",
             request.SerializeToString(deterministic=True),
-            lambda: self._rules.validation.why_not(
-                volume_id, capabilities, context_sent, sent, mutable
-            ),
+            lambda: self.lister.why_not(volume_id, capabilities, context_sent, sent, mutable),
             call,
         )
         response = csi_pb2.ValidateVolumeCapabilitiesResponse(message=why)
@@ -245,35 +220,68 @@ class Controller:
         self, request: csi_pb2.ControllerExpandVolumeRequest, call: Call
     ) -> csi_pb2.ControllerExpandVolumeResponse:
         """Online and offline; a raw volume needs no NodeExpandVolume."""
-        volume_id = limits.volume_id(request.volume_id)
-        change = messages.expansion(request)
-        expanded = (await self._change("ControllerExpandVolume", volume_id, change, call)).expanded
-        assert expanded is not None, "a requested expansion has an outcome"
-        if isinstance(expanded, errors.CrustError):
-            raise expanded
+        volume_id, expansion = limits.volume_id(request.volume_id), messages.expansion(request)
+        size_bytes, needs_node = await self.calls.change(
+            "ControllerExpandVolume",
+            volume_id,
+            expansion,
+            lambda: self.modifier.expand(volume_id, expansion),
+            call,
+        )
         return csi_pb2.ControllerExpandVolumeResponse(
-            capacity_bytes=expanded.capacity_bytes,
-            node_expansion_required=expanded.node_expansion_required,
+            capacity_bytes=size_bytes, node_expansion_required=needs_node
         )
 
     async def ControllerModifyVolume(
         self, request: csi_pb2.ControllerModifyVolumeRequest, call: Call
     ) -> csi_pb2.ControllerModifyVolumeResponse:
         """Atomic; a parameter that is not named keeps its value."""
-        volume_id = limits.volume_id(request.volume_id)
-        change = messages.modification(request)
-        outcome = await self._change("ControllerModifyVolume", volume_id, change, call)
-        if outcome.unmodified is not None:
-            raise outcome.unmodified
+        volume_id, changes = limits.volume_id(request.volume_id), messages.modification(request)
+        await self.calls.change(
+            "ControllerModifyVolume",
+            volume_id,
+            changes,
+            lambda: self.modifier.modify(volume_id, changes),
+            call,
+        )
         return csi_pb2.ControllerModifyVolumeResponse()
 
-    async def _change(
-        self, rpc: str, volume_id: volumes.VolumeId, change: Change, call: Call
-    ) -> Outcome:
-        return await self._calls.change(
-            rpc,
-            volume_id,
-            change,
-            lambda: self._rules.modifier.apply(volume_id, change),
-            call,
+    async def GetPool(
+        self, request: pool_pb2.GetPoolRequest, call: Call
+    ) -> pool_pb2.GetPoolResponse:
+        """The pool's space now, in bytes: the capacity that CreateVolume decides by."""
+        measured = await self.calls.read("GetPool", (), self.stores.capacity.measured, call)
+        return pool_pb2.GetPoolResponse(
+            **{f"{kind}_bytes": number for kind, number in measured.items()}
+        )
+
+    async def ListPoolVolumes(
+        self, request: pool_pb2.ListPoolVolumesRequest, call: Call
+    ) -> AsyncIterator[pool_pb2.PoolVolume]:
+        """The volumes of ListVolumes, read page by page."""
+        token = ""
+        while True:
+            look = partial(self.lister.page, _PAGE, token)
+            page, token = await self.calls.read("ListPoolVolumes", token, look, call)
+            for listed in page:
+                yield self._pool_volume(listed)
+            if not token:
+                return
+
+    def _pool_volume(self, listed: Listed) -> pool_pb2.PoolVolume:
+        condition = listed.health.condition
+        problems = [condition.message] if condition.abnormal else []
+        targets: list[str] = []
+        try:
+            published = self.stores.node_state.published_of(listed.volume_id)
+            targets = [entry.target for entry in published]
+        except errors.Corrupt as error:
+            problems.append(error.shown())
+        return pool_pb2.PoolVolume(
+            volume_id=listed.volume_id,
+            name=listed.record.name if listed.record else "",
+            capacity_bytes=listed.record.capacity_bytes if listed.record else 0,
+            nodes=listed.nodes,
+            targets=targets,
+            problem="; ".join(problems),
         )

@@ -7,10 +7,10 @@ their own, and fsGroup of many files.
 """
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from crust.core import operations, volumes
+from crust.core import operations
 from crust.rpc.call import Call
 
 T = TypeVar("T")
@@ -31,16 +31,11 @@ _LONG = frozenset(
 _READ_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of the driver of this name."""
+    """The calls of a driver, by the id of a volume, snapshot or group."""
 
-    def __init__(self, driver: volumes.DriverName, running: operations.KeyedOperations) -> None:
-        self._driver = driver
-        self._running = running
-
-    def key(self, thing_id: str) -> volumes.VolumeKey:
-        """The key of a volume, snapshot or group: their ids differ in their prefix."""
-        return volumes.VolumeKey(self._driver, volumes.VolumeId(thing_id))
+    running: operations.KeyedOperations
 
     async def change(
         self,
@@ -55,19 +50,10 @@ class Calls:
         """Run a change as the operation of a volume, snapshot or group, and of those in `also`, within the time of
         its kind and its caller's.
         """
-        return await self._running.run(
-            self.key(thing_id),
-            rpc,
-            identity,
-            work,
-            also=[self.key(each) for each in also],
-            limit_s=_LONG_S if rpc in _LONG else _CHANGE_S,
-            left_s=call.time_remaining(),
+        limit_s, left_s = _LONG_S if rpc in _LONG else _CHANGE_S, call.time_remaining()
+        return await self.running.run(
+            thing_id, rpc, identity, work, also=also, limit_s=limit_s, left_s=left_s
         )
-
-    def shared(self, thing_id: str, what: str) -> AbstractContextManager[None]:
-        """Keep a snapshot from being deleted while the block reads it; any number of readers."""
-        return self._running.shared(self.key(thing_id), what)
 
     async def read(self, rpc: str, asked: Hashable, function: Callable[[], T], call: Call) -> T:
         """What `function` returns now; `rpc` and `asked` are the question, for which there is one thread at most,
@@ -75,6 +61,6 @@ class Calls:
         """
         left_s = call.time_remaining()
         timeout_s = _READ_S if left_s is None else min(_READ_S, left_s * operations.ANSWER_AT)
-        return await self._running.look(
+        return await self.running.look(
             (rpc, asked), function, timeout_s=timeout_s, shown=rpc, fresh=True
         )

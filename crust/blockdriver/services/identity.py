@@ -2,7 +2,7 @@
 
 import crust
 from crust.blockdriver.engines.protocol import Provisioning
-from crust.blockdriver.services.roles import CsiProfile, Role
+from crust.blockdriver.services.roles import Role
 from crust.core import errors, operations
 from crust.kubernetes_api.csi_driver import ATTACHES
 from crust.rpc.call import Call
@@ -11,7 +11,6 @@ from crust.wire.csi.v1 import csi_pb2
 
 _Capability = csi_pb2.PluginCapability
 
-_ALL = Role()
 _REASON_MAX_BYTES = 2048
 _PROBE_TIMEOUT_S = 1.5
 """With the wait for a thread less than the 3 s of Kubernetes' livenessprobe."""
@@ -24,16 +23,13 @@ class Identity:
         self,
         name: str,
         provisioning: Provisioning,
-        csi_profile: CsiProfile,
+        role: Role,
         running: operations.KeyedOperations,
-        *,
-        role: Role = _ALL,
     ) -> None:
         self._role = role
         self._name = name
         self._provisioning = provisioning
         self._running = running
-        self._csi_profile = csi_profile
         self.is_ready = True
         """Whether the pool is there, as who watches it says."""
 
@@ -60,7 +56,7 @@ class Identity:
                 types.GROUP_CONTROLLER_SERVICE,
                 types.SNAPSHOT_METADATA_SERVICE,
             )
-        if self._role.has_controller and has_topology and self._csi_profile == "1.13":
+        if self._role.has_controller and has_topology and not self._role.tells_condition:
             services.append(types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
         expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
         return csi_pb2.GetPluginCapabilitiesResponse(

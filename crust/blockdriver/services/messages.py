@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from crust.blockdriver.controller import class_parameters, topology
-from crust.blockdriver.controller.capacity import CapacityQuery
 from crust.blockdriver.controller.controller_publish import PublishRequest
-from crust.blockdriver.controller.create_volume import Create, Volume
+from crust.blockdriver.controller.create_volume import CapacityQuery, Create
 from crust.blockdriver.controller.list_volumes import Listed
-from crust.blockdriver.controller.modify_volume import Change, Expansion
+from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.node.node_stage import Stage
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import Health, PoolFinding
-from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, NodeIdentity
+from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
 from crust.blockdriver.snapshots import content_source
 from crust.core import deferral_keys, volumes
 from crust.rpc.messages import csi, limits
@@ -57,22 +57,22 @@ def capacity_query(request: csi_pb2.GetCapacityRequest) -> CapacityQuery:
     )
 
 
-def expansion(request: csi_pb2.ControllerExpandVolumeRequest) -> Change:
+def expansion(request: csi_pb2.ControllerExpandVolumeRequest) -> Expansion:
     """ControllerExpandVolume, without the volume's id."""
     if not request.HasField("capacity_range"):
         raise limits.MissingField("capacity_range")
     wanted = csi.capacity_range(request.capacity_range)
     given = request.HasField("volume_capability")
     capability = csi.capability(request.volume_capability) if given else None
-    return Change(expansion=Expansion(wanted, capability))
+    return Expansion(wanted, capability)
 
 
-def modification(request: csi_pb2.ControllerModifyVolumeRequest) -> Change:
+def modification(request: csi_pb2.ControllerModifyVolumeRequest) -> class_parameters.Changes:
     """ControllerModifyVolume, without the volume's id."""
     if not request.mutable_parameters:
         raise limits.MissingField("mutable_parameters")
     sent = limits.mapping(request.mutable_parameters, "mutable_parameters")
-    return Change(limits=class_parameters.parse_mutable(sent))
+    return class_parameters.parse_mutable(sent)
 
 
 def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
@@ -180,29 +180,34 @@ def places(segment: str) -> tuple[csi_pb2.Topology, ...]:
     return (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
 
 
-def volume(value: Volume, segment: str) -> csi_pb2.Volume:
+def volume(record: VolumeRecord, segment: str) -> csi_pb2.Volume:
     """A volume, and its topology."""
     pb = csi_pb2.Volume(
-        volume_id=value.volume_id,
-        capacity_bytes=value.capacity_bytes,
-        volume_context=value.context,
+        volume_id=record.volume_id,
+        capacity_bytes=record.capacity_bytes,
+        volume_context=class_parameters.volume_context(record.parameters),
         accessible_topology=places(segment),
     )
-    if value.source is not None and value.source.kind == "snapshot":
-        pb.content_source.snapshot.snapshot_id = value.source.id
-    elif value.source is not None:
-        pb.content_source.volume.volume_id = value.source.id
+    source = record.content_source
+    if source is not None and source.kind == "snapshot":
+        pb.content_source.snapshot.snapshot_id = source.id
+    elif source is not None:
+        pb.content_source.volume.volume_id = source.id
     return pb
 
 
 L = TypeVar("L", csi_pb2.ListVolumesResponse.Entry, csi_pb2.ControllerGetVolumeResponse)
 
 
-def listed(pb: L, value: Listed, identity: NodeIdentity) -> L:
-    """Fill an entry of ListVolumes, or ControllerGetVolume's answer."""
-    pb.volume.CopyFrom(volume(value.volume, identity.segment))
+def listed(pb: L, value: Listed, segment: str, role: Role) -> L:
+    """Fill an entry of ListVolumes, or ControllerGetVolume's answer; without a readable record its size is 0."""
+    if value.record is None:
+        pb.volume.volume_id = value.volume_id
+        pb.volume.accessible_topology.extend(places(segment))
+    else:
+        pb.volume.CopyFrom(volume(value.record, segment))
     pb.status.published_node_ids.extend(value.nodes)
-    if identity.tells_condition:
+    if role.tells_condition:
         pb.status.volume_condition.CopyFrom(csi.condition_to_wire(value.health.condition))
     return pb
 

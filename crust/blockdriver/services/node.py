@@ -1,21 +1,19 @@
 """CSI Node: decode, call, encode. A change of the host runs as a keyed operation and outlives its caller."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_stage import NodeStage
-from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.node_stats import Look, NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.records.health import HealthCheck
-from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services import messages
 from crust.blockdriver.services.deadlines import Calls
-from crust.blockdriver.services.roles import NodeIdentity
+from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions, limits
@@ -41,14 +39,12 @@ _DEFERRAL = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRules:
-    """The rules of the node part; tests call them without a server."""
+class Node:
+    """The Node service."""
 
-    volume_records: IndexedRecords[VolumeRecord]
-    node_state: NodeState
-    max_volumes: int
+    role: Role
+    stores: Stores
     io_limits: IoLimits
-    fs_types: tuple[str, ...]
     node_stage: NodeStage
     node_unstage: NodeUnstage
     node_publish: NodePublish
@@ -57,24 +53,16 @@ class NodeRules:
     node_expand: NodeExpand
     node_stats: NodeStats
     health_check: HealthCheck
-
-
-class Node:
-    """The Node service."""
-
-    def __init__(self, identity: NodeIdentity, rules: NodeRules, calls: Calls) -> None:
-        self._identity = identity
-        self._rules = rules
-        self._calls = calls
-        self._secrets: messages.Secrets = {}
-        """In memory only."""
+    calls: Calls
+    _secrets: messages.Secrets = field(default_factory=dict, repr=False)
+    """In memory only."""
 
     async def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """The capabilities; deferral only for callers that opt in."""
-        types = [*_CAPABILITIES, *_HEALTH[self._identity.csi_profile]]
-        role = self._identity.role
+        types = [*_CAPABILITIES, *_HEALTH[self.role.csi_profile]]
+        role = self.role
         has_controller = not (role.node_deployment or role.is_shared)
         if extensions.requested(call, extensions.NODE_INFO) and has_controller:
             types.extend((_Rpc.GET_ID, _Rpc.NODE_INFO_FROM_CONTROLLER))
@@ -88,43 +76,41 @@ class Node:
         self, request: csi_pb2.NodeGetInfoRequest, call: Call
     ) -> csi_pb2.NodeGetInfoResponse:
         """The node's id, topology and attach limit; the id alone for a CO that asks the controller for the rest."""
-        response = csi_pb2.NodeGetInfoResponse(node_id=self._identity.node_id)
+        response = csi_pb2.NodeGetInfoResponse(node_id=self.stores.node_id)
         # Not without the opt-in: to another CO field 1 of a later CSI may mean something else.
         if not (
             request.controller_get_node_info and extensions.requested(call, extensions.NODE_INFO)
         ):
-            response.max_volumes_per_node = self._rules.max_volumes
-            for place in messages.places(self._identity.segment):
+            response.max_volumes_per_node = self.stores.attach_slots.limit
+            for place in messages.places(self.stores.segment):
                 response.accessible_topology.CopyFrom(place)
         if extensions.requested(call, extensions.DEFERRAL):
-            response.supported_file_systems.extend(self._rules.fs_types)
+            response.supported_file_systems.extend(self.stores.supported.fs_types)
         return response
 
     async def NodeGetID(
         self, request: csi_pb2.NodeGetIDRequest, call: Call
     ) -> csi_pb2.NodeGetIDResponse:
         """CSI PR #603, first shape: the id that NodeGetInfo returns."""
-        return csi_pb2.NodeGetIDResponse(node_id=self._identity.node_id)
+        return csi_pb2.NodeGetIDResponse(node_id=self.stores.node_id)
 
     async def NodeGetVolumeHealth(
         self, request: csi_pb2.NodeGetVolumeHealthRequest, call: Call
     ) -> csi_pb2.NodeGetVolumeHealthResponse:
         """CSI 1.13. Problems of the volume's mount and of its image."""
-        self._identity.require("1.13")
+        self.role.require("1.13")
         volume_id = limits.volume_id(request.volume_id)
         path = messages.optional_path(request.volume_publish_path, "volume_publish_path")
         messages.optional_path(request.staging_target_path, "staging_target_path")
-        found = await self._rules.node_stats.examine(volume_id, path)
+        found = await self.node_stats.examine(volume_id, path)
         return csi_pb2.NodeGetVolumeHealthResponse(volume_health=messages.health(found))
 
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, call: Call
     ) -> csi_pb2.NodeGetStorageHealthResponse:
         """CSI 1.13. Problems of the pool."""
-        self._identity.require("1.13")
-        found = await self._calls.read(
-            "NodeGetStorageHealth", (), self._rules.health_check.pool, call
-        )
+        self.role.require("1.13")
+        found = await self.calls.read("NodeGetStorageHealth", (), self.health_check.pool, call)
         return messages.pool_health(found)
 
     async def NodeStageVolume(
@@ -132,11 +118,11 @@ class Node:
     ) -> csi_pb2.NodeStageVolumeResponse:
         """Attach, format if new, check, grow; mounts nothing."""
         stage = messages.stage(request)
-        await self._calls.change(
+        await self.calls.change(
             "NodeStageVolume",
             stage.volume_id,
             stage,
-            lambda: self._rules.node_stage.stage(stage),
+            lambda: self.node_stage.stage(stage),
             call,
         )
         if kept := messages.kept_secrets(request):
@@ -149,11 +135,11 @@ class Node:
         """Detach; not staged is a success."""
         volume_id = limits.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
-        await self._calls.change(
+        await self.calls.change(
             "NodeUnstageVolume",
             volume_id,
             path,
-            lambda: self._rules.node_unstage.unstage(volume_id, path),
+            lambda: self.node_unstage.unstage(volume_id, path),
             call,
         )
         self._secrets.pop((volume_id, path.text), None)
@@ -164,14 +150,14 @@ class Node:
     ) -> csi_pb2.NodePublishVolumeResponse:
         """Mount on the host, or return what a guest needs to mount."""
         publish = messages.publish(request, self._secrets)
-        deferred = await self._calls.change(
+        deferred = await self.calls.change(
             "NodePublishVolume",
             publish.volume_id,
             (publish.target, publish.fingerprint),  # a retry with fresh tokens joins
             lambda: (
-                self._rules.deferred_publish.publish(publish)
+                self.deferred_publish.publish(publish)
                 if publish.deferred
-                else self._rules.node_publish.publish(publish)
+                else self.node_publish.publish(publish)
             ),
             call,
         )
@@ -187,11 +173,11 @@ class Node:
         """Unmount and remove the target; not published is a success."""
         volume_id = limits.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
-        await self._calls.change(
+        await self.calls.change(
             "NodeUnpublishVolume",
             volume_id,
             target,
-            lambda: self._rules.node_unpublish.unpublish(volume_id, target),
+            lambda: self.node_unpublish.unpublish(volume_id, target),
             call,
         )
         return csi_pb2.NodeUnpublishVolumeResponse()
@@ -203,7 +189,7 @@ class Node:
         volume_id = limits.volume_id(request.volume_id)
         path = self._path(volume_id, request.volume_path)
         look = Look(volume_id, path, request.defer_fs_ops)
-        return csi.stats_to_wire(await self._rules.node_stats.measure(look))
+        return csi.stats_to_wire(await self.node_stats.measure(look))
 
     async def NodeExpandVolume(
         self, request: csi_pb2.NodeExpandVolumeRequest, call: Call
@@ -220,11 +206,11 @@ class Node:
             else None,
             dict(request.secrets),
         )
-        size_bytes = await self._calls.change(
+        size_bytes = await self.calls.change(
             "NodeExpandVolume",
             expand.volume_id,
             expand,
-            lambda: self._rules.node_expand.expand(expand),
+            lambda: self.node_expand.expand(expand),
             call,
         )
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
@@ -235,10 +221,10 @@ class Node:
         Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         limits.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
-        if not self._rules.node_state.staging_paths(
+        if not self.stores.node_state.staging_paths(
             volume_id
         ):  # another process may have made it just now
-            self._rules.volume_records.check_known(volume_id)
+            self.stores.volume_records.check_known(volume_id)
         try:
             return volumes.TargetPath.parse(text, role="volume_path")
         except volumes.InvalidPath as err:

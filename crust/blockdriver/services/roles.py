@@ -14,19 +14,19 @@ claims it in the pool first (`crust.ceph.claims`). A controller that published t
 
 What is not served is UNIMPLEMENTED with the reason (CSI, "Error Scheme": disabled in the current mode).
 
-The identity of this node and driver for the CO, and the CSI version that they serve.
-
-Which capabilities of the Controller service a driver advertises, by its CSI profile and role.
+Which capabilities of the Controller service a driver advertises, by its role.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from crust.blockdriver.controller import topology
-from crust.core import errors, volumes
+from crust.core import errors
+from crust.core.settings.fields import CsiProfile
 from crust.wire.csi.v1 import csi_pb2
 
 Mode = Literal["all", "controller", "node"]
+NODE_ID_MAX_BYTES = 256
+"""CSI NodeGetInfoResponse."""
 
 _OF_CONTROLLER = (
     "/csi.v1.Controller/",
@@ -70,11 +70,12 @@ class NotServedInMode(errors.Unsupported):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The mode of a driver, and whether it is one of a node deployment."""
+    """The mode of a driver, whether it is one of a node deployment, and the CSI version that it serves."""
 
     mode: Mode = "all"
     node_deployment: bool = False
     is_shared: bool = False
+    csi_profile: CsiProfile = "1.12"
 
     @property
     def has_controller(self) -> bool:
@@ -120,32 +121,10 @@ class Role:
                 hint="set attachRequired to false in the CSIDriver object",
             )
 
-
-CsiProfile = Literal["1.12", "1.13"]
-NODE_ID_MAX_BYTES = 256
-"""CSI NodeGetInfoResponse."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeIdentity:
-    """The identity of this node and driver."""
-
-    driver: volumes.DriverName
-    node_id: str
-    csi_profile: CsiProfile
-    role: Role = Role()
-
     @property
     def tells_condition(self) -> bool:
         """Whether health is reported in the form of CSI 1.12."""
         return self.csi_profile == "1.12"
-
-    @property
-    def segment(self) -> str:
-        """The value of this node's topology segment; empty where every node reaches the pool."""
-        if self.role.is_shared:
-            return ""
-        return topology.value_of(self.node_id)
 
     def require(self, profile: CsiProfile) -> None:
         """Raise `NotInCsiProfile` unless `profile` is served."""
@@ -190,13 +169,13 @@ _HEALTH = {
 }
 
 
-def advertised(identity: NodeIdentity, *, with_node_info: bool) -> list[_Rpc.Type.ValueType]:
+def advertised(role: Role, *, with_node_info: bool) -> list[_Rpc.Type.ValueType]:
     """The capabilities of the driver's CSI profile; `with_node_info`: the caller knows crust's extension."""
-    types = [*_CAPABILITIES, *_HEALTH[identity.csi_profile]]
+    types = [*_CAPABILITIES, *_HEALTH[role.csi_profile]]
     if with_node_info:
         types.append(_Rpc.GET_NODE_INFO)
-    if identity.role.node_deployment:
+    if role.node_deployment:
         types = [each for each in types if each not in _NOT_IN_NODE_DEPLOYMENT]
-    if identity.role.is_shared:
+    if role.is_shared:
         types = [each for each in types if each not in _NOT_IN_SHARED_POOL]
     return types

@@ -14,11 +14,12 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from crust.blockdriver.controller import list_volumes, topology
-from crust.blockdriver.engines.protocol import Provisioning, Region
+from crust.blockdriver.engines.protocol import Region
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services import messages
 from crust.blockdriver.services.deadlines import Calls
-from crust.blockdriver.services.roles import NodeIdentity
+from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
@@ -35,16 +36,14 @@ PIECE_MAX = 4096
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
-    """The services GroupController and SnapshotMetadata, and the Controller's snapshot calls. `identity` is that of
-    driver and node.
-    """
+    """The services GroupController and SnapshotMetadata, and the Controller's snapshot calls."""
 
-    identity: NodeIdentity
-    sets: SnapshotSets
-    provisioning: Provisioning
+    role: Role
+    stores: Stores
+    snapshots: SnapshotSets
     calls: Calls
 
-    async def create(
+    async def CreateSnapshot(
         self, request: csi_pb2.CreateSnapshotRequest, call: Call
     ) -> csi_pb2.CreateSnapshotResponse:
         """Idempotent by name."""
@@ -52,21 +51,21 @@ class SnapshotCalls:
         name = limits.required(request.name, "name")
         check_parameters(limits.mapping(request.parameters, "parameters"))
         wanted = messages.requirement(request.accessibility_requirements)
-        if not topology.is_met(wanted, self.identity.segment):
-            raise topology.TopologyNotAccessible(self.identity.segment, "snapshot")
-        snapshot_id = self.sets.pool.ids.snapshot_id(name)
+        if not topology.is_met(wanted, self.stores.segment):
+            raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
+        snapshot_id = self.stores.pool.ids.snapshot_id(name)
 
         taken = await self.calls.change(
             "CreateSnapshot",
             snapshot_id,
             volume_id,
-            lambda: self.sets.create(name, volume_id),
+            lambda: self.snapshots.create(name, volume_id),
             call,
             also=[volume_id],
         )
-        return csi_pb2.CreateSnapshotResponse(snapshot=self.to_wire(taken, taken.snapshots[0]))
+        return csi_pb2.CreateSnapshotResponse(snapshot=self._to_wire(taken, taken.snapshots[0]))
 
-    async def delete(
+    async def DeleteSnapshot(
         self, request: csi_pb2.DeleteSnapshotRequest, call: Call
     ) -> csi_pb2.DeleteSnapshotResponse:
         """Idempotent: absent is a success."""
@@ -75,27 +74,27 @@ class SnapshotCalls:
             "DeleteSnapshot",
             snapshot_id,
             None,
-            lambda: workers.run(self.sets.delete, snapshot_id),
+            lambda: workers.run(self.snapshots.delete, snapshot_id),
             call,
         )
         return csi_pb2.DeleteSnapshotResponse()
 
-    async def get(
+    async def GetSnapshot(
         self, request: csi_pb2.GetSnapshotRequest, call: Call
     ) -> csi_pb2.GetSnapshotResponse:
         """A snapshot that exists."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         return csi_pb2.GetSnapshotResponse(
-            snapshot=self.to_wire(*await self.found(snapshot_id, call))
+            snapshot=self._to_wire(*await self._found(snapshot_id, call))
         )
 
-    async def found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
+    async def _found(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
         """A snapshot and its set; raises SnapshotNotFound."""
         return await self.calls.read(
-            "GetSnapshot", snapshot_id, lambda: self.sets.find(snapshot_id), call
+            "GetSnapshot", snapshot_id, lambda: self.snapshots.find(snapshot_id), call
         )
 
-    async def list(
+    async def ListSnapshots(
         self, request: csi_pb2.ListSnapshotsRequest, call: Call
     ) -> csi_pb2.ListSnapshotsResponse:
         """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
@@ -108,7 +107,7 @@ class SnapshotCalls:
         if request.max_entries < 0:
             raise limits.NegativeMaxEntries(request.max_entries)
         token = request.starting_token
-        if token and not self.sets.pool.ids.is_snapshot_id(token):
+        if token and not self.stores.pool.ids.is_snapshot_id(token):
             raise limits.InvalidStartingToken(token)
         page, next_token = await self.calls.read(
             "ListSnapshots",
@@ -117,7 +116,7 @@ class SnapshotCalls:
             call,
         )
         entries = [
-            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self.to_wire(*each)) for each in page
+            csi_pb2.ListSnapshotsResponse.Entry(snapshot=self._to_wire(*each)) for each in page
         ]
         return csi_pb2.ListSnapshotsResponse(entries=entries, next_token=next_token)
 
@@ -125,16 +124,16 @@ class SnapshotCalls:
         self, source: str, snapshot_id: str, token: str, count: int
     ) -> tuple[tuple[tuple[SnapshotSet, Snapshot], ...], str]:
         if not snapshot_id:
-            found = self.sets.page(source, token)
+            found = self.snapshots.page(source, token)
             return list_volumes.cut(found, count, lambda each: each[1].snapshot_id)
         try:
-            kept, snapshot = self.sets.find(snapshot_id)
+            kept, snapshot = self.snapshots.find(snapshot_id)
         except errors.NotFound:
             return (), ""
         is_wanted = source in ("", snapshot.source_volume_id) and snapshot_id != token
         return ((kept, snapshot),) if is_wanted else (), ""
 
-    def to_wire(self, kept: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
+    def _to_wire(self, kept: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
         """A snapshot of a set; in CSI 1.13 with its topology."""
         pb = csi_pb2.Snapshot(
             size_bytes=snapshot.size_bytes,
@@ -144,15 +143,15 @@ class SnapshotCalls:
             group_snapshot_id=kept.set_id if kept.set_id != snapshot.snapshot_id else "",
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(kept.created_ns, _NS)
-        if self.identity.csi_profile == "1.13":
-            pb.accessible_topology.extend(messages.places(self.identity.segment))
+        if self.role.csi_profile == "1.13":
+            pb.accessible_topology.extend(messages.places(self.stores.segment))
         return pb
 
-    def group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
+    def _group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:
         """A group with its snapshots."""
         pb = csi_pb2.VolumeGroupSnapshot(
             group_snapshot_id=group.set_id,
-            snapshots=[self.to_wire(group, each) for each in group.snapshots],
+            snapshots=[self._to_wire(group, each) for each in group.snapshots],
             ready_to_use=True,
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(group.created_ns, _NS)
@@ -177,13 +176,13 @@ class SnapshotCalls:
         check_parameters(limits.mapping(request.parameters, "parameters"))
         found = await self.calls.change(
             "CreateVolumeGroupSnapshot",
-            self.sets.pool.ids.group_id(name),
+            self.stores.pool.ids.group_id(name),
             ids,
-            lambda: self.sets.create_group(name, ids),
+            lambda: self.snapshots.create_group(name, ids),
             call,
             also=ids,
         )
-        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self.group_to_wire(found))
+        return csi_pb2.CreateVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(found))
 
     async def DeleteVolumeGroupSnapshot(
         self, request: csi_pb2.DeleteVolumeGroupSnapshotRequest, call: Call
@@ -192,13 +191,13 @@ class SnapshotCalls:
         group_id = limits.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
         group = await self.calls.read(
-            "members of a group", group_id, lambda: self.sets.find_group(group_id), call
+            "members of a group", group_id, lambda: self.snapshots.find_group(group_id), call
         )
         await self.calls.change(
             "DeleteVolumeGroupSnapshot",
             group_id,
             named,
-            lambda: workers.run(self.sets.delete_group, group_id, named),
+            lambda: workers.run(self.snapshots.delete_group, group_id, named),
             call,
             also=[each.snapshot_id for each in group.snapshots] if group else [],
         )
@@ -213,10 +212,10 @@ class SnapshotCalls:
         found = await self.calls.read(
             "GetVolumeGroupSnapshot",
             (group_id, named),
-            lambda: self.sets.get_group(group_id, named),
+            lambda: self.snapshots.get_group(group_id, named),
             call,
         )
-        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self.group_to_wire(found))
+        return csi_pb2.GetVolumeGroupSnapshotResponse(group_snapshot=self._group_to_wire(found))
 
     async def GetMetadataAllocated(
         self, request: csi_pb2.GetMetadataAllocatedRequest, call: Call
@@ -224,10 +223,12 @@ class SnapshotCalls:
         """The blocks that may be other than zeros."""
         snapshot_id = limits.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        _, record = await self.found(snapshot_id, call)
+        _, record = await self._found(snapshot_id, call)
         check_offset(request.starting_offset, record)
         image = snapshot_sets.image_of(record)
-        found = await self._look((snapshot_id,), lambda: self.provisioning.allocated(image), call)
+        found = await self._look(
+            (snapshot_id,), lambda: self.stores.provisioning.allocated(image), call
+        )
         for piece in _pieces(found, request.starting_offset, record, request.max_results):
             yield csi_pb2.GetMetadataAllocatedResponse(
                 block_metadata_type=csi_pb2.VARIABLE_LENGTH,
@@ -242,13 +243,13 @@ class SnapshotCalls:
         base_id = limits.required(request.base_snapshot_id, "base_snapshot_id")
         target_id = limits.required(request.target_snapshot_id, "target_snapshot_id")
         _check_count(request.max_results)
-        _, base = await self.found(base_id, call)
-        _, target = await self.found(target_id, call)
+        _, base = await self._found(base_id, call)
+        _, target = await self._found(target_id, call)
         check_related(base, target)
         check_offset(request.starting_offset, target)
         images = [snapshot_sets.image_of(each) for each in (base, target)]
         found = await self._look(
-            (base_id, target_id), lambda: self.provisioning.changed(*images), call
+            (base_id, target_id), lambda: self.stores.provisioning.changed(*images), call
         )
         for piece in _pieces(found, request.starting_offset, target, request.max_results):
             yield csi_pb2.GetMetadataDeltaResponse(
@@ -263,7 +264,7 @@ class SnapshotCalls:
         """Keep snapshots from being deleted while they are read."""
         with contextlib.ExitStack() as held:
             for each in snapshot_ids:
-                held.enter_context(self.calls.shared(each, "a read of its block list"))
+                held.enter_context(self.calls.running.shared(each, "a read of its block list"))
             return await self.calls.read("GetMetadata", snapshot_ids, work, call)
 
 

@@ -7,17 +7,11 @@ was never given to anyone. Its filesystem keeps the UUID of its source's (`dupli
 from dataclasses import dataclass
 from typing import Literal
 
-from crust.blockdriver.engines.protocol import Making, Provisioning
-from crust.blockdriver.records.models import (
-    ContentRecord,
-    ContentSource,
-    Snapshot,
-    VolumeRecord,
-)
-from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.blockdriver.engines.protocol import Making
+from crust.blockdriver.records.models import ContentRecord, ContentSource, Snapshot, VolumeRecord
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import quiesce, snapshot_sets
-from crust.blockdriver.snapshots.freezer import Freezer
-from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
+from crust.blockdriver.snapshots.quiesce import QuiescePlan
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, volumes
 from crust.host.process import workers
@@ -33,14 +27,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ContentSources:
-    """Finds content sources and copies them. The caller locks the source."""
+    """Finds content sources and copies them. The caller locks a volume that is one."""
 
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
+    stores: Stores
     snapshot_sets: SnapshotSets
-    provisioning: Provisioning
-    node: VolumeUse
-    freezer: Freezer
 
     def find(self, wanted: Wanted) -> ContentSource:
         """The source as it is now.
@@ -55,9 +45,9 @@ class ContentSources:
                 size_bytes=found.size_bytes,
                 fs_type=_fs_type(found),
             )
-        record = self.volume_records.load(volumes.VolumeId(wanted.id))
-        self.provisioning.check_image(volumes.VolumeId(wanted.id))
-        fs_type = _fs_type(self.content_records.load(volumes.VolumeId(wanted.id)))
+        record = self.stores.volume_records.load(volumes.VolumeId(wanted.id))
+        self.stores.provisioning.check_image(volumes.VolumeId(wanted.id))
+        fs_type = _fs_type(self.stores.content_records.load(volumes.VolumeId(wanted.id)))
         return ContentSource(
             kind="volume", id=wanted.id, size_bytes=record.capacity_bytes, fs_type=fs_type
         )
@@ -72,14 +62,18 @@ class ContentSources:
         assert source is not None
         async with workers.long_work():
             if source.kind == "snapshot":
-                return await workers.run(self._restore, making, record, source)
+                # it cannot change, so any number of copies share it
+                with self.stores.running.shared(source.id, "CreateVolume"):
+                    return await workers.run(self._restore, making, record, source)
             source_id = volumes.VolumeId(source.id)
             moving = await workers.run(self._check, source_id)
-            async with self.freezer.frozen(moving.members):
+            async with self.snapshot_sets.freezer.frozen(moving.members):
                 return await workers.run(self._clone, making, record, source_id)
 
     def _check(self, source_id: volumes.VolumeId) -> QuiescePlan:
-        return quiesce.check(self.node, [source_id], at_once=self.provisioning.copies_at_once())
+        return quiesce.check(
+            self.stores.node_state, [source_id], at_once=self.stores.provisioning.copies_at_once()
+        )
 
     def _restore(
         self, making: Making, record: VolumeRecord, source: ContentSource
@@ -94,12 +88,15 @@ class ContentSources:
         record: VolumeRecord,
         source_id: volumes.VolumeId,
     ) -> ContentRecord:
-        source, known = self.volume_records.load(source_id), self.content_records.load(source_id)
+        source, known = (
+            self.stores.volume_records.load(source_id),
+            self.stores.content_records.load(source_id),
+        )
         making.clone(
             source_id, source_bytes=source.capacity_bytes, size_bytes=record.capacity_bytes
         )
         # after the copy, and not only before: whoever is given the source is on record before
-        if self.content_records.load(source_id) != known:
+        if self.stores.content_records.load(source_id) != known:
             raise snapshot_sets.ContentChanged(source_id)
         return _filled(record.volume_id, known)
 

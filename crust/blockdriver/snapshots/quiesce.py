@@ -12,52 +12,15 @@ pool's own filesystem would block the copy as well. So a raw device in use is re
 group it is checked for writes (`snapshot_sets`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from crust.blockdriver.engines.node_access import Attachment
+from crust.blockdriver.records.node_state import NodeState
 from crust.blockdriver.snapshots.freezer import InGuest, Member
 from crust.blockdriver.snapshots.host_freeze import OnHost
 from crust.core import errors, volumes
 from crust.host.block import holders
 from crust.host.mounts import device_mounts
-
-
-class PublishedAt(Protocol):
-    """A volume at a target."""
-
-    @property
-    def target(self) -> str:
-        """The target path."""
-        ...
-
-    @property
-    def kind(self) -> Literal["mount", "block"]:
-        """A filesystem, or a raw device."""
-        ...
-
-    @property
-    def readonly(self) -> bool:
-        """Whether the publish is read-only."""
-        ...
-
-    @property
-    def deferred(self) -> bool:
-        """Whether a guest mounts it."""
-        ...
-
-
-class VolumeUse(Protocol):
-    """How the node uses volumes now; the node part implements it."""
-
-    def live_publishes(self, volume_id: volumes.VolumeId) -> Sequence[PublishedAt]:
-        """The publishes of the volume."""
-        ...
-
-    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """How the volume is attached, if it is."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +31,7 @@ class QuiescePlan:
     raw: tuple[volumes.VolumeId, ...] = ()
 
 
-def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
+def check(node: NodeState, volume_ids: Iterable[volumes.VolumeId], *, at_once: bool) -> QuiescePlan:
     """What to freeze for a point-in-time copy of all the volumes.
 
     `at_once` is whether a copy takes no time (`Provisioning.copies_at_once`). Raises `RawDeviceInUse`,
@@ -82,10 +45,10 @@ def check(node: VolumeUse, volume_ids: Iterable[volumes.VolumeId], *, at_once: b
     )
 
 
-def _check(node: VolumeUse, volume_id: volumes.VolumeId, *, at_once: bool) -> QuiescePlan:
+def _check(node: NodeState, volume_id: volumes.VolumeId, *, at_once: bool) -> QuiescePlan:
     live = node.live_publishes(volume_id)
     writers = [each for each in live if not each.readonly]
-    attachment = node.attached(volume_id)
+    attachment = node.access.attached(volume_id)
     device = attachment.device if attachment else None
     deferred = next((each for each in writers if each.deferred), None)
     if deferred is not None:

@@ -17,22 +17,16 @@ then the group is refused (GroupNeverIdle).
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from crust.blockdriver.engines.pool_store import PoolHome
-from crust.blockdriver.engines.protocol import Image, Provisioning, Taking
-from crust.blockdriver.records.models import (
-    ContentRecord,
-    Snapshot,
-    SnapshotSet,
-    VolumeRecord,
-)
-from crust.blockdriver.records.records import UNREADABLE, IndexedRecords, Records
+from crust.blockdriver.engines.protocol import Image, Taking
+from crust.blockdriver.records.models import Snapshot, SnapshotSet
+from crust.blockdriver.records.records import UNREADABLE
+from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import quiesce
 from crust.blockdriver.snapshots.freezer import Freezer
-from crust.blockdriver.snapshots.quiesce import QuiescePlan, VolumeUse
+from crust.blockdriver.snapshots.quiesce import QuiescePlan
 from crust.core import errors, volumes
 from crust.core.pool_ids import set_of
 from crust.host.process import workers
@@ -54,14 +48,6 @@ class ContentChanged(errors.OperationPending):
         self.volume_id = volume_id
 
 
-class Reservations(Protocol):
-    """Reserves the capacity that a copy is about to take."""
-
-    def set_aside(self, what: str, size_bytes: int) -> AbstractContextManager[None]:
-        """Reserve inside the block. Raises `Exhausted` if the pool has less."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotSets:
     """Takes, finds and deletes snapshots and groups. The caller locks the volumes and the set.
@@ -69,13 +55,7 @@ class SnapshotSets:
     Methods that are not async block.
     """
 
-    pool: PoolHome
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    records: IndexedRecords[SnapshotSet]
-    provisioning: Provisioning
-    node: VolumeUse
-    capacity: Reservations
+    stores: Stores
     freezer: Freezer
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
@@ -84,12 +64,12 @@ class SnapshotSets:
         Raises SnapshotNameTaken, `models.VolumeNotFound`, the errors of `quiesce.check`, those of
         `Freezer.frozen`, `ContentChanged`, `ImageMissing`, `ForeignImage`, `SnapshotMissing`, `Exhausted`.
         """
-        set_id = self.pool.ids.snapshot_id(name)
+        set_id = self.stores.pool.ids.snapshot_id(name)
         return await self._create(set_id, name, {volume_id: set_id})
 
     async def create_group(self, name: str, volume_ids: Sequence[volumes.VolumeId]) -> SnapshotSet:
         """Take a group; the same, with GroupNameTaken, and GroupNeverIdle."""
-        ids = self.pool.ids
+        ids = self.stores.pool.ids
         wanted = {each: ids.member_id(name, each) for each in sorted(volume_ids)}
         return await self._create(ids.group_id(name), name, wanted)
 
@@ -102,21 +82,24 @@ class SnapshotSets:
     def _present_or_plan(
         self, set_id: str, name: str, wanted: Mapping[volumes.VolumeId, str]
     ) -> SnapshotSet:
-        present = self.records.find(set_id)
+        present = self.stores.snapshot_sets.find(set_id)
         if present is None:
             planned = tuple(self._plan(*each) for each in wanted.items())
             return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
         if [each.source_volume_id for each in present.snapshots] != list(wanted):
             raise _name_taken(present)
         for image in images_of(present):
-            self.provisioning.check_snapshot(image)
+            self.stores.provisioning.check_snapshot(image)
         return present
 
     def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
         """A snapshot that is to be taken of a volume, with what is known of its bytes now."""
-        self.volume_records.load(volume_id)
-        self.provisioning.check_image(volume_id)
-        record, known = self.volume_records.load(volume_id), self.content_records.load(volume_id)
+        self.stores.volume_records.load(volume_id)
+        self.stores.provisioning.check_image(volume_id)
+        record, known = (
+            self.stores.volume_records.load(volume_id),
+            self.stores.content_records.load(volume_id),
+        )
         return Snapshot(
             snapshot_id=snapshot_id,
             source_volume_id=volume_id,
@@ -134,21 +117,23 @@ class SnapshotSets:
 
     def _moving(self, plan: SnapshotSet) -> QuiescePlan:
         sources = [each.volume_id for each in images_of(plan)]
-        return quiesce.check(self.node, sources, at_once=self.provisioning.copies_at_once())
+        return quiesce.check(
+            self.stores.node_state, sources, at_once=self.stores.provisioning.copies_at_once()
+        )
 
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[Taking]:
         images = images_of(plan)
-        size_bytes = sum(self.provisioning.copy_bytes(each.volume_id) for each in images)
+        size_bytes = sum(self.stores.provisioning.copy_bytes(each.volume_id) for each in images)
         with (
-            self.capacity.set_aside(plan.set_id, size_bytes),
-            self.provisioning.taking(plan.set_id, images) as taking,
+            self.stores.capacity.set_aside(plan.set_id, size_bytes),
+            self.stores.provisioning.taking(plan.set_id, images) as taking,
         ):
             yield taking
 
     def _copy(self, taking: Taking, plan: SnapshotSet, moving: QuiescePlan) -> int:
         """Copy all while the mounted ones are frozen; returns the point in time."""
-        everywhere = self.provisioning.is_used_elsewhere
+        everywhere = self.stores.provisioning.is_used_elsewhere
         images = images_of(plan)
         unheld = [each for each in images if everywhere or each.volume_id in moving.raw]
         for image in images:
@@ -160,13 +145,13 @@ class SnapshotSets:
         return moment_ns
 
     def _check_as_planned(self, plan: Snapshot) -> None:
-        known = self.content_records.load(volumes.VolumeId(plan.source_volume_id))
+        known = self.stores.content_records.load(plan.source_volume_id)
         if any(getattr(known, name) != getattr(plan, name) for name in _OF_CONTENT):
             raise ContentChanged(plan.source_volume_id)
 
     def _commit(self, taking: Taking, taken: SnapshotSet) -> SnapshotSet:
         data = taken.encode()
-        with self.records.changing(taken.set_id, taken.summary):
+        with self.stores.snapshot_sets.changing(taken.set_id, taken.summary):
             taking.commit(data)
         return taken.note_stored(data)
 
@@ -178,7 +163,7 @@ class SnapshotSets:
         raise errors.NotFound.named("SnapshotNotFound", f"there is no snapshot {snapshot_id!r}")
 
     def _members(self, set_id: str) -> list[tuple[SnapshotSet, Snapshot]]:
-        kept = self.records.find(set_id)
+        kept = self.stores.snapshot_sets.find(set_id)
         return [(kept, each) for each in kept.snapshots] if kept else []
 
     def page(self, source_volume_id: str, after: str) -> Iterator[tuple[SnapshotSet, Snapshot]]:
@@ -187,8 +172,8 @@ class SnapshotSets:
         A set is read when it is reached; one whose record cannot be read is left out.
         """
         first = set_of(after)
-        for set_id in (first, *self.records.index.page(first)):
-            known = self.records.index.get(set_id)
+        for set_id in (first, *self.stores.snapshot_sets.index.page(first)):
+            known = self.stores.snapshot_sets.index.get(set_id)
             if known and source_volume_id not in ("", *(source for _, source in known.snapshots)):
                 continue
             try:
@@ -202,12 +187,12 @@ class SnapshotSets:
 
     def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot; absent is a success. Raises IdOfOtherPool, SnapshotBelongsToGroup."""
-        self.pool.ids.check(snapshot_id)
+        self.stores.pool.ids.check(snapshot_id)
         group_id = set_of(snapshot_id)
         if group_id == snapshot_id:
-            if self.pool.ids.is_snapshot_id(snapshot_id):
-                self._remove(snapshot_id, self.records.find(snapshot_id))
-        elif self.records.find(group_id) is not None:
+            if self.stores.pool.ids.is_snapshot_id(snapshot_id):
+                self._remove(snapshot_id, self.stores.snapshot_sets.find(snapshot_id))
+        elif self.stores.snapshot_sets.find(group_id) is not None:
             raise errors.InvalidRequest.named(
                 "SnapshotBelongsToGroup",
                 f"{snapshot_id} is not deleted",
@@ -217,7 +202,11 @@ class SnapshotSets:
 
     def find_group(self, group_id: str) -> SnapshotSet | None:
         """A group, if there is one."""
-        return self.records.find(group_id) if self.pool.ids.is_group_id(group_id) else None
+        return (
+            self.stores.snapshot_sets.find(group_id)
+            if self.stores.pool.ids.is_group_id(group_id)
+            else None
+        )
 
     def get_group(self, group_id: str, snapshot_ids: Sequence[str]) -> SnapshotSet:
         """A group with these snapshots. Raises GroupNotFound, GroupMembersDiffer."""
@@ -229,17 +218,17 @@ class SnapshotSets:
 
     def delete_group(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
         """Delete a group with its snapshots; absent is a success. Raises IdOfOtherPool, GroupMembersDiffer."""
-        self.pool.ids.check(group_id)
-        if not self.pool.ids.is_group_id(group_id):
+        self.stores.pool.ids.check(group_id)
+        if not self.stores.pool.ids.is_group_id(group_id):
             return
-        group = self.records.find(group_id)
+        group = self.stores.snapshot_sets.find(group_id)
         if group is not None:
             _check_members(group, snapshot_ids)
         self._remove(group_id, group)
 
     def _remove(self, set_id: str, kept: SnapshotSet | None) -> None:
-        with self.records.changing(set_id, None):
-            self.provisioning.remove_set(set_id, images_of(kept) if kept else ())
+        with self.stores.snapshot_sets.changing(set_id, None):
+            self.stores.provisioning.remove_set(set_id, images_of(kept) if kept else ())
 
 
 def _copy_unheld(taking: Taking, images: Sequence[Image]) -> int:
@@ -260,7 +249,7 @@ def _copy_unheld(taking: Taking, images: Sequence[Image]) -> int:
 
 def image_of(snapshot: Snapshot) -> Image:
     """The snapshot in the engine's terms."""
-    source = volumes.VolumeId(snapshot.source_volume_id)
+    source = snapshot.source_volume_id
     return Image(snapshot.snapshot_id, source, snapshot.size_bytes)
 
 

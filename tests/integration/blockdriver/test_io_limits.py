@@ -111,7 +111,7 @@ async def test_publish_does_not_inherit_limits_of_an_earlier_volume(
 ) -> None:
     """The kernel keeps the limits of a device number; a killed driver left them on the number that is given next."""
     access = limited.driver.stores.access
-    throttle = limited.driver.node_rules.io_limits.throttle
+    throttle = limited.driver.node.io_limits.throttle
     real = access.attach
 
     def attach(volume_id: volumes.VolumeId, wanted: Access) -> Attachment:
@@ -131,7 +131,7 @@ async def test_start_restores_the_limits_on_record(limited: Bench, kernel: FakeT
     for each in (used, idle):
         await limited.stage(each.volume_id)
     await limited.publish(used.volume_id, target)
-    throttle = limited.driver.node_rules.io_limits.throttle
+    throttle = limited.driver.node.io_limits.throttle
     throttle.set(device_of(limited, used.volume_id).host_device.identity, NONE)
     throttle.set(device_of(limited, idle.volume_id).host_device.identity, LIMITS)
     limited.restart()

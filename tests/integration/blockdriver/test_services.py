@@ -11,9 +11,10 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from crust.blockdriver import app, serve
+from crust.blockdriver import serve
 from crust.blockdriver.controller import topology
 from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import build as composed
 from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
 from crust.host.files import flocks
 from crust.rpc import channel
@@ -42,7 +43,7 @@ async def served(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 
 def build(root: Path) -> Driver:
-    return app.build(
+    return composed(
         create_pool=True,
         state_dir=f"{root}/state",
         run_dir=f"{root}/run",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver import app as driver_app
 from crust.blockdriver import serve
+from crust.blockdriver.driver import build
 from crust.blockdriver.services.roles import Role
 from tests.support.co import MODE, capability
 from tests.support.drivers import remnants
@@ -40,7 +40,7 @@ class Chain(ServedNode):
     async def start_driver(self, socket: str = "") -> None:
         """Serve the driver, at its own socket if none is given."""
         run_dir = f"{self.places.root}/driver-run"
-        built = driver_app.build(
+        built = build(
             create_pool=True,
             state_dir=f"{self.places.root}/state",
             run_dir=run_dir,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.blockdriver.controller import capacity
+from crust.blockdriver.records import capacity
 from crust.cli import main
 from crust.cli.checking import trial
 from crust.cli.gc import collect, kernel

@@ -3,9 +3,8 @@
 import uuid
 from pathlib import Path
 
-from crust.blockdriver.app import build
 from crust.blockdriver.controller.create_volume import Create
-from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import rbd
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.services.roles import Role
@@ -86,4 +85,4 @@ def create_request(name: str, source: Wanted | None = None) -> Create:
 async def created(driver: Driver, name: str, source: Wanted | None = None) -> volumes.VolumeId:
     """Create a raw volume; its id."""
     create = create_request(name, source)
-    return (await driver.controller_rules.provisioner.create(create)).volume_id
+    return (await driver.controller.provisioner.create(create)).volume_id

@@ -3,15 +3,16 @@
 import json
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from crust.blockdriver import app, guests
-from crust.blockdriver.driver import Driver
-from crust.blockdriver.services.roles import CsiProfile, Role
+from crust.blockdriver import guests
+from crust.blockdriver.driver import Driver, build
+from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.core.pool_ids import PoolIds
+from crust.core.settings.fields import CsiProfile
 from crust.host.cgroups import throttling
 from crust.host.process import sysfs
 from crust.rpc.messages import crust_v1, csi
@@ -106,19 +107,18 @@ class Bench:
         """Restart: lose everything that is only in memory."""
         self.let_go()
         state, backend = str(self.root / "state"), self.backend
-        self.driver = app.build(
+        self.driver = build(
             create_pool=backend is None,
             engine=None if backend is None else memory_backend.engine(state, backend),
             state_dir=state,
             run_dir=str(self.root / "run"),
             node_id="node-1",
-            csi_profile=self.profile,
             target_roots=(str(self.root),),
             runtime_guests=self.runtime_guests,
             io_cgroup=self.io_cgroup,
             throttle=self.throttle,
             overcommit=self.overcommit,
-            role=self.role,
+            role=replace(self.role, csi_profile=self.profile),
         )
         self.driver.open()
         self.co = DirectCo(self.driver)

@@ -3,17 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from crust.blockdriver import app, guests
+from crust.blockdriver import guests
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
-from crust.blockdriver.controller.modify_volume import (
-    Change,
-    Expanded,
-    Expansion,
-    Outcome,
-)
-from crust.blockdriver.driver import Driver
-from crust.core import errors, volumes
+from crust.blockdriver.controller.modify_volume import Expansion
+from crust.blockdriver.driver import Driver, build
+from crust.core import volumes
 from crust.host.cgroups import throttling
 from tests.support.drivers import memory_backend
 from tests.support.drivers.block_driver import mount
@@ -34,7 +29,7 @@ def opened(
 ) -> Driver:
     """A driver as after a start; called again on the same directory, as after a restart."""
     (root / "state").mkdir(exist_ok=True)
-    made = app.build(
+    made = build(
         state_dir=f"{root}/state",
         run_dir=f"{root}/run",
         node_id=NODE,
@@ -66,21 +61,11 @@ def create(
     )
 
 
-async def change(state: Driver, volume_id: volumes.VolumeId, what: Change) -> Outcome:
-    return await state.controller_rules.modifier.apply(volume_id, what)
-
-
 async def expand(
     state: Driver,
     volume_id: volumes.VolumeId,
     wanted: volumes.CapacityRange,
     capability: volumes.VolumeCapability | None = None,
-) -> Expanded:
-    """ControllerExpandVolume; raises the reason if it was not expanded."""
-    expanded = (
-        await change(state, volume_id, Change(expansion=Expansion(wanted, capability)))
-    ).expanded
-    if isinstance(expanded, errors.CrustError):
-        raise expanded
-    assert expanded is not None
-    return expanded
+) -> tuple[int, bool]:
+    """ControllerExpandVolume: the volume's size, and whether NodeExpandVolume is needed."""
+    return await state.controller.modifier.expand(volume_id, Expansion(wanted, capability))

@@ -20,7 +20,7 @@ async def snapshot(bench: Bench, volume_id: str, name: str = "snap") -> csi_pb2.
 
 async def group(bench: Bench, *volume_ids: str, name: str = "g") -> csi_pb2.VolumeGroupSnapshot:
     request = csi_pb2.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volume_ids)
-    answer = await bench.driver.snapshot_calls.CreateVolumeGroupSnapshot(request, caller())
+    answer = await bench.driver.controller.CreateVolumeGroupSnapshot(request, caller())
     return answer.group_snapshot
 
 
@@ -106,7 +106,7 @@ def unmount_lazily(target: str) -> None:
 async def blocks(
     bench: Bench, target: str, base: str = "", *, start: int = 0, count: int = 0
 ) -> list[list[tuple[int, int]]]:
-    servicer = bench.driver.snapshot_calls
+    servicer = bench.driver.controller
     if base:
         delta = csi_pb2.GetMetadataDeltaRequest(
             base_snapshot_id=base,

@@ -13,14 +13,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from crust.blockdriver.engines.node_access import Attachment, NodeAccess
-from crust.blockdriver.node.node_state import Staged
+from crust.blockdriver.engines.node_access import Attachment
 from crust.blockdriver.records.models import ContentRecord
-from crust.blockdriver.records.records import Records
-from crust.core import volumes
+from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.stores import Stores
 from crust.host.block import devices, in_use, signatures
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
-from crust.host.filesystems.tool_locks import ToolLock
+from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 
@@ -105,8 +104,8 @@ def _clear_interrupted(content: ContentRecord, device: str) -> None:
 class FilesystemPreparation:
     """Makes and checks filesystems. The caller makes one call per volume at a time."""
 
-    content_records: Records[ContentRecord]
-    access: NodeAccess
+    stores: Stores
+    tool_locks: ToolLocks
 
     def judge(
         self, content: ContentRecord, fs_type: str, attachment: Attachment
@@ -120,9 +119,9 @@ class FilesystemPreparation:
             return
         if content.state == "formatting":
             # Written once more, because a stale record is refused there, before anything is cleared on its word.
-            content = self.content_records.save(content)
+            content = self.stores.content_records.save(content)
             _clear_interrupted(content, attachment.host_device.path)
-        self.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
+        self.stores.content_records.save(content.but(state="raw", fs_type="", planned_uuid=""))
 
     async def prepare(
         self,
@@ -180,7 +179,7 @@ class FilesystemPreparation:
         await workers.run(self._formatted, intended)
 
     def _is_empty(self, content: ContentRecord) -> Callable[[], bool]:
-        return functools.partial(self.access.is_empty, volumes.VolumeId(content.volume_id))
+        return functools.partial(self.stores.access.is_empty, content.volume_id)
 
     def _probe(self, content: ContentRecord) -> Callable[[str], signatures.Signature]:
         """What is on the device; without a look at it if the engine stores no data of the volume at all."""
@@ -189,7 +188,7 @@ class FilesystemPreparation:
 
     def _formatted(self, made: ContentRecord) -> None:
         generation = made.generation + 1
-        self.content_records.save(
+        self.stores.content_records.save(
             made.but(state="formatted", planned_uuid="", generation=generation)
         )
 
@@ -199,7 +198,7 @@ class FilesystemPreparation:
         self._formatted(content)
 
     def _begin(self, intended: ContentRecord, device: str, *, clear: bool) -> ContentRecord:
-        written = self.content_records.save(intended)
+        written = self.stores.content_records.save(intended)
         if clear:
             devices.zero_device(device)
         return written

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_state import NodeState
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
-from crust.blockdriver.records.models import ContentRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, in_use
 from crust.host.mounts import device_mounts
@@ -26,8 +24,7 @@ from crust.host.process import workers
 class DeferredNodePublish:
     """Publishes volumes to guests. The caller makes one call per volume at a time."""
 
-    content_records: Records[ContentRecord]
-    node_state: NodeState
+    stores: Stores
     publish_check: PublishCheck
     io_limits: IoLimits
     host_image: HostImage
@@ -74,12 +71,12 @@ class DeferredNodePublish:
         if ready.record.limits.value != io_limits.NONE:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
             self.io_limits.settle(ready.record.limits.value, ready.attachment)
-        self.node_state.note_published(ready.entry)
+        self.stores.node_state.note_published(ready.entry)
 
     def _note_guest(self, ready: Ready) -> None:
         """Record it before a guest can write: its filesystem is not mounted on the host like one of the host."""
         if not ready.content.in_guest or ready.content.growth_refused:
-            self.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
+            self.stores.content_records.save(ready.content.but(in_guest=True, growth_refused=""))
 
 
 def _check_host(ready: Ready) -> None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.node_access import Access, NoHostDevice
 from crust.blockdriver.node.filesystems.filesystem_preparation import FilesystemPreparation
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_state import NodeState, Staged
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
+from crust.blockdriver.records.node_state import Staged
+from crust.blockdriver.records.stores import Stores
 from crust.host.filesystems import format_decision
-from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
+from crust.host.filesystems.tool_locks import ToolLock
 from crust.host.process import workers
 
 
@@ -36,11 +37,10 @@ class Preparation:
 class HostImage:
     """Moves a volume between this host and hypervisors. The caller makes one call per volume at a time."""
 
-    node_state: NodeState
+    stores: Stores
     publish_check: PublishCheck
     io_limits: IoLimits
     preparation: FilesystemPreparation
-    tool_locks: ToolLocks
 
     def make_ready(self, request: Publish) -> Preparation | None:
         """Give a volume that was staged for hypervisors its device; nothing for any other one. Returns what the
@@ -49,15 +49,15 @@ class HostImage:
         Raises what `PublishCheck.check` raises, the engine's `NoHostDevice` and others,
         `VolumeInUseByTool`, the errors of `format_decision.judge`, and `ReadOnlyVolumeNotFormatted`.
         """
-        staged = self.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.staged(request.volume_id)
         if staged is None or not staged.host:
             return None
-        access = self.node_state.access
+        access = self.stores.access
         if staged.host == "prepared" and access.host_device(request.volume_id) is not None:
             return None
         ready = self.publish_check.check(request)
         with ExitStack() as held:
-            lock = held.enter_context(self.tool_locks.take(request.volume_id))
+            lock = held.enter_context(self.preparation.tool_locks.take(request.volume_id))
             ready = self._mapped(request, ready)
             action = self.preparation.judge(ready.content, staged.fs_type, ready.attachment)
             if request.capability.mode.reader_only:
@@ -85,21 +85,23 @@ class HostImage:
 
     def give_back(self, request: Publish) -> None:
         """Before a publish to a guest: attach the volume for a hypervisor again, unless this host has it mounted."""
-        staged = self.node_state.staged(request.volume_id)
+        staged = self.stores.node_state.staged(request.volume_id)
         if staged is None or not staged.host:
             return
-        attachment = self.node_state.access.host_device(request.volume_id)
+        attachment = self.stores.access.host_device(request.volume_id)
         if attachment is None:
             return
-        if any(not each.deferred for each in self.node_state.live_publishes(request.volume_id)):
+        if any(
+            not each.deferred for each in self.stores.node_state.live_publishes(request.volume_id)
+        ):
             return
-        self.node_state.access.use(request.volume_id, request.secrets)
+        self.stores.access.use(request.volume_id, request.secrets)
         with self.io_limits.released(attachment):
-            self.node_state.access.attach(request.volume_id, _access(request, on_host=False))
+            self.stores.access.attach(request.volume_id, _access(request, on_host=False))
         self._note(staged, "image")
 
     def _mapped(self, request: Publish, ready: Ready) -> Ready:
-        access = self.node_state.access
+        access = self.stores.access
         attachment = access.attach(request.volume_id, _access(request, on_host=True))
         if attachment.device is None:
             raise NoHostDevice()
@@ -107,7 +109,7 @@ class HostImage:
         return ready.on(attachment)
 
     def _note(self, staged: Staged, host: str) -> None:
-        self.node_state.note_staged(staged.model_copy(update={"host": host}))
+        self.stores.node_state.note_staged(staged.model_copy(update={"host": host}))
 
 
 def _access(request: Publish, *, on_host: bool) -> Access:

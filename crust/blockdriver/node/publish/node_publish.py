@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
-from crust.blockdriver.node.node_state import NodeState, Published
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage, Preparation
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
-from crust.blockdriver.records.models import ContentRecord
-from crust.blockdriver.records.records import Records
+from crust.blockdriver.records.node_state import Published
+from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.block import devices
 from crust.host.files import target_paths
@@ -47,8 +46,7 @@ _log = logging.getLogger(__name__)
 class NodePublish:
     """Publishes volumes on the host. The caller makes one call per volume at a time."""
 
-    content_records: Records[ContentRecord]
-    node_state: NodeState
+    stores: Stores
     publish_check: PublishCheck
     io_limits: IoLimits
     node_expand: NodeExpand
@@ -69,7 +67,7 @@ class NodePublish:
             return
         content, attachment = ready.content, ready.attachment
         await self.node_expand.fill(content, ready.entry.fs_type, attachment, request.target.text)
-        await workers.run(self.node_state.note_published, _done(ready))
+        await workers.run(self.stores.node_state.note_published, _done(ready))
 
     async def _begin(self, request: Publish) -> Ready | Preparation | None:
         async with workers.long_work() if _group(request) else contextlib.nullcontext():
@@ -92,7 +90,7 @@ class NodePublish:
         group = _group(request, readonly=ready.entry.readonly)
         # Where no step follows the mount, the mount itself shows that the publish is done.
         last = group is None and not grows
-        self.node_state.note_published(_done(ready) if last else ready.entry)
+        self.stores.node_state.note_published(_done(ready) if last else ready.entry)
         try:
             if not mounted:
                 self._mount(ready)
@@ -105,7 +103,7 @@ class NodePublish:
         if grows:
             return ready
         if not last:
-            self.node_state.note_published(_done(ready))
+            self.stores.node_state.note_published(_done(ready))
         return None
 
     def _look(self, ready: Ready) -> bool:
@@ -160,7 +158,9 @@ class NodePublish:
             if unmounts:
                 self._undo(ready)
             else:
-                self.node_state.forget_published(ready.request.volume_id, ready.request.target)
+                self.stores.node_state.forget_published(
+                    ready.request.volume_id, ready.request.target
+                )
         except errors.CrustError as err:
             extra = {"target": ready.entry.target, "error": err}
             _log.warning("a failed publish is not undone", extra=extra)
@@ -169,7 +169,7 @@ class NodePublish:
         mount = mountinfo.at(ready.entry.target)
         if mount is not None and device_mounts.shows(mount, ready.attachment.host_device):
             mount_api.unmount(ready.entry.target)
-        self.node_state.forget_published(ready.request.volume_id, ready.request.target)
+        self.stores.node_state.forget_published(ready.request.volume_id, ready.request.target)
         if mountinfo.at(ready.entry.target) is None:
             target_paths.remove(ready.request.target, self.target_roots)
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crust.blockdriver.engines.node_access import Attachment
-from crust.blockdriver.node.node_state import NodeState, NotStaged, Published
 from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.models import ContentRecord, VolumeRecord
-from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.blockdriver.records.node_state import NotStaged, Published
+from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, mount_options, volumes
 from crust.host.filesystems import usage
 
@@ -175,10 +174,7 @@ class Ready:
 class PublishCheck:
     """Checks a publish against all rules; changes nothing."""
 
-    volume_records: IndexedRecords[VolumeRecord]
-    content_records: Records[ContentRecord]
-    node_state: NodeState
-    supported: SupportedCapabilities
+    stores: Stores
 
     def check(self, request: Publish) -> Ready:
         """All but whether this host has a device. Raises `models.VolumeNotFound`, `models.RecordMissing`,
@@ -186,18 +182,18 @@ class PublishCheck:
         `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`,
         `PublishedElsewhere`.
         """
-        self.node_state.access.use(request.volume_id, request.secrets)
-        record = self.volume_records.load(request.volume_id)
-        content = self.content_records.load(request.volume_id)
+        self.stores.access.use(request.volume_id, request.secrets)
+        record = self.stores.volume_records.load(request.volume_id)
+        content = self.stores.content_records.load(request.volume_id)
         if not request.deferred:
             is_block = isinstance(request.capability.access, volumes.BlockAccess)
             deferral_keys.check_host_publish(
                 request.volume_id, record.parameters, is_block=is_block
             )
-        if why := self.supported.obstacle(request.capability):
+        if why := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(request.volume_id, why)
-        attachment = self.node_state.staged_attachment(request.volume_id)
-        staged = self.node_state.staged(request.volume_id)
+        attachment = self.stores.node_state.staged_attachment(request.volume_id)
+        staged = self.stores.node_state.staged(request.volume_id)
         if staged is None or request.staging.text not in staged.paths:
             raise NotStaged(request.volume_id, f"not at {request.staging}")
         entry = entry_of(request, staged.fs_type)
@@ -207,10 +203,10 @@ class PublishCheck:
             raise capability_check.CapabilityExceeded(
                 request.volume_id, f"it is staged as {staged.kind}"
             )
-        present = self.node_state.live_publish(request.target)
+        present = self.stores.node_state.live_publish(request.target)
         if present is not None:
             check_same_target(present, entry)
-        live = self.node_state.live_publishes(request.volume_id)
+        live = self.stores.node_state.live_publishes(request.volume_id)
         others = tuple(each for each in live if each.target != request.target.text)
         check_other_targets(others, entry)
         return Ready(request, entry, record, content, attachment, present, others)

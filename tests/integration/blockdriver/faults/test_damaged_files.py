@@ -164,7 +164,7 @@ async def check_others(bench: Bench, other: Owned) -> None:
 
 
 async def check_told(bench: Bench, what: str, damaged: Owned) -> None:
-    rules = bench.driver.controller_rules
+    rules = bench.driver.controller
     pool = rules.health_check.pool()
     assert all(each.reachable for each in pool), pool
     if what in TOLD_BY_THE_POOL:

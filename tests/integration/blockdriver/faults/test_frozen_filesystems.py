@@ -89,12 +89,12 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
         # A writer waits until the filesystem is thawed, which only the timer does now.
         write(target, "after", b"x")
 
-    monkeypatch.setattr(copying.driver.snapshots.freezer, "_limit_s", 0.2)
+    monkeypatch.setattr(copying.driver.controller.snapshots.freezer, "_limit_s", 0.2)
     monkeypatch.setattr(FileTaking, "take", slowly)
     with raised("FrozenTooLong"):
         await snapshot(copying, source)
     assert not is_frozen(target)
-    assert copying.driver.snapshots.records.ids() == ()
+    assert copying.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
 
 
@@ -104,7 +104,7 @@ async def test_snapshot_interrupted_by_a_crash_leaves_nothing(copying: Bench) ->
     kept = pool_layout.snapshot_set(copying.root / "state", taken.snapshot_id)
     kept.parent.rename(kept.parent.parent / f".new-{taken.snapshot_id}")
     await asyncio.to_thread(copying.restart)
-    assert copying.driver.snapshots.records.find(taken.snapshot_id) is None
+    assert copying.driver.stores.snapshot_sets.find(taken.snapshot_id) is None
     assert not any((copying.root / "state" / "snapshots").iterdir())
     assert (await snapshot(copying, source.volume_id)).snapshot_id == taken.snapshot_id
     assert mountinfo.below(str(copying.root / "pods")) == ()

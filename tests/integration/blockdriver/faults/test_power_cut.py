@@ -94,7 +94,7 @@ class Node:
             group_snapshot_id=self.bench.ids.group_id("g"),
             snapshot_ids=[self.bench.ids.member_id("g", self.id_of("v"))],
         )
-        await self.bench.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
+        await self.bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
 
     async def delete(self) -> None:
         await self.bench.delete(self.id_of("v"))

@@ -13,7 +13,8 @@ import grpc.aio
 import pytest
 from click.testing import CliRunner
 
-from crust.blockdriver import app, serve
+from crust.blockdriver import serve
+from crust.blockdriver.driver import build
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import main
 from crust.core import metrics
@@ -48,7 +49,7 @@ class Node:
         subprocess.run(["mount", "--bind", self.root / disk, self.state / folder], check=True)
 
     async def start(self, *, create_pool: bool = False) -> None:
-        driver = app.build(
+        driver = build(
             state_dir=str(self.state),
             run_dir=f"{self.root}/run",
             node_id="n",

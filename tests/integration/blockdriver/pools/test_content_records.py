@@ -177,7 +177,7 @@ async def test_snapshot_without_its_file_is_not_taken_again_by_a_retry(bench: Be
     assert pool_layout.images(bench.root / "state") == {volume_id}
     assert pool_layout.snapshot_images(bench.root / "state") == set()
     await copies.drop(bench, taken.snapshot_id)
-    await bench.driver.snapshot_calls.DeleteVolumeGroupSnapshot(
+    await bench.driver.controller.DeleteVolumeGroupSnapshot(
         csi_pb2.DeleteVolumeGroupSnapshotRequest(
             group_snapshot_id=group.group_snapshot_id,
             snapshot_ids=[each.snapshot_id for each in group.snapshots],

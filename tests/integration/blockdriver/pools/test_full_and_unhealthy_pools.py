@@ -42,7 +42,7 @@ async def drop_group(bench: Bench, taken: csi_pb2.VolumeGroupSnapshot) -> None:
         group_snapshot_id=taken.group_snapshot_id,
         snapshot_ids=[each.snapshot_id for each in taken.snapshots],
     )
-    await bench.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
+    await bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
 
 
 async def test_delete_on_a_full_pool_succeeds(small: Bench) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.controller import capacity, topology
-from crust.blockdriver.node.node_state import NotStaged
+from crust.blockdriver.controller import topology
+from crust.blockdriver.records import capacity
+from crust.blockdriver.records.node_state import NotStaged
 from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.host.block import devices

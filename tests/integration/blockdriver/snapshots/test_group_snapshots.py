@@ -79,8 +79,8 @@ async def test_group_is_deleted_as_one_and_has_each_volume_once(cloning: Bench) 
     request = csi_pb2.DeleteVolumeGroupSnapshotRequest(
         group_snapshot_id=taken.group_snapshot_id, snapshot_ids=members
     )
-    await cloning.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
-    assert cloning.driver.snapshots.records.ids() == ()
+    await cloning.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
+    assert cloning.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
 
 
@@ -138,7 +138,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
         patched.setattr(FileTaking, "take", interrupted)
         with raised("GroupNeverIdle"):
             await group(cloning, *ids)
-    assert cloning.driver.snapshots.records.ids() == ()
+    assert cloning.driver.stores.snapshot_sets.ids() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
     await group(cloning, *ids)
 

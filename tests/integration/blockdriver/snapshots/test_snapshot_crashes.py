@@ -76,7 +76,7 @@ class Scene:
     def window(self, act: Callable[["Scene"], Coroutine[Any, Any, None]]) -> range:
         """The calls of `act` from before the first freeze to after the last thaw, when it runs undisturbed."""
         self.bench.restart()
-        freezer = self.bench.driver.snapshots.freezer
+        freezer = self.bench.driver.controller.snapshots.freezer
         frozen, marks = freezer.frozen, []
 
         @asynccontextmanager
@@ -110,7 +110,7 @@ class Scene:
             group_snapshot_id=taken.group_snapshot_id,
             snapshot_ids=[each.snapshot_id for each in taken.snapshots],
         )
-        await self.bench.driver.snapshot_calls.DeleteVolumeGroupSnapshot(request, caller())
+        await self.bench.driver.controller.DeleteVolumeGroupSnapshot(request, caller())
 
     async def clone(self) -> None:
         clone = await made_of(self.bench, "clone", volume_id=self.volumes[1])

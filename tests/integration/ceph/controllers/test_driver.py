@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.controller.create_volume import Create
-from crust.blockdriver.controller.modify_volume import Change, Expansion
+from crust.blockdriver.controller.modify_volume import Expansion
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import ImageMissing, StillAttached
 from crust.blockdriver.engines.rbd.place import Place
@@ -28,6 +28,7 @@ from tests.support.ceph.rbd_controllers import RAW, SIZE, Controllers, created
 from tests.support.raised import raised
 
 MIB = 1024**2
+TWICE = Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0))
 PATIENT = Timeouts(connect_s=30, monitors_s=30, data_s=30)
 """On a busy machine a cluster that answers may take longer than `rbd_controllers.QUICK`."""
 
@@ -96,7 +97,7 @@ class _Counted:
 
 async def _prepared(driver: Driver) -> tuple[volumes.VolumeId, str]:
     source = await created(driver, "source")
-    snapshot = await driver.snapshots.create("snapshot", source)
+    snapshot = await driver.controller.snapshots.create("snapshot", source)
     return source, snapshot.set_id
 
 
@@ -106,33 +107,31 @@ _WORKS: dict[str, Work] = {
     "create": lambda driver, *_: created(driver, "new"),
     "clone": lambda driver, source, _: created(driver, "new", Wanted("volume", source)),
     "restore": lambda driver, _, snapshot: created(driver, "new", Wanted("snapshot", snapshot)),
-    "snapshot": lambda driver, source, _: driver.snapshots.create("new", source),
+    "snapshot": lambda driver, source, _: driver.controller.snapshots.create("new", source),
     "group": lambda driver, source, _: _group(driver, source),
     "delete group": lambda driver, source, _: _delete_group(driver, source),
-    "delete": lambda driver, source, _: driver.controller_rules.provisioner.delete(source),
+    "delete": lambda driver, source, _: driver.controller.provisioner.delete(source),
     "delete both": lambda driver, source, snapshot: _delete_both(driver, source, snapshot),
-    "expand": lambda driver, source, _: driver.controller_rules.modifier.apply(
-        source, Change(expansion=Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0)))
-    ),
+    "expand": lambda driver, source, _: driver.controller.modifier.expand(source, TWICE),
 }
 
 
 async def _group(driver: Driver, source: volumes.VolumeId) -> list[str]:
     """The snapshots of a group of two volumes."""
     other = await created(driver, "other")
-    group = await driver.snapshots.create_group("group", [source, other])
+    group = await driver.controller.snapshots.create_group("group", [source, other])
     return [each.snapshot_id for each in group.snapshots]
 
 
 async def _delete_group(driver: Driver, source: volumes.VolumeId) -> None:
     members = await _group(driver, source)
-    driver.snapshots.delete_group(driver.stores.pool.ids.group_id("group"), members)
+    driver.controller.snapshots.delete_group(driver.stores.pool.ids.group_id("group"), members)
 
 
 async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) -> None:
     """The image of the volume is kept for its snapshot, and goes with it."""
-    await driver.controller_rules.provisioner.delete(source)
-    driver.snapshots.delete(snapshot)
+    await driver.controller.provisioner.delete(source)
+    driver.controller.snapshots.delete(snapshot)
 
 
 @pytest.mark.timeout(900)  # only a hang reaches it
@@ -161,10 +160,10 @@ async def test_killed_before_any_call_the_next_controller_finishes_it(
 
 async def _check_whole(driver: Driver, name: str) -> None:
     """Every volume on record is healthy, every image and snapshot has a record."""
-    health = driver.controller_rules.health_check
+    health = driver.controller.health_check
     for volume_id in health.ids():
         assert not health.examine(volume_id).findings, name
-    snapshots = [each for _, each in driver.snapshots.page("", "")]
+    snapshots = [each for _, each in driver.controller.snapshots.page("", "")]
     kept = driver.stores.provisioning.snapshot_ids()
     assert kept == frozenset(each.snapshot_id for each in snapshots), name
     assert driver.stores.provisioning.unsettled() == (), name
@@ -181,13 +180,13 @@ async def test_successor_knows_what_its_predecessor_has_done_and_discards_what_i
 ) -> None:
     first = controllers.start()
     volume_id = await created(first, "a")
-    taken = await first.snapshots.create("s", volume_id)
+    taken = await first.controller.snapshots.create("s", volume_id)
     begun = first.stores.pool.ids.snapshot_id("begun")
     first.stores.provisioning.sets.intents.begin(begun)  # type: ignore[attr-defined]
     second = controllers.start()
     assert second.stores.volume_records.ids() == (volume_id,)
     assert await created(second, "a") == volume_id
-    assert second.snapshots.find(taken.set_id) == (taken, taken.snapshots[0])
+    assert second.controller.snapshots.find(taken.set_id) == (taken, taken.snapshots[0])
     assert second.stores.provisioning.unsettled() == ()
 
 
@@ -203,9 +202,9 @@ async def test_refused_delete_leaves_the_volume_ready(
         librbd.Image(ioctx, volume_id),
         pytest.raises(StillAttached),
     ):
-        await driver.controller_rules.provisioner.delete(volume_id)
+        await driver.controller.provisioner.delete(volume_id)
     assert driver.stores.volume_records.load(volume_id).volume_id == volume_id
-    await driver.controller_rules.provisioner.delete(volume_id)
+    await driver.controller.provisioner.delete(volume_id)
 
 
 async def test_64_creates_at_once_make_64_volumes(controllers: Controllers) -> None:
@@ -225,12 +224,11 @@ async def test_image_deleted_by_others_is_reported(
     volume_id = await created(driver, "a")
     with ceph.ioctx(POOL, controllers.namespace) as ioctx:
         librbd.RBD().remove(ioctx, volume_id)
-    (finding,) = driver.controller_rules.health_check.examine(volume_id).findings
+    (finding,) = driver.controller.health_check.examine(volume_id).findings
     assert (finding.kind, finding.reason) == (Kind.DATA_LOSS, "ImageMissing")
-    change = Change(expansion=Expansion(volumes.CapacityRange(2 * SIZE.required_bytes, 0)))
-    outcome = await driver.controller_rules.modifier.apply(volume_id, change)
-    assert isinstance(outcome.expanded, ImageMissing)
-    await driver.controller_rules.provisioner.delete(volume_id)
+    with pytest.raises(ImageMissing):
+        await driver.controller.modifier.expand(volume_id, TWICE)
+    await driver.controller.provisioner.delete(volume_id)
 
 
 async def test_limits_are_the_images_and_a_copy_has_its_own(
@@ -238,13 +236,12 @@ async def test_limits_are_the_images_and_a_copy_has_its_own(
 ) -> None:
     driver = controllers.start()
     request = Create("a", SIZE, RAW, limits=(("write_iops", 100),))
-    source = (await driver.controller_rules.provisioner.create(request)).volume_id
+    source = (await driver.controller.provisioner.create(request)).volume_id
     copy = await created(driver, "b", Wanted("volume", source))
     assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_write_iops_limit": "100"}
     assert _configured(ceph, controllers.namespace, copy) == {}
-    change = Change(limits=(("write_iops", 0), ("read_bytes_per_second", 4096)))
-    outcome = await driver.controller_rules.modifier.apply(source, change)
-    assert outcome.unmodified is None
+    changes = (("write_iops", 0), ("read_bytes_per_second", 4096))
+    await driver.controller.modifier.modify(source, changes)
     assert _configured(ceph, controllers.namespace, source) == {"rbd_qos_read_bps_limit": "4096"}
 
 
@@ -271,7 +268,7 @@ async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
         space = driver.stores.provisioning.space()
         assert space.size_bytes <= 200 * MIB
         with raised("OutOfCapacity"):
-            await driver.controller_rules.provisioner.create(
+            await driver.controller.provisioner.create(
                 Create("large", volumes.CapacityRange(1024 * MIB, 0), RAW)
             )
         ceph.command("osd pool set-quota", pool=pool, field="max_bytes", val=str(MIB))
@@ -288,7 +285,7 @@ async def test_quota_bounds_the_capacity_and_a_full_pool_can_be_emptied(
             driver.stores.provisioning.making(other) as making,
         ):
             making.create(MIB)
-        await driver.controller_rules.provisioner.delete(first)
+        await driver.controller.provisioner.delete(first)
         assert driver.stores.volume_records.ids() == ()
     finally:
         controllers.end()

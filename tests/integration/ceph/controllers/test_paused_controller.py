@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.controller.modify_volume import Change
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.snapshots.content_source import Wanted
@@ -17,11 +16,12 @@ from crust.blockdriver.snapshots.snapshot_sets import ContentChanged
 from crust.ceph import binding
 from crust.ceph.controller_lock import ControllerReplaced
 from crust.ceph.failures import CephClientBlocklisted
-from crust.core import errors, volumes
+from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph.rbd_controllers import Controllers, created
 
 DATA = b"of the second volume"
+LIMITED = (("read_iops", 100),)
 
 
 REFUSED = (CephClientBlocklisted, ControllerReplaced)
@@ -112,13 +112,13 @@ async def test_delete_paused_before_its_removal_keeps_the_volume_that_replaced_i
     first = controllers.start()
     volume_id = await created(first, "a")
     if has_snapshot:
-        await first.snapshots.create("s", volume_id)
+        await first.controller.snapshots.create("s", volume_id)
     removal = "rename" if has_snapshot else "trash_move"
     with paused(monkeypatch, removal) as pause:
-        late = asyncio.create_task(first.controller_rules.provisioner.delete(volume_id))
+        late = asyncio.create_task(first.controller.provisioner.delete(volume_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await second.controller_rules.provisioner.delete(volume_id)
+        await second.controller.provisioner.delete(volume_id)
         assert await created(second, "a") == volume_id
         _write(ceph, controllers.namespace, volume_id, DATA)
         pause.go_on.set()
@@ -140,10 +140,10 @@ async def test_no_call_of_a_change_is_made_by_a_connection_after_the_one_that_wa
     pause, delete = Pause(), VolumeImages.delete
     with monkeypatch.context() as patch:
         patch.setattr(VolumeImages, "delete", functools.partialmethod(_call, pause, delete))
-        late = asyncio.create_task(first.controller_rules.provisioner.delete(volume_id))
+        late = asyncio.create_task(first.controller.provisioner.delete(volume_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await second.controller_rules.provisioner.delete(volume_id)
+        await second.controller.provisioner.delete(volume_id)
         await created(second, "a")
         _check_ends(first)
         pause.go_on.set()
@@ -157,13 +157,13 @@ async def test_paused_removal_of_a_snapshot_keeps_the_snapshot_that_replaced_it(
 ) -> None:
     first = controllers.start()
     volume_id = await created(first, "a")
-    deleting = first.snapshots
+    deleting = first.controller.snapshots
     taken = await deleting.create("s", volume_id)
     with paused(monkeypatch, "remove_snap") as pause:
         late = asyncio.create_task(asyncio.to_thread(deleting.delete, taken.set_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        taking = second.snapshots
+        taking = second.controller.snapshots
         await asyncio.to_thread(taking.delete, taken.set_id)
         again = await taking.create("s", volume_id)
         pause.go_on.set()
@@ -178,14 +178,14 @@ async def test_paused_removal_of_a_group_keeps_the_group_that_replaced_it(
 ) -> None:
     first = controllers.start()
     ids = [await created(first, name) for name in ("a", "b")]
-    deleting = first.snapshots
+    deleting = first.controller.snapshots
     group = await deleting.create_group("g", ids)
     member_ids = [each.snapshot_id for each in group.snapshots]
     with paused(monkeypatch, "remove_snap") as pause:
         late = asyncio.create_task(asyncio.to_thread(deleting.delete_group, group.id, member_ids))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        taking = second.snapshots
+        taking = second.controller.snapshots
         await asyncio.to_thread(taking.delete_group, group.id, member_ids)
         await taking.create_group("g", ids)
         pause.go_on.set()
@@ -203,7 +203,7 @@ async def test_create_paused_before_its_image_leaves_none_without_a_record(
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
         volume_id = second.stores.pool.ids.volume_id("a")
-        await second.controller_rules.provisioner.delete(volume_id)
+        await second.controller.provisioner.delete(volume_id)
         pause.go_on.set()
         with pytest.raises(CephClientBlocklisted):
             await late
@@ -215,7 +215,7 @@ async def test_paused_create_keeps_the_content_record_of_the_volume_that_replace
     controllers: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = controllers.start()
-    provisioner = type(first.controller_rules.provisioner)
+    provisioner = type(first.controller.provisioner)
     pause, make = Pause(), provisioner._make
     with monkeypatch.context() as patch:
         patch.setattr(provisioner, "_make", functools.partialmethod(_call, pause, make))
@@ -235,7 +235,7 @@ async def test_snapshot_of_a_volume_that_a_node_was_given_meanwhile_is_not_answe
     """It would say that the volume was never written, and a volume made from it would be formatted."""
     driver = controllers.start()
     volume_id = await created(driver, "a")
-    content, taking = driver.stores.content_records, driver.snapshots
+    content, taking = driver.stores.content_records, driver.controller.snapshots
     with paused(monkeypatch, "create_snap") as pause:
         late = asyncio.create_task(taking.create("s", volume_id))
         assert await asyncio.to_thread(pause.reached.wait, 60)
@@ -268,26 +268,11 @@ async def test_volume_of_a_clone_whose_source_a_node_was_given_meanwhile_is_not_
 async def test_calls_of_one_controller_wait_for_each_other(controllers: Controllers) -> None:
     driver = controllers.start()
     volume_id = await created(driver, "a")
-    taking = driver.snapshots
+    taking = driver.controller.snapshots
     taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
     with driver.workers.used():
         await asyncio.gather(*(asyncio.to_thread(taking.delete, each.id) for each in taken))
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
-
-
-def _limited(iops: int) -> Change:
-    return Change(limits=(("read_iops", iops),))
-
-
-def _modify(driver: Driver, volume_id: volumes.VolumeId, change: Change) -> Any:
-    async def work() -> Any:
-        outcome = await driver.controller_rules.modifier.apply(volume_id, change)
-        for each in (outcome.unmodified, outcome.expanded):
-            if isinstance(each, errors.CrustError):
-                raise each
-        return outcome
-
-    return work
 
 
 def _limit(ceph: CephCluster, namespace: str, image: str) -> str:
@@ -307,10 +292,10 @@ async def test_paused_change_of_limits_sets_none_on_the_volume_that_replaced_it(
     first = controllers.start()
     volume_id = await created(first, "a")
     with paused(monkeypatch, "config_set") as pause:
-        late = asyncio.create_task(_modify(first, volume_id, _limited(100))())
+        late = asyncio.create_task(first.controller.modifier.modify(volume_id, LIMITED))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await second.controller_rules.provisioner.delete(volume_id)
+        await second.controller.provisioner.delete(volume_id)
         assert await created(second, "a") == volume_id
         pause.go_on.set()
         with pytest.raises(REFUSED):
@@ -325,10 +310,10 @@ async def test_limits_of_a_paused_controller_do_not_replace_newer_ones(
     first = controllers.start()
     volume_id = await created(first, "a")
     with paused(monkeypatch, "config_set") as pause:
-        late = asyncio.create_task(_modify(first, volume_id, _limited(100))())
+        late = asyncio.create_task(first.controller.modifier.modify(volume_id, LIMITED))
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
-        await _modify(second, volume_id, _limited(300))()
+        await second.controller.modifier.modify(volume_id, (("read_iops", 300),))
         pause.go_on.set()
         with pytest.raises(REFUSED):
             await late

@@ -16,4 +16,4 @@ def state(tmp_path: Path) -> Driver:
 
 @pytest.fixture
 def provisioner(state: Driver) -> Provisioner:
-    return state.controller_rules.provisioner
+    return state.controller.provisioner

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.controller import capacity, create_volume, topology
-from crust.blockdriver.controller.capacity import CapacityQuery
-from crust.blockdriver.controller.create_volume import Provisioner
+from crust.blockdriver.controller import create_volume, topology
+from crust.blockdriver.controller.create_volume import CapacityQuery, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import PoolSpace
+from crust.blockdriver.records import capacity
+from crust.blockdriver.records.models import VolumeRecord
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
@@ -36,28 +37,28 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
         *(provisioner.create(sized(f"v{number}", wanted)) for number in range(12)),
         return_exceptions=True,
     )
-    made = [each for each in answers if isinstance(each, create_volume.Volume)]
+    made = [each for each in answers if isinstance(each, VolumeRecord)]
     refused = [
         answer
         for answer in answers
         if isinstance(answer, errors.Exhausted) and answer.error_name == "OutOfCapacity"
     ]
     assert (len(made), len(refused)) == (4, 8)
-    assert provisioner.capacity.available_bytes() == 0
+    assert provisioner.stores.capacity.available_bytes() == 0
     assert len(state.stores.volume_records.ids()) == 4
     await provisioner.delete(made[0].volume_id)
-    assert provisioner.capacity.available_bytes() == wanted
+    assert provisioner.stores.capacity.available_bytes() == wanted
 
 
 async def test_capacity_does_not_count_written_bytes_twice(
     state: Driver, provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await provisioner.create(sized("a", 4 * GIB))
-    assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
+    assert provisioner.stores.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     space = state.stores.provisioning.space()
     written = dataclasses.replace(space, free_bytes=space.free_bytes - 3 * GIB)
     monkeypatch.setattr(state.stores.provisioning, "space", lambda: written)
-    assert provisioner.capacity.available_bytes() == POOL_BYTES - 4 * GIB
+    assert provisioner.stores.capacity.available_bytes() == POOL_BYTES - 4 * GIB
     await provisioner.create(sized("b", POOL_BYTES - 4 * GIB))
     with raised("OutOfCapacity"):
         await provisioner.create(sized("c", 16 * MIB))
@@ -80,17 +81,17 @@ async def test_capacity_keeps_the_bytes_of_a_volume_whose_record_is_damaged(
     else:
         record.write_text(damage)
     state.stores.pool.let_go()
-    again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
-    assert again.capacity.available_bytes() == POOL_BYTES - 8 * GIB
+    again = driver_state.opened(tmp_path, backend=backend).controller.provisioner
+    assert again.stores.capacity.available_bytes() == POOL_BYTES - 8 * GIB
     with raised("OutOfCapacity"):
         await again.create(sized("b", 3 * GIB))
     await again.create(sized("b", POOL_BYTES - 8 * GIB))
     del backend.images[made.volume_id]
     shutil.rmtree(pool_layout.directory(tmp_path / "state", made.volume_id))
-    assert again.capacity.available_bytes() == 8 * GIB
+    assert again.stores.capacity.available_bytes() == 8 * GIB
     if damage is None:
         await again.create(sized("a", 8 * GIB))
-        assert again.capacity.available_bytes() == 0
+        assert again.stores.capacity.available_bytes() == 0
 
 
 @pytest.mark.parametrize(
@@ -143,12 +144,12 @@ async def test_expand_reserves_the_difference_and_changes_nothing_if_refused(
     grown = await driver_state.expand(
         state, made.volume_id, volumes.CapacityRange(POOL_BYTES), None
     )
-    assert grown.capacity_bytes == POOL_BYTES
+    assert grown == (POOL_BYTES, True)
 
 
 async def test_overcommit_exceeds_the_pool_but_not_with_one_volume(tmp_path: Path) -> None:
     state = driver_state.opened(tmp_path, overcommit=2.0)
-    provisioner = state.controller_rules.provisioner
+    provisioner = state.controller.provisioner
     with raised("OutOfCapacity"):
         await provisioner.create(sized("whole", POOL_BYTES + MIB))
     for name in ("a", "b"):
@@ -163,21 +164,15 @@ async def test_capacity_counts_provisioned_volumes_after_a_restart(
     await provisioner.create(sized("a", 9 * GIB))
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
-    again = driver_state.opened(tmp_path, backend=backend).controller_rules.provisioner
-    assert again.capacity.available_bytes() == POOL_BYTES - 9 * GIB
+    again = driver_state.opened(tmp_path, backend=backend).controller.provisioner
+    assert again.stores.capacity.available_bytes() == POOL_BYTES - 9 * GIB
 
 
-def test_get_capacity_depends_on_filesystem_and_topology(
-    state: Driver, provisioner: Provisioner
-) -> None:
-    capacity_report = state.controller_rules.capacity_report
-
+def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisioner) -> None:
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
     ) -> tuple[int, int, int]:
-        offer = capacity_report.available(
-            CapacityQuery((capability,) if capability else (), (), place)
-        )
+        offer = provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
         return offer.available_bytes, offer.maximum_bytes, offer.minimum_bytes
 
     assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
@@ -185,13 +180,13 @@ def test_get_capacity_depends_on_filesystem_and_topology(
     assert ask(mount(), ELSEWHERE) == (0, 0, 0)
     assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
     with pytest.raises(errors.InvalidRequest):
-        capacity_report.available(CapacityQuery((), (("odd", ""),), ()))
+        provisioner.available(CapacityQuery((), (("odd", ""),), ()))
 
 
 async def test_create_outside_the_required_topology_is_refused(
     state: Driver, provisioner: Provisioner
 ) -> None:
-    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> create_volume.Volume:
+    async def make(name: str, requisite: tuple[topology.Segments, ...]) -> VolumeRecord:
         place = topology.requirement(requisite, requisite[:1])
         return await provisioner.create(driver_state.create(name, required=GIB, place=place))
 

@@ -9,10 +9,10 @@ from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.node.node_state import Staged
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.attach_slots import AttachSlots
 from crust.blockdriver.records.models import Attached, Usage
+from crust.blockdriver.records.node_state import Staged
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, block, mount
@@ -23,11 +23,11 @@ from tests.support.raised import raised
 
 @pytest.fixture
 def publisher(state: Driver) -> ControllerPublish:
-    return state.controller_rules.publisher
+    return state.controller.publisher
 
 
 async def made(state: Driver, name: str = "pvc-1") -> volumes.VolumeId:
-    return (await state.controller_rules.provisioner.create(driver_state.create(name))).volume_id
+    return (await state.controller.provisioner.create(driver_state.create(name))).volume_id
 
 
 def attach(
@@ -53,14 +53,14 @@ async def test_controller_publish_repeated_succeeds_and_different_is_a_conflict(
     ):
         with raised("PublishedToNodeDifferently"):
             await publisher.publish(other)
-    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+    assert state.controller.lister.get(volume_id).nodes == (NODE,)
 
 
 async def test_controller_publish_without_fs_type_matches_before_and_after_formatting(
     state: Driver, publisher: ControllerPublish
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
-    volume_id = (await state.controller_rules.provisioner.create(create)).volume_id
+    volume_id = (await state.controller.provisioner.create(create)).volume_id
     await publisher.publish(attach(volume_id, mount("")))
     known = state.stores.content_records.load(volume_id)
     state.stores.content_records.save(known.but(state="formatted", fs_type="xfs"))
@@ -96,9 +96,7 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
     with pytest.raises(capability_check.PublishedToOtherNode, match="renamed-since"):
         await publisher.publish(attach(volume_id))
     await publisher.unpublish(volume_id, NODE)
-    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (
-        "renamed-since",
-    )
+    assert state.controller.lister.get(volume_id).nodes == ("renamed-since",)
     await publisher.unpublish(volume_id, "")
     await publisher.publish(attach(volume_id))
 
@@ -114,17 +112,17 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     assert capability_check.is_readonly(again.stores.volume_records.load(volume_id))
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(capability_check.PublishedToOtherNode):
-        await again.controller_rules.provisioner.delete(volume_id)
-    await again.controller_rules.publisher.unpublish(volume_id, NODE)
-    await again.controller_rules.publisher.unpublish(volume_id, NODE)
-    await again.controller_rules.provisioner.delete(volume_id)
-    await again.controller_rules.publisher.unpublish(volume_id, "")
+        await again.controller.provisioner.delete(volume_id)
+    await again.controller.publisher.unpublish(volume_id, NODE)
+    await again.controller.publisher.unpublish(volume_id, NODE)
+    await again.controller.provisioner.delete(volume_id)
+    await again.controller.publisher.unpublish(volume_id, "")
 
 
 async def test_attach_limit_gives_the_last_slot_once(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    state.node_rules.node_stage.attach_slots.limit = 2
+    state.stores.attach_slots.limit = 2
     ids = [await made(state, name) for name in "abc"]
     await publisher.publish(attach(ids[0]))
     await publisher.publish(attach(ids[1]))
@@ -133,8 +131,8 @@ async def test_attach_limit_gives_the_last_slot_once(
     await publisher.publish(attach(ids[1]))
     await publisher.unpublish(ids[0], NODE)
     await publisher.publish(attach(ids[2]))
-    slots = publisher.slots(NODE)
-    assert (slots.limit, set(slots.taken)) == (2, {ids[1], ids[2]})
+    limit, taken = publisher.slots(NODE)
+    assert (limit, set(taken)) == (2, {ids[1], ids[2]})
     with pytest.raises(errors.NotFound):
         publisher.slots("other")
 
@@ -142,12 +140,12 @@ async def test_attach_limit_gives_the_last_slot_once(
 async def test_attach_limit_counts_volumes_attached_without_controller_publish(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    state.node_rules.node_stage.attach_slots.limit = 2
+    state.stores.attach_slots.limit = 2
     published, unannounced, third = [await made(state, name) for name in "abc"]
     state.stores.access.attach(unannounced)
     await publisher.publish(attach(published))
     state.stores.access.attach(published)
-    assert set(publisher.slots(NODE).taken) == {published, unannounced}
+    assert set(publisher.slots(NODE)[1]) == {published, unannounced}
     with raised("AttachLimitReached"):
         await publisher.publish(attach(third))
     await publisher.publish(attach(unannounced))
@@ -168,17 +166,15 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     with pytest.raises(StillAttached):
         await publisher.unpublish(volume_id, "")
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).but(nodes=()))
-    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == (NODE,)
+    assert state.controller.lister.get(volume_id).nodes == (NODE,)
     state.stores.access.detach(volume_id)
     state.stores.node_state.forget_staged(volume_id)
-    assert publisher.published_nodes(state.stores.volume_records.load(volume_id)) == ()
+    assert state.controller.lister.get(volume_id).nodes == ()
 
 
 async def test_attach_slots_when_full_refuse_an_unannounced_volume(state: Driver) -> None:
     ids = [volumes.VolumeId(await made(state, name)) for name in "abc"]
-    slots = AttachSlots(
-        NODE, state.stores.volume_records.index, state.stores.access.attached_here, 2
-    )
+    slots = AttachSlots(NODE, state.stores.volume_records.index, state.stores.access, 2)
     with slots.taking(ids[0]):
         state.stores.access.attach(ids[0])
     with slots.taking(ids[1]):
@@ -193,10 +189,10 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(state: Driver
 async def test_attach_slots_keep_the_slot_of_a_published_volume_from_an_unannounced_one(
     state: Driver, publisher: ControllerPublish
 ) -> None:
-    state.node_rules.node_stage.attach_slots.limit = 1
+    state.stores.attach_slots.limit = 1
     published, unannounced = [volumes.VolumeId(await made(state, name)) for name in "ab"]
     await publisher.publish(attach(published))
-    slots = state.node_rules.node_stage.attach_slots
+    slots = state.stores.attach_slots
     with raised("AttachLimitReached"), slots.taking(unannounced):
         pytest.fail("it was given a slot")
     with slots.taking(published):
@@ -212,7 +208,7 @@ def state(tmp_path: Path) -> Driver:
 
 
 async def volumes_of(state: Driver, names: str) -> list[volumes.VolumeId]:
-    create = state.controller_rules.provisioner.create
+    create = state.controller.provisioner.create
     return [(await create(driver_state.create(each))).volume_id for each in names]
 
 
@@ -229,9 +225,7 @@ async def test_slots_name_each_volume_once_however_it_got_its_slot(
         await publisher.publish(to_node(each))
     for each in (attached, both):
         state.stores.access.attach(each)
-    slots = publisher.slots(NODE)
-    assert slots.limit == 3
-    assert slots.taken == tuple(sorted((published, attached, both)))
+    assert publisher.slots(NODE) == (3, tuple(sorted((published, attached, both))))
     with pytest.raises(errors.NotFound):
         publisher.slots("other")
 
@@ -249,7 +243,7 @@ class _Between:
         self.then()
         return answer
 
-    def attached(self) -> tuple[volumes.VolumeId, ...]:
+    def attached_here(self) -> tuple[volumes.VolumeId, ...]:
         return tuple(self.here)
 
 
@@ -257,14 +251,14 @@ class _Between:
 def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
     """The record is saved after the index was read, and the publish ends before anybody asks what is on its way."""
     between, volume_id = _Between(), volumes.VolumeId("v")
-    slots = AttachSlots(NODE, between, between.attached, 3)  # type: ignore[arg-type]
+    slots = AttachSlots(NODE, between, between, 3)  # type: ignore[arg-type]
     publish = slots.taking(volume_id)
     publish.__enter__()
     between.then = lambda: between.on.add(volume_id)
-    assert slots.now().taken == (volume_id,)
+    assert slots.now()[1] == (volume_id,)
     between.then = lambda: None
     publish.__exit__(None, None, None)
-    assert slots.now().taken == (volume_id,)
+    assert slots.now()[1] == (volume_id,)
 
 
 @pytest.mark.spec("N-8")
@@ -274,11 +268,11 @@ async def test_limit_for_a_co_that_names_its_volumes_is_less_by_the_others(
     known, unannounced = await volumes_of(state, "ab")
     await publisher.publish(to_node(known))
     state.stores.access.attach(unannounced)
-    assert publisher.slots(NODE).limit == 3
-    assert publisher.slots(NODE, [known]).limit == 2
-    assert publisher.slots(NODE, [known, "unattached-yet"]).limit == 2
-    assert publisher.slots(NODE, [known, unannounced]).limit == 3
-    assert publisher.slots(NODE, [known]).taken == tuple(sorted((known, unannounced)))
+    assert publisher.slots(NODE)[0] == 3
+    assert publisher.slots(NODE, [known])[0] == 2
+    assert publisher.slots(NODE, [known, "unattached-yet"])[0] == 2
+    assert publisher.slots(NODE, [known, unannounced])[0] == 3
+    assert publisher.slots(NODE, [known])[1] == tuple(sorted((known, unannounced)))
 
 
 @pytest.mark.spec("N-9")
@@ -292,8 +286,8 @@ async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
         await publisher.publish(to_node(each))
     with raised("AttachLimitReached"):
         await publisher.publish(to_node(ids[3]))
-    found = publisher.slots(NODE)
-    assert found.limit - len(set(found.taken) - co) == len(co)
-    assert publisher.slots(NODE, tuple(co)).limit == len(co)
+    limit, taken = publisher.slots(NODE)
+    assert limit - len(set(taken) - co) == len(co)
+    assert publisher.slots(NODE, tuple(co))[0] == len(co)
     state.stores.access.detach(ids[0])
     await publisher.publish(to_node(ids[3]))

@@ -1,14 +1,14 @@
 """Lists that survive changes, and the health that they report."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from crust.blockdriver.controller import list_volumes, modify_volume
+from crust.blockdriver.controller import class_parameters, list_volumes, modify_volume
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import Change, InterruptedChanges, Outcome
+from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
 from crust.blockdriver.records import models
@@ -23,12 +23,12 @@ from tests.support.records import pool_layout
 
 @pytest.fixture
 def health_check(state: Driver) -> HealthCheck:
-    return state.controller_rules.health_check
+    return state.controller.health_check
 
 
 @pytest.fixture
 def lister(state: Driver) -> VolumeLister:
-    return state.controller_rules.lister
+    return state.controller.lister
 
 
 async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.VolumeId]:
@@ -41,7 +41,7 @@ async def volumes_made(provisioner: Provisioner, count: int) -> list[volumes.Vol
 
 
 def ids(page: tuple[list_volumes.Listed, ...]) -> list[str]:
-    return [each.volume.volume_id for each in page]
+    return [each.volume_id for each in page]
 
 
 async def test_list_pages_hold_every_volume_once(
@@ -113,11 +113,11 @@ async def test_list_reports_lost_and_damaged_volumes(
         assert (
             f"the {size_bytes} bytes of its size stay reserved" in found[each].findings[0].message
         )
-    listed = {each.volume.volume_id: each for each in lister.page(0, "")[0]}
+    listed = {each.volume_id: each for each in lister.page(0, "")[0]}
     assert set(listed) == {well, lost, short, unreadable}
     assert not listed[well].health.condition.abnormal
     assert listed[lost].health.condition.abnormal
-    assert listed[unreadable].volume.capacity_bytes == 0
+    assert listed[unreadable].record is None
     with pytest.raises(models.VolumeNotFound):
         health_check.examine(state.stores.pool.ids.volume_id("none"))
 
@@ -154,30 +154,32 @@ async def test_pool_health_without_access_or_capacity_is_abnormal(
 # Changes of limits that a killed driver had recorded are finished when their guests can be reached.
 
 
-DRIVER = volumes.DriverName("block.csi.crust.dev")
 VOLUME = volumes.VolumeId("vol-1")
 OTHER = volumes.VolumeId("vol-2")
 
 
-@dataclass
-class Applications:
-    """What was applied, and the answers to it."""
+class Applications(VolumeModifier):
+    """What was applied, and the answers to it: None, or an error."""
 
-    answers: list[Outcome | errors.CrustError]
-    made: list[tuple[str, Change]] = field(default_factory=list)
+    answers: ClassVar[list[errors.CrustError | None]]
+    made: ClassVar[list[str]]
 
-    async def apply(self, volume_id: volumes.VolumeId, change: Change) -> Outcome:
-        self.made.append((volume_id, change))
-        answer = self.answers.pop(0)
-        if isinstance(answer, errors.CrustError):
+    def interrupted(self) -> tuple[volumes.VolumeId, ...]:
+        return VOLUME, OTHER
+
+    async def modify(self, volume_id: volumes.VolumeId, changes: class_parameters.Changes) -> None:
+        assert changes == ()
+        self.made.append(volume_id)
+        if answer := self.answers.pop(0):
             raise answer
-        return answer
 
 
-async def finish(applications: Applications) -> None:
-    running = operations.KeyedOperations()
-    interrupted = InterruptedChanges(DRIVER, running, lambda: (VOLUME, OTHER), applications.apply)
-    await interrupted.finish()
+async def finish(state: Driver, answers: list[errors.CrustError | None]) -> list[str]:
+    """The volumes whose changes were tried, in order."""
+    Applications.answers, Applications.made = answers, []
+    modifier = state.controller.modifier
+    await Applications(modifier.stores, modifier.enforcement).finish_interrupted()
+    return Applications.made
 
 
 @pytest.fixture(autouse=True)
@@ -193,15 +195,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         (errors.NotReady("the handler cannot limit"), 1),
     ],
 )
-async def test_interrupted_change_is_finished_later(error: errors.CrustError, tries: int) -> None:
-    answers: list[Outcome | errors.CrustError] = [error for _ in range(2 * tries)]
-    applications = Applications(answers)
-    await finish(applications)
-    assert applications.made == [(VOLUME, Change(limits=())), (OTHER, Change(limits=()))] * tries
+async def test_interrupted_change_is_finished_later(
+    state: Driver, error: errors.CrustError, tries: int
+) -> None:
+    made = await finish(state, [error for _ in range(2 * tries)])
+    assert made == [VOLUME, OTHER] * tries
 
 
-async def test_finish_of_an_interrupted_change_succeeds_once_the_guest_is_reachable() -> None:
+async def test_finish_of_an_interrupted_change_succeeds_once_the_guest_is_reachable(
+    state: Driver,
+) -> None:
     absent = errors.PeerUnavailable("the handler is absent")
-    applications = Applications([Outcome(unmodified=absent), Outcome(), Outcome()])
-    await finish(applications)
-    assert [each for each, _ in applications.made] == [VOLUME, OTHER, VOLUME]
+    assert await finish(state, [absent, None, None]) == [VOLUME, OTHER, VOLUME]

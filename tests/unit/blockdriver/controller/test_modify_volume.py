@@ -10,24 +10,24 @@ from typing import cast
 import pytest
 
 from crust.blockdriver import guests
-from crust.blockdriver.controller import modify_volume
+from crust.blockdriver.controller.class_parameters import Changes
 from crust.blockdriver.controller.create_volume import VolumeExistsDifferently
-from crust.blockdriver.controller.modify_volume import Change, Expanded, Expansion
 from crust.blockdriver.driver import Driver
-from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.records import models
-from crust.blockdriver.records.models import Limits, VolumeRecord
+from crust.blockdriver.records.models import Limits
+from crust.blockdriver.records.node_state import Published
 from crust.core import errors, volumes
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB, Mode, mount
-from tests.support.drivers.memory_backend import POOL_BYTES, MemoryBackend
+from tests.support.drivers.memory_backend import MemoryBackend
 from tests.support.faults import crashes
 from tests.support.nodes.fake_throttle import FakeThrottle
+from tests.support.raised import raised
 from tests.support.runtimes.fake_guests import FakeGuests, Guest
 
 TARGETS = ("/pods/one/mount", "/pods/two/mount")
 OLD = volumes.IoLimits(read_iops=100, write_iops=200)
-NEW = Change(limits=(("read_bytes_per_second", MIB), ("read_iops", 50)))
+NEW = (("read_bytes_per_second", MIB), ("read_iops", 50))
 AFTER = volumes.IoLimits(read_iops=50, write_iops=200, read_bytes_per_second=MIB)
 
 
@@ -44,8 +44,8 @@ class Bench:
     def limits(self) -> volumes.IoLimits:
         return self.state.stores.volume_records.load(self.volume_id).limits.value
 
-    async def change(self, what: Change = NEW) -> modify_volume.Outcome:
-        return await driver_state.change(self.state, self.volume_id, what)
+    async def change(self, changes: Changes = NEW) -> None:
+        await self.state.controller.modifier.modify(self.volume_id, changes)
 
     def deferred(self, target: str = TARGETS[0], *, running: bool = True) -> Guest:
         """A guest that has the volume, and obeys the old limits."""
@@ -76,16 +76,16 @@ async def bench(tmp_path: Path) -> Bench:
     request = replace(
         driver_state.create(required=64 * MIB), limits=(("read_iops", 100), ("write_iops", 200))
     )
-    made = await state.controller_rules.provisioner.create(request)
+    made = await state.controller.provisioner.create(request)
     return Bench(state, runtime_guests, throttle, made.volume_id)
 
 
 async def test_modify_of_an_unused_volume_changes_the_record(bench: Bench) -> None:
     assert bench.limits == OLD
-    assert await bench.change() == modify_volume.Outcome()
+    await bench.change()
     assert bench.limits == AFTER
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
-    assert await bench.change() == modify_volume.Outcome()
+    await bench.change()
     assert bench.limits == AFTER
 
 
@@ -97,21 +97,21 @@ async def test_modify_of_an_absent_volume_is_not_found(bench: Bench) -> None:
 
 async def test_modify_of_a_deferred_volume_sends_all_limits_to_the_guest(bench: Bench) -> None:
     guest = bench.deferred()
-    assert await bench.change() == modify_volume.Outcome()
+    await bench.change()
     assert (bench.limits, guest.applied) == (AFTER, AFTER)
 
 
 async def test_modify_without_a_sandbox_applies_to_the_next_one(bench: Bench) -> None:
     guest = bench.deferred(running=False)
-    assert await bench.change() == modify_volume.Outcome()
+    await bench.change()
     assert (bench.limits, guest.limits) == (AFTER, AFTER)
 
 
 async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None:
     first, second = bench.deferred(TARGETS[0]), bench.deferred(TARGETS[1])
     second.error = errors.NotReady("the handler cannot limit")
-    outcome = await bench.change()
-    assert str(outcome.unmodified) == "the handler cannot limit"
+    with pytest.raises(errors.NotReady, match="the handler cannot limit"):
+        await bench.change()
     assert (bench.limits, first.applied, second.applied) == (OLD, OLD, OLD)
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
@@ -119,10 +119,11 @@ async def test_modify_refused_by_the_guest_changes_nothing(bench: Bench) -> None
 async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench: Bench) -> None:
     guest = bench.deferred()
     guest.error = errors.PeerUnavailable("the handler is absent")
-    assert isinstance((await bench.change()).unmodified, errors.PeerUnavailable)
+    with pytest.raises(errors.PeerUnavailable):
+        await bench.change()
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before == Limits.of(OLD)
     guest.error = None
-    assert await bench.change() == modify_volume.Outcome()
+    await bench.change()
     assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
@@ -130,9 +131,11 @@ async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(bench:
 async def test_modify_retry_refused_restores_the_limits_before_the_first_try(bench: Bench) -> None:
     guest = bench.deferred()
     guest.error = errors.PeerUnavailable("the handler is absent")
-    await bench.change()
+    with pytest.raises(errors.PeerUnavailable):
+        await bench.change()
     guest.error = errors.NotReady("this handler cannot limit")
-    assert isinstance((await bench.change()).unmodified, errors.NotReady)
+    with pytest.raises(errors.NotReady):
+        await bench.change()
     assert bench.limits == OLD
     assert bench.state.stores.volume_records.load(bench.volume_id).limits_before is None
 
@@ -140,20 +143,17 @@ async def test_modify_retry_refused_restores_the_limits_before_the_first_try(ben
 async def test_modify_during_a_publish_is_aborted(bench: Bench) -> None:
     bench.deferred()
     bench.guests.by_target.clear()
-    unmodified = (await bench.change()).unmodified
-    assert unmodified is not None
-    assert unmodified.error_name == "PublishInProgress"
+    with raised("PublishInProgress"):
+        await bench.change()
     assert bench.limits == OLD
 
 
 async def test_modify_without_a_runtime_socket_is_refused_before_any_write(bench: Bench) -> None:
     bench.deferred()
-    unreachable = replace(bench.state.node_rules.io_limits, guests=guests.Guests())
-    modifier = replace(bench.state.controller_rules.modifier, enforcement=unreachable)
-    with crashes.at_call(0, killed):
-        outcome = await modifier.apply(bench.volume_id, NEW)
-    assert outcome.unmodified is not None
-    assert outcome.unmodified.error_name == "NoRuntimeSocket"
+    unreachable = replace(bench.state.node.io_limits, guests=guests.Guests())
+    modifier = replace(bench.state.controller.modifier, enforcement=unreachable)
+    with crashes.at_call(0, killed), raised("NoRuntimeSocket"):
+        await modifier.modify(bench.volume_id, NEW)
     assert bench.limits == OLD
 
 
@@ -161,57 +161,20 @@ async def test_modify_refused_by_the_kernel_changes_nothing(bench: Bench) -> Non
     guest = bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
-    assert str((await bench.change()).unmodified) == "the kernel says no"
+    with pytest.raises(errors.RuntimeFailed, match="the kernel says no"):
+        await bench.change()
     assert (bench.limits, guest.applied, bench.guests.asked) == (OLD, OLD, [])
 
 
-async def test_modify_writes_size_and_limits_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[VolumeRecord] = []
-    save = bench.state.stores.volume_records.save
-
-    def noted(record: VolumeRecord) -> VolumeRecord:
-        written.append(record)
-        return save(record)
-
-    monkeypatch.setattr(bench.state.stores.volume_records, "save", noted)
-    expansion = Expansion(volumes.CapacityRange(128 * MIB), mount())
-    outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert outcome == modify_volume.Outcome(Expanded(128 * MIB, node_expansion_required=True))
-    assert (written[0].capacity_bytes, written[0].limits.value) == (128 * MIB, AFTER)
-    assert written[1].encode() == written[0].but(limits_before=None).encode()
-    assert len(written) == 2
-
-
-async def test_modify_with_impossible_size_still_applies_the_limits(bench: Bench) -> None:
-    expansion = Expansion(volumes.CapacityRange(POOL_BYTES + 64 * MIB))
-    outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert isinstance(outcome.expanded, errors.Exhausted)
-    assert outcome.expanded.error_name == "OutOfCapacity"
-    assert outcome.unmodified is None
-    assert bench.limits == AFTER
-    assert bench.state.stores.volume_records.load(bench.volume_id).capacity_bytes == 64 * MIB
-
-
-async def test_modify_with_refused_limits_still_applies_the_size(bench: Bench) -> None:
-    bench.deferred().error = errors.NotReady("no")
-    expansion = Expansion(volumes.CapacityRange(128 * MIB))
-    outcome = await bench.change(replace(NEW, expansion=expansion))
-    assert isinstance(outcome.expanded, Expanded)
-    assert isinstance(outcome.unmodified, errors.NotReady)
-    record = bench.state.stores.volume_records.load(bench.volume_id)
-    assert (record.capacity_bytes, record.limits.value) == (128 * MIB, OLD)
-
-
-async def test_expand_without_limits_does_not_call_the_guest(bench: Bench) -> None:
+async def test_expand_changes_no_limits_and_does_not_call_the_guest(bench: Bench) -> None:
     bench.deferred()
-    await bench.change(Change(expansion=Expansion(volumes.CapacityRange(128 * MIB))))
-    assert bench.guests.asked == []
+    wanted = volumes.CapacityRange(128 * MIB)
+    assert await driver_state.expand(bench.state, bench.volume_id, wanted) == (128 * MIB, True)
+    assert (bench.guests.asked, bench.limits) == ([], OLD)
 
 
 async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> None:
-    provisioner = bench.state.controller_rules.provisioner
+    provisioner = bench.state.controller.provisioner
     plain = driver_state.create(required=64 * MIB)
     same = replace(plain, limits=(("read_iops", 100), ("write_iops", 200)))
     assert (await provisioner.create(same)).volume_id == bench.volume_id
@@ -222,17 +185,15 @@ async def test_create_repeated_with_other_limits_is_a_conflict(bench: Bench) -> 
 async def test_create_mutable_parameters_override_the_storage_class(bench: Bench) -> None:
     sent = {"readIOPS": "300", "writeIOPS": "400"}
     request = replace(driver_state.create("other", sent=sent), limits=(("read_iops", 30),))
-    made = await bench.state.controller_rules.provisioner.create(request)
+    made = await bench.state.controller.provisioner.create(request)
     record = bench.state.stores.volume_records.load(made.volume_id)
     assert record.limits.value == volumes.IoLimits(read_iops=30, write_iops=400)
 
 
 async def test_validate_compares_with_the_present_limits(bench: Bench) -> None:
     async def why(**sent: str) -> str:
-        validation = bench.state.controller_rules.validation
-        return await asyncio.to_thread(
-            validation.why_not, bench.volume_id, (mount(),), {}, {}, sent
-        )
+        lister = bench.state.controller.lister
+        return await asyncio.to_thread(lister.why_not, bench.volume_id, (mount(),), {}, {}, sent)
 
     assert await why(readIOPS="100") == ""
     assert await why(readIOPS="100", writeIOPS="200", readBytesPerSecond="0") == ""
@@ -256,22 +217,24 @@ async def test_modify_interrupted_without_a_guest_counts_as_applied(bench: Bench
     interrupted = record.but(limits=Limits(read_iops=70), limits_before=record.limits)
     bench.state.stores.volume_records.save(interrupted)
     bench.state.stores.access.attach(bench.volume_id)
-    assert bench.state.controller_rules.modifier.interrupted() == ()
+    assert bench.state.controller.modifier.interrupted() == ()
     bench.throttle.failure = errors.RuntimeFailed("the kernel says no")
-    assert (await bench.change()).unmodified is not None
+    with pytest.raises(errors.RuntimeFailed):
+        await bench.change()
     assert bench.limits == volumes.IoLimits(read_iops=70)
 
 
 async def test_modify_interrupted_before_the_guest_call_is_finished(bench: Bench) -> None:
-    modifier = bench.state.controller_rules.modifier
+    modifier = bench.state.controller.modifier
     guest = bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
     assert modifier.interrupted() == ()
     guest.error = errors.PeerUnavailable("the handler is absent")
-    await bench.change()
+    with pytest.raises(errors.PeerUnavailable):
+        await bench.change()
     assert modifier.interrupted() == (bench.volume_id,)
     guest.error = None
-    assert await bench.change(Change(limits=())) == modify_volume.Outcome()
+    await bench.change(())
     assert guest.applied == AFTER
     assert modifier.interrupted() == ()
 
@@ -284,9 +247,10 @@ async def restarted(bench: Bench, root: Path) -> None:
         runtime_guests=bench.guests,
         throttle=bench.throttle,
     )
-    modifier = bench.state.controller_rules.modifier
+    modifier = bench.state.controller.modifier
     for volume_id in await asyncio.to_thread(modifier.interrupted):
-        await modifier.apply(volume_id, Change(limits=()))
+        with contextlib.suppress(errors.NotReady):
+            await modifier.modify(volume_id, ())
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["agrees", "refuses"])
@@ -298,9 +262,12 @@ async def test_modify_killed_at_any_call_leaves_record_and_guests_equal_after_a_
     seen = set()
     for number in itertools.count():
         second.error = None
-        await bench.change(Change(limits=tuple(asdict(OLD).items())))
+        await bench.change(tuple(asdict(OLD).items()))
         second.error = errors.NotReady("the handler cannot limit") if refuses else None
-        with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
+        with (
+            crashes.at_call(number, killed) as count,
+            contextlib.suppress(Killed, errors.NotReady),
+        ):
             await bench.change()
         if count() <= number:
             break
@@ -318,19 +285,20 @@ async def test_modify_killed_anywhere_is_finished_by_a_retry(bench: Bench, tmp_p
     backend = cast("MemoryBackend", bench.state.stores.provisioning)
     backend.attach(bench.volume_id)
     for number in itertools.count():
-        await bench.change(Change(limits=tuple(asdict(OLD).items())))
-        wanted = 64 * MIB * (number + 2)
-        both = replace(NEW, expansion=Expansion(volumes.CapacityRange(wanted)))
+        await bench.change(tuple(asdict(OLD).items()))
+        wanted = volumes.CapacityRange(64 * MIB * (number + 2))
         with crashes.at_call(number, killed) as count, contextlib.suppress(Killed):
-            await bench.change(both)
+            await driver_state.expand(bench.state, bench.volume_id, wanted)
+            await bench.change()
         if count() <= number:
             break
         await restarted(bench, tmp_path)
         record = bench.state.stores.volume_records.load(bench.volume_id)
         assert record.capacity_bytes <= backend.images[bench.volume_id]
         assert bench.limits == guest.applied
-        done = Expanded(wanted, node_expansion_required=True)
-        assert await bench.change(both) == modify_volume.Outcome(done)
+        grown = await driver_state.expand(bench.state, bench.volume_id, wanted)
+        assert grown == (wanted.required_bytes, True)
+        await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert number > 10
 
@@ -339,19 +307,15 @@ async def test_modify_on_a_full_disk_is_finished_by_its_retry(bench: Bench, tmp_
     guest = bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
     for number in itertools.count():
-        await bench.change(Change(limits=tuple(asdict(OLD).items())))
-        failed = False
-        with crashes.at_call(number, crashes.no_space) as count:
-            try:
-                outcome = await bench.change()
-            except errors.Exhausted:
-                failed = True
+        await bench.change(tuple(asdict(OLD).items()))
+        no_space = contextlib.suppress(errors.Exhausted)
+        with crashes.at_call(number, crashes.no_space) as count, no_space:
+            await bench.change()
         if count() <= number:
             break
-        assert failed or outcome.unmodified is None
         await restarted(bench, tmp_path)
         assert bench.limits == guest.applied
-        assert await bench.change() == modify_volume.Outcome()
+        await bench.change()
         assert (bench.limits, guest.applied) == (AFTER, AFTER)
     assert number > 10
 
@@ -360,4 +324,4 @@ async def test_unreadable_record_does_not_block_modify_of_other_volumes(bench: B
     bench.deferred()
     bench.state.stores.access.attach(bench.volume_id)
     Path(bench.state.stores.volume_records._store.shown(bench.volume_id)).write_text("not JSON")
-    assert bench.state.controller_rules.modifier.interrupted() == ()
+    assert bench.state.controller.modifier.interrupted() == ()

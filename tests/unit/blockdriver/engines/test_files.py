@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import app
-from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files, protocol
 from crust.blockdriver.engines.files.directories import (
     Directories,
@@ -20,7 +19,8 @@ from crust.blockdriver.engines.files.provisioning import FileProvisioning, copy_
 from crust.blockdriver.engines.files.records import Reserve
 from crust.blockdriver.engines.pool_store import RecordKind
 from crust.blockdriver.engines.protocol import Image
-from crust.blockdriver.node.node_state import Published
+from crust.blockdriver.records.node_state import Published
+from crust.blockdriver.services.roles import Role
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from crust.host.process import sysfs
@@ -242,11 +242,11 @@ def runtime_guests() -> FakeGuests:
 @pytest.fixture
 def driver(tmp_path: Path, runtime_guests: FakeGuests) -> Driver:
     (tmp_path / "state").mkdir()
-    made = app.build(
+    made = build(
         state_dir=str(tmp_path / "state"),
         run_dir=str(tmp_path / "run"),
         node_id="node-1",
-        csi_profile="1.13",
+        role=Role(csi_profile="1.13"),
         target_roots=(str(tmp_path),),
         engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend(has_devices=False)),
         runtime_guests=runtime_guests,
@@ -298,7 +298,7 @@ async def test_volume_lifecycle_without_host_device_succeeds(driver: Driver) -> 
     await driver.collect_garbage()
     assert driver.stores.access.attached(one) is None, "it was never staged"
     await driver.controller.DeleteVolume(delete, caller())
-    await driver.snapshots.create("again", driver.stores.pool.ids.volume_id("clone"))
+    await driver.controller.snapshots.create("again", driver.stores.pool.ids.volume_id("clone"))
 
 
 async def test_snapshot_freezes_a_guest_that_opens_the_image(
@@ -333,7 +333,7 @@ async def test_group_of_volumes_that_other_nodes_use_is_copied_until_none_is_wri
     assert isinstance(backend, MemoryBackend)
     ids = sorted([await create(driver, "one"), await create(driver, "two")])
     backend.is_used_elsewhere, backend.written = True, [{ids[0]}, {ids[0]}]
-    group = await driver.snapshots.create_group("group", ids)
+    group = await driver.controller.snapshots.create_group("group", ids)
     assert backend.taken == [*ids, *ids, *ids]
     assert backend.snapshot_ids() == {each.snapshot_id for each in group.snapshots}
 
@@ -346,7 +346,7 @@ async def test_group_of_volumes_that_other_nodes_write_all_the_time_is_refused(
     ids = sorted([await create(driver, "one"), await create(driver, "two")])
     backend.is_used_elsewhere, backend.written = True, [set(ids)] * 8
     with raised("GroupNeverIdle", match=ids[0]):
-        await driver.snapshots.create_group("group", ids)
+        await driver.controller.snapshots.create_group("group", ids)
     assert backend.snapshot_ids() == frozenset()
 
 
@@ -359,7 +359,7 @@ DIRECTORIES = (*(f"state/{each}" for each in pool_layout.FOLDERS), "run/freezes"
 
 async def test_start_leaves_what_a_crash_left_if_it_cannot_be_removed(tmp_path: Path) -> None:
     state = driver_state.opened(tmp_path)
-    made = await state.controller_rules.provisioner.create(driver_state.create())
+    made = await state.controller.provisioner.create(driver_state.create())
     run = tmp_path / "run"
     for each in (run / sysfs.boot_id(), *(tmp_path / each for each in DIRECTORIES)):
         (each / ".name.0123.crust-tmp" / "in it").mkdir(parents=True)

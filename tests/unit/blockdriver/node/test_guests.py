@@ -11,7 +11,7 @@ import pytest
 
 from crust.blockdriver import guests
 from crust.blockdriver.engines import node_access, protocol
-from crust.blockdriver.node.node_state import NotStaged
+from crust.blockdriver.records.node_state import NotStaged
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
 from crust.rpc.messages import csi
@@ -152,7 +152,7 @@ async def test_recover_reads_the_mounts_once_for_all_volumes(
     state = driver_state.opened(tmp_path, backend=backend, throttle=FakeThrottle())
     for name in ("a", "b", "c"):
         wanted = driver_state.create(name, sent={"readIOPS": "100"})
-        made = await state.controller_rules.provisioner.create(wanted)
+        made = await state.controller.provisioner.create(wanted)
         backend.attach(volumes.VolumeId(made.volume_id))
     real, reads = mountinfo.read_all, []
 
@@ -161,7 +161,7 @@ async def test_recover_reads_the_mounts_once_for_all_volumes(
         return real()
 
     monkeypatch.setattr(mountinfo, "read_all", counted)
-    state.node_rules.io_limits.recover(state.stores.volume_records)
+    state.node.io_limits.recover()
     assert reads == ["read"]
 
 

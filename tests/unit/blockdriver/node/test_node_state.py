@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.node.node_state import NodeState, Published, Staged
+from crust.blockdriver.records.node_state import NodeState, Published, Staged
 from crust.core import errors, volumes
 from crust.core.pool_ids import PoolIds
 from tests.support.drivers.memory_backend import MemoryBackend

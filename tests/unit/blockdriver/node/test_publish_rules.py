@@ -2,9 +2,9 @@
 
 import pytest
 
-from crust.blockdriver.node.node_state import Published
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.publish_rules import Publish
+from crust.blockdriver.records.node_state import Published
 from crust.core import volumes
 from tests.support.drivers.block_driver import Mode, block, mount
 from tests.support.raised import raised

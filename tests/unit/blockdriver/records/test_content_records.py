@@ -134,7 +134,7 @@ def driver(tmp_path: Path) -> Driver:
 async def test_create_writes_the_content_record_before_it_answers_and_delete_removes_it(
     driver: Driver,
 ) -> None:
-    provisioner, known = driver.controller_rules.provisioner, driver.stores.content_records
+    provisioner, known = driver.controller.provisioner, driver.stores.content_records
     made = await provisioner.create(driver_state.create())
     written = known.load(made.volume_id)
     assert written.encode() == ContentRecord(volume_id=made.volume_id, revision=1).encode()
@@ -158,8 +158,8 @@ async def test_create_and_delete_killed_at_any_call_leave_both_records_or_none(
     while True:
         with crashes.at_call(number, killed) as count:
             try:
-                made = await driver.controller_rules.provisioner.create(driver_state.create())
-                await driver.controller_rules.provisioner.delete(made.volume_id)
+                made = await driver.controller.provisioner.create(driver_state.create())
+                await driver.controller.provisioner.delete(made.volume_id)
             except Killed:
                 pass
         if count() <= number:
@@ -168,9 +168,9 @@ async def test_create_and_delete_killed_at_any_call_leave_both_records_or_none(
         stores = driver.stores
         for each in stores.volume_records.ids():
             assert stores.content_records.find(each) is not None
-        made = await driver.controller_rules.provisioner.create(driver_state.create())
+        made = await driver.controller.provisioner.create(driver_state.create())
         assert stores.content_records.load(made.volume_id).state == "new"
-        await driver.controller_rules.provisioner.delete(made.volume_id)
+        await driver.controller.provisioner.delete(made.volume_id)
         assert pool_layout.files(tmp_path / "state") == set()
         number += 1
     assert number > 10

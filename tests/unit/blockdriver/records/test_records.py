@@ -143,7 +143,7 @@ def test_save_over_a_record_that_changed_since_it_was_read_is_refused(
     with pytest.raises(pool_store.RecordChanged):
         records.save(stale.but(capacity_bytes=3))
     assert records.load(VOLUME) == newer
-    assert records.index.capacity_bytes(VOLUME) == 2
+    assert records.index.reserved_bytes() == 2
 
 
 class _Outage:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver import app
-from crust.blockdriver.driver import Driver
+from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines.node_access import Attachment
 from crust.core import errors, operations, volumes
 from crust.core.operations import SystemCallTimedOut
@@ -76,7 +75,7 @@ def backend() -> Iterator[HangingBackend]:
 
 @pytest.fixture
 def driver(tmp_path: Path, backend: HangingBackend) -> Driver:
-    built = app.build(
+    built = build(
         state_dir=str(tmp_path / "state"),
         run_dir=str(tmp_path / "run"),
         node_id="node-1",

@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from crust.blockdriver import app, serve
+from crust.blockdriver import serve
+from crust.blockdriver.driver import build
 from crust.blockdriver.services import identity, roles
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.roles import Role
@@ -40,7 +41,7 @@ def served(tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def serving(role: Role) -> AsyncIterator[grpc.aio.Channel]:
         (tmp_path / "state").mkdir(exist_ok=True)
-        driver = app.build(
+        driver = build(
             engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
             run_dir=str(tmp_path / "run"),
             node_id="node-1",
@@ -186,7 +187,7 @@ async def probe(served: Identity) -> bool:
 
 async def test_probe_while_every_worker_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     dead, threads = threading.Event(), Workers("the driver", limit=2)
-    served = Identity("driver", MemoryBackend(), "1.12", KeyedOperations(threads))
+    served = Identity("driver", MemoryBackend(), Role(), KeyedOperations(threads))
     hung = [asyncio.create_task(threads.run(dead.wait)) for _ in range(2)]
     await asyncio.sleep(0)  # they have both threads, or are first in the queue
     monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
@@ -201,7 +202,7 @@ async def test_probe_while_every_worker_hangs_is_refused(monkeypatch: pytest.Mon
 async def test_probe_of_a_hung_pool_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_PROBE_TIMEOUT_S", 0.01)
     dead = threading.Event()
-    served = Identity("driver", Checked(lambda: discard(dead.wait())), "1.12", running())
+    served = Identity("driver", Checked(lambda: discard(dead.wait())), Role(), running())
     for _ in range(2):
         with raised("PoolNotResponding"):
             await probe(served)
@@ -215,7 +216,7 @@ async def test_probe_of_a_missing_pool_reports_the_reason() -> None:
         raise errors.NotReady("no loop driver")
 
     with pytest.raises(errors.NotReady, match="no loop driver"):
-        await probe(Identity("driver", Checked(refuse), "1.12", running()))
+        await probe(Identity("driver", Checked(refuse), Role(), running()))
 
 
 def discard(_: object) -> None:
@@ -228,7 +229,7 @@ async def test_probe_of_a_pool_that_goes_away_is_not_ready(*, stays: bool) -> No
         plugin.is_ready = stays
         raise errors.PeerUnavailable("the directory is not open")
 
-    plugin = Identity("driver", Checked(gone), "1.12", running())
+    plugin = Identity("driver", Checked(gone), Role(), running())
     if stays:
         with pytest.raises(errors.PeerUnavailable):
             await probe(plugin)
@@ -241,7 +242,7 @@ async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
     def absent() -> None:
         raise errors.PeerUnavailable.named("PoolAbsent", "the disk is not mounted")
 
-    plugin = Identity("driver", Checked(absent), "1.12", running())
+    plugin = Identity("driver", Checked(absent), Role(), running())
     plugin.is_ready = False
     metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
     call = Call("/csi.v1.Identity/Probe", metadata)

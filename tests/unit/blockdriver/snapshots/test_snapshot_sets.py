@@ -26,15 +26,15 @@ Take = Callable[[Driver, "list[volumes.VolumeId]"], None]
 
 
 def take_group(driver: Driver, ids: list[volumes.VolumeId]) -> None:
-    asyncio.run(driver.snapshots.create_group("g", ids))
+    asyncio.run(driver.controller.snapshots.create_group("g", ids))
 
 
 def take_one(driver: Driver, ids: list[volumes.VolumeId]) -> None:
-    asyncio.run(driver.snapshots.create("s", ids[0]))
+    asyncio.run(driver.controller.snapshots.create("s", ids[0]))
 
 
 def two_volumes(driver: Driver) -> list[volumes.VolumeId]:
-    provisioner = driver.controller_rules.provisioner
+    provisioner = driver.controller.provisioner
 
     async def create() -> list[volumes.VolumeId]:
         made = [await provisioner.create(driver_state.create(name)) for name in ("a", "b")]
@@ -90,12 +90,12 @@ def test_group_on_a_full_pool_leaves_nothing(
 def test_member_of_a_group_is_not_deleted_alone(tmp_path: Path) -> None:
     driver = driver_state.opened(tmp_path)
     take_group(driver, two_volumes(driver))
-    kept, member = next(driver.snapshots.page("", ""))
+    kept, member = next(driver.controller.snapshots.page("", ""))
     with raised("SnapshotBelongsToGroup"):
-        driver.snapshots.delete(member.snapshot_id)
-    driver.snapshots.delete_group(kept.id, [each.snapshot_id for each in kept.snapshots])
-    driver.snapshots.delete(member.snapshot_id)
-    assert list(driver.snapshots.page("", "")) == []
+        driver.controller.snapshots.delete(member.snapshot_id)
+    driver.controller.snapshots.delete_group(kept.id, [each.snapshot_id for each in kept.snapshots])
+    driver.controller.snapshots.delete(member.snapshot_id)
+    assert list(driver.controller.snapshots.page("", "")) == []
 
 
 def test_call_for_a_snapshot_finds_no_group_and_the_other_way_round(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_call_for_a_snapshot_finds_no_group_and_the_other_way_round(tmp_path: Pa
     ids = two_volumes(driver)
     take_group(driver, ids)
     take_one(driver, ids)
-    sets, pool_ids = driver.snapshots, driver.stores.pool.ids
+    sets, pool_ids = driver.controller.snapshots, driver.stores.pool.ids
     group, single = pool_ids.group_id("g"), pool_ids.snapshot_id("s")
     with raised("SnapshotNotFound"):
         sets.find(group)
@@ -119,13 +119,13 @@ def test_pages_have_each_snapshot_once(tmp_path: Path, count: int) -> None:
     driver = driver_state.opened(tmp_path)
     ids = two_volumes(driver)
     for each in ("g", "h"):
-        asyncio.run(driver.snapshots.create_group(each, ids))
+        asyncio.run(driver.controller.snapshots.create_group(each, ids))
     for each in ("s", "t", "u"):
-        asyncio.run(driver.snapshots.create(each, ids[0]))
+        asyncio.run(driver.controller.snapshots.create(each, ids[0]))
     for source, wanted in (("", 7), (ids[0], 5), (ids[1], 2)):
         found: list[str] = []
         while page := list(
-            itertools.islice(driver.snapshots.page(source, (found or [""])[-1]), count)
+            itertools.islice(driver.controller.snapshots.page(source, (found or [""])[-1]), count)
         ):
             found += [each.snapshot_id for _, each in page]
         assert len(found) == len(set(found)) == wanted
@@ -136,13 +136,12 @@ async def test_collect_leaves_a_snapshot_that_a_call_takes_alone(tmp_path: Path)
     driver = driver_state.opened(tmp_path)
     set_id = volumes.VolumeId(driver.stores.pool.ids.snapshot_id("s"))
     (tmp_path / "state" / "snapshots" / f".new-{set_id}").mkdir()
-    key = volumes.VolumeKey(driver.name, set_id)
 
     async def during() -> None:
         await driver.collect_garbage()
         assert driver.stores.provisioning.unsettled() == (set_id,)
 
-    await driver.operations.run(key, "CreateSnapshot", None, during)
+    await driver.operations.run(set_id, "CreateSnapshot", None, during)
     await driver.collect_garbage()
     assert driver.stores.provisioning.unsettled() == ()
 

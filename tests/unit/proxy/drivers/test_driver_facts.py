@@ -9,7 +9,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from crust.blockdriver import app, serve
+from crust.blockdriver import serve
+from crust.blockdriver.driver import build
 from crust.blockdriver.services.roles import Role
 from crust.cli.doctor import csi_driver_objects
 from crust.core.settings.proxy import ProxySettings, ServedDriver
@@ -195,7 +196,7 @@ async def test_attach_of_our_driver_is_compared_in_each_mode(
     spec = {"attachRequired": attach_required, "podInfoOnMount": True}
     api.add_object("csidrivers", NAME, spec=spec)
     (tmp_path / "state").mkdir()
-    driver = app.build(
+    driver = build(
         engine=memory_backend.engine(str(tmp_path / "state"), MemoryBackend()),
         run_dir=str(tmp_path / "run"),
         node_id="node-1",

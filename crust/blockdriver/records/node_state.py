@@ -52,7 +52,7 @@ class Staged(pydantic.BaseModel):
 
     model_config = models.PART
 
-    volume_id: str
+    volume_id: volumes.VolumeId
     kind: Literal["mount", "block"]
     fs_type: str
     paths: tuple[str, ...]
@@ -65,7 +65,7 @@ class Published(pydantic.BaseModel):
 
     model_config = models.PART
 
-    volume_id: str
+    volume_id: volumes.VolumeId
     target: str
     kind: Literal["mount", "block"]
     fs_type: str
@@ -142,12 +142,12 @@ class NodeState:
 
     def note_staged(self, entry: Staged) -> None:
         """Record a stage."""
-        volume_id = volumes.VolumeId(entry.volume_id)
+        volume_id = entry.volume_id
         self._write(volume_id, self._file(volume_id).model_copy(update={"stage": entry}))
 
     def note_published(self, entry: Published) -> None:
         """Record a publish."""
-        volume_id = volumes.VolumeId(entry.volume_id)
+        volume_id = entry.volume_id
         file = self._file(volume_id)
         others = tuple(each for each in file.publishes if each.target != entry.target)
         self._write(volume_id, file.model_copy(update={"publishes": (*others, entry)}))
@@ -165,18 +165,6 @@ class NodeState:
         # good.
         durable.remove(self._path(volume_id), survives_power_cut=False)
         self._put(volume_id, _NOTHING)
-
-    def attached_ids(self) -> tuple[volumes.VolumeId, ...]:
-        """The volumes that may be attached, whichever process attached them."""
-        return self.access.attached_here()
-
-    def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """How the volume is attached, if it is."""
-        return self.access.attached(volume_id)
-
-    def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Give an attached volume's device its image's size."""
-        return self.access.refresh(volume_id)
 
     def staging_paths(self, volume_id: volumes.VolumeId) -> tuple[str, ...]:
         """The staging paths of the volume; empty if it is not staged; its file's own path if that cannot be read."""
@@ -213,7 +201,7 @@ class NodeState:
         """A deferred publish exists by its entry, another one by its mount; all are of one volume."""
         device: volumes.BlockSource | None = None
         if not all(each.deferred for each in entries):
-            attachment = self.access.host_device(volumes.VolumeId(entries[0].volume_id))
+            attachment = self.access.host_device(entries[0].volume_id)
             device = attachment.device if attachment else None
         for each in entries:
             mount = None if each.deferred else mountinfo.at(each.target)

@@ -20,34 +20,17 @@ The size of a new volume: never less than required, never more than the limit, r
 
 Sizes are whole mebibytes if the limit allows, else whole 512-byte sectors, because a loop device shows only whole
 sectors.
-
-GetCapacity: the free capacity for volumes of a kind, and the largest and smallest size of one.
-
-For capabilities or a topology that this driver cannot serve the answer is 0, not an error. An unknown parameter is an
-error, as at CreateVolume.
 """
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
-from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
 from crust.core.settings.driver import DEFAULT_POOL_LOW_PERCENT
 from crust.host.filesystems import mkfs
-
-
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """What the engine said, and the size of the images whose record is damaged or gone."""
-
-    pool: PoolSpace
-    without_record_bytes: int
 
 
 class PoolCapacity:
@@ -77,11 +60,13 @@ class PoolCapacity:
         self._unrecorded = tuple(each for each in images if not self._index.has(each))
 
     @contextmanager
-    def reserved(self, volume_id: volumes.VolumeId, size_bytes: int) -> Iterator[None]:
-        """Reserve `size_bytes` for a volume until its record has it. Raises `OutOfCapacity`."""
+    def reserved(
+        self, volume_id: volumes.VolumeId, size_bytes: int, *, present_bytes: int = 0
+    ) -> Iterator[None]:
+        """Reserve `size_bytes` for a volume of `present_bytes` until its record has them. Raises `OutOfCapacity`."""
         space = self._space()
         with self._guard:
-            self._check(space, size_bytes - self._index.capacity_bytes(volume_id))
+            self._check(*space, size_bytes - present_bytes)
             self._pending[volume_id] = size_bytes
         try:
             yield
@@ -94,7 +79,7 @@ class PoolCapacity:
         """Reserve what a copy is about to allocate, until it is written or given up. Raises `OutOfCapacity`."""
         space = self._space()
         with self._guard:
-            self._check(space, size_bytes)
+            self._check(*space, size_bytes)
             self._aside[what] = size_bytes
         try:
             yield
@@ -106,27 +91,28 @@ class PoolCapacity:
         """The free capacity now, rounded down to mebibytes."""
         space = self._space()
         with self._guard:
-            return self._free_bytes(space) // MIB * MIB
+            return self._free_bytes(*space) // MIB * MIB
 
     def measured(self) -> Mapping[str, int]:
         """The capacity by kind, as crust's glossary has them. Blocks."""
-        space = self._space()
+        space, unknown_bytes = self._space()
         with self._guard:
             return {
-                "size": space.pool.size_bytes,
-                "allocated": space.pool.size_bytes - space.pool.free_bytes,
-                "reserved": self._index.reserved_bytes() + space.without_record_bytes,
-                "free": self._free_bytes(space),
-                "low": space.pool.size_bytes * self._low_percent // 100,
+                "size": space.size_bytes,
+                "allocated": space.size_bytes - space.free_bytes,
+                "reserved": self._index.reserved_bytes() + unknown_bytes,
+                "free": self._free_bytes(space, unknown_bytes),
+                "low": space.size_bytes * self._low_percent // 100,
             }
 
-    def _space(self) -> _Space:
+    def _space(self) -> tuple[PoolSpace, int]:
+        """The engine's answer, and the size of the images whose record is damaged or gone."""
         gone = [each for each in self._unrecorded if not self._index.has(each)]
         unknown = (*self._index.unreadable(), *gone)
-        return _Space(self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown)))
+        return self._provisioning.space(), sum(map(self._provisioning.image_bytes, unknown))
 
-    def _check(self, space: _Space, wanted_bytes: int) -> None:
-        free_bytes = self._free_bytes(space)
+    def _check(self, space: PoolSpace, unknown_bytes: int, wanted_bytes: int) -> None:
+        free_bytes = self._free_bytes(space, unknown_bytes)
         if wanted_bytes > free_bytes:
             raise errors.Exhausted.named(
                 "OutOfCapacity",
@@ -135,15 +121,11 @@ class PoolCapacity:
                 hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
             )
 
-    def _free_bytes(self, asked: _Space) -> int:
-        space = asked.pool
+    def _free_bytes(self, space: PoolSpace, unknown_bytes: int) -> int:
         spare, aside = space.spare_bytes, sum(self._aside.values())
-        begun = sum(
-            max(size - self._index.capacity_bytes(each), 0) for each, size in self._pending.items()
-        )
-        reserved = self._index.reserved_bytes() + asked.without_record_bytes
-        taken = reserved + begun + space.snapshot_bytes
-        unreserved = int((space.size_bytes - spare) * self._overcommit) - taken
+        reserved = self._index.reserved_bytes(self._pending) + unknown_bytes
+        unreserved = int((space.size_bytes - spare) * self._overcommit)
+        unreserved -= reserved + space.snapshot_bytes
         return max(min(space.free_bytes - spare, unreserved) - aside, 0)
 
 
@@ -196,55 +178,3 @@ def satisfies(size_bytes: int, wanted: volumes.CapacityRange) -> bool:
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityQuery:
-    """A decoded GetCapacityRequest; `place` is empty for any topology."""
-
-    capabilities: tuple[volumes.VolumeCapability, ...]
-    parameters: tuple[tuple[str, str], ...]
-    place: topology.Segments
-
-
-@dataclass(frozen=True, slots=True)
-class AvailableCapacity:
-    """Free bytes, and the limits for the size of one volume."""
-
-    available_bytes: int
-    maximum_bytes: int
-    minimum_bytes: int
-
-
-class CapacityReport:
-    """Answers from the same numbers that decide about new volumes."""
-
-    def __init__(
-        self,
-        pool_capacity: PoolCapacity,
-        provisioning: Provisioning,
-        supported: SupportedCapabilities,
-        segment: str,
-    ) -> None:
-        """`segment` is the value of this node's topology segment."""
-        self._capacity = pool_capacity
-        self._provisioning = provisioning
-        self._supported = supported
-        self._segment = segment
-
-    def available(self, query: CapacityQuery) -> AvailableCapacity:
-        """The available capacity. Raises `class_parameters.UnknownParameter`, `InvalidParameter`. Blocks."""
-        read = class_parameters.parse(dict(query.parameters), self._supported.fs_types)
-        if not self._can_be_made(query):
-            return AvailableCapacity(0, 0, 0)
-        usages = capability_check.usages_of(query.capabilities, read.fs_type)
-        minimum = minimum_bytes({each.fs_type for each in usages if each.kind == "mount"})
-        available = self._capacity.available_bytes()
-        return AvailableCapacity(
-            available, min(available, self._provisioning.maximum_bytes()), minimum
-        )
-
-    def _can_be_made(self, query: CapacityQuery) -> bool:
-        if query.place and not topology.is_here(query.place, self._segment):
-            return False
-        return not any(self._supported.obstacle(each) for each in query.capabilities)

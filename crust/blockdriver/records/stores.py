@@ -1,0 +1,40 @@
+"""The parts that the rules of the driver share: its pool, the records in it, and what this node has of its volumes.
+
+They are composed once (`crust.blockdriver.driver.build`). A rule takes them as one object: it names what it adds to
+them, and no list of parts is written twice.
+"""
+
+from dataclasses import dataclass
+
+from crust.blockdriver.engines.node_access import NodeAccess
+from crust.blockdriver.engines.pool_store import PoolHome
+from crust.blockdriver.engines.protocol import Engine, Provisioning
+from crust.blockdriver.records.attach_slots import AttachSlots
+from crust.blockdriver.records.capability_check import SupportedCapabilities
+from crust.blockdriver.records.capacity import PoolCapacity
+from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
+from crust.blockdriver.records.node_state import NodeState
+from crust.blockdriver.records.records import IndexedRecords, Records
+from crust.core import operations
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The shared parts of a driver."""
+
+    node_id: str
+    segment: str
+    """The value of this node's topology segment; empty where every node reaches the pool."""
+    running: operations.KeyedOperations
+    """By the id of a volume, snapshot or group: these ids differ in their prefix."""
+    engine: Engine
+    pool: PoolHome
+    provisioning: Provisioning
+    access: NodeAccess
+    volume_records: IndexedRecords[VolumeRecord]
+    content_records: Records[ContentRecord]
+    snapshot_sets: IndexedRecords[SnapshotSet]
+    node_state: NodeState
+    supported: SupportedCapabilities
+    capacity: PoolCapacity
+    attach_slots: AttachSlots
