@@ -172,7 +172,7 @@ class Provisioner:
         if in_storage is not None and is_limited:
             in_storage.set_limits(record.volume_id, record.limits.value)
         data = record.encode()
-        records = {RecordKind.CONTENT: content.as_written().encode(), RecordKind.VOLUMES: data}
+        records = {RecordKind.CONTENT: content.encode(), RecordKind.VOLUMES: data}
         with self.stores.volume_records.changing(record.volume_id, record.summary):
             making.commit(records)
         return record.note_stored(data)

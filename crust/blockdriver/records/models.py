@@ -25,7 +25,7 @@ after the volume was changed or deleted. A set exists while its record does, lik
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
 
@@ -88,13 +88,17 @@ class StoredRecord(pydantic.BaseModel):
 
     model_config = PART
 
+    ID_FIELD: ClassVar[str] = "volume_id"
+
     version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
+    revision: Annotated[int, pydantic.Field(ge=0)] = 1
+    """How often it was written: a write of the same content again makes older knowledge stale, too."""
     _stored: bytes | None = pydantic.PrivateAttr(default=None)
 
     @property
-    def id(self) -> str:
+    def key(self) -> str:
         """The id, which names the record."""
-        raise NotImplementedError
+        return str(getattr(self, self.ID_FIELD))
 
     @property
     def summary(self) -> Summary:
@@ -117,18 +121,21 @@ class StoredRecord(pydantic.BaseModel):
         return self
 
     @classmethod
-    def parse(cls, data: bytes, shown: Callable[[], str]) -> Self:
-        """Decode a record; raises `RecordUnreadable` for the file that is `shown`."""
+    def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
+        """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
         try:
             made = cls.model_validate_json(data)
         except pydantic.ValidationError as err:
-            _check_schema(data, shown)
+            _check_schema(data, shown(key))
             first = err.errors(include_input=False, include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise RecordUnreadable(shown(), f"{where}: {first['msg']}") from err
+            raise RecordUnreadable(shown(key), f"{where}: {first['msg']}") from err
         if "version" not in made.model_fields_set or made.version > SCHEMA:
-            _check_schema(data, shown)
-        return made.note_stored(data)
+            _check_schema(data, shown(key))
+        if made.key != key:
+            raise RecordUnreadable(shown(key), f"it describes {made.key}")
+        made._stored = data
+        return made
 
     def encode(self) -> bytes:
         """The record as one line of JSON."""
@@ -138,11 +145,8 @@ class StoredRecord(pydantic.BaseModel):
         """A checked copy with `changes`, which name fields of this version."""
         assert changes.keys() <= type(self).model_fields.keys()
         made = type(self).model_validate({**self.model_dump(by_alias=True), **changes})
-        return made.note_stored(self._stored)
-
-    def as_written(self) -> Self:
-        """The record that a write of this one stores."""
-        return self
+        made._stored = self._stored
+        return made
 
 
 class _Head(pydantic.BaseModel):
@@ -151,14 +155,14 @@ class _Head(pydantic.BaseModel):
     version: Annotated[int, pydantic.Field(alias="schema")]
 
 
-def _check_schema(data: bytes, shown: Callable[[], str]) -> None:
+def _check_schema(data: bytes, shown: str) -> None:
     try:
         found = _Head.model_validate_json(data).version
     except pydantic.ValidationError as err:
-        raise RecordUnreadable(shown(), "it is not JSON with a schema number") from err
+        raise RecordUnreadable(shown, "it is not JSON with a schema number") from err
     if found > SCHEMA:
         why = f"it has schema {found}, and this version of the driver knows schemas up to {SCHEMA}"
-        raise RecordUnreadable(shown(), why)
+        raise RecordUnreadable(shown, why)
 
 
 class Usage(pydantic.BaseModel):
@@ -236,11 +240,6 @@ class VolumeRecord(StoredRecord):
     """The previous limits, until a change of `limits` is enforced everywhere."""
 
     @property
-    def id(self) -> str:
-        """The volume's id."""
-        return self.volume_id
-
-    @property
     def summary(self) -> Summary:
         """Its size and nodes."""
         nodes = tuple(each.node_id for each in self.nodes)
@@ -256,8 +255,6 @@ class ContentRecord(StoredRecord):
     """The content of a volume. Sizes are bytes."""
 
     volume_id: volumes.VolumeId
-    revision: Annotated[int, pydantic.Field(ge=0)] = 0
-    """How often it was written: once by CreateVolume, and then by nodes."""
     state: ContentState = "new"
     fs_type: str = ""
     """The filesystem that was made, or is being made; empty otherwise."""
@@ -272,19 +269,10 @@ class ContentRecord(StoredRecord):
     in_guest: bool = False
     """Whether a guest could ever write the content, which then needs consent to be mounted on this host."""
 
-    @property
-    def id(self) -> str:
-        """The volume's id."""
-        return self.volume_id
-
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
         """Without a content record a volume is in doubt, not "new": nothing is formatted for a missing file."""
         return RecordMissing(record_id, path)
-
-    def as_written(self) -> Self:
-        """With the next revision."""
-        return self.but(revision=self.revision + 1)
 
 
 class Snapshot(pydantic.BaseModel):
@@ -306,16 +294,13 @@ class Snapshot(pydantic.BaseModel):
 class SnapshotSet(StoredRecord):
     """A single snapshot, whose id is the set's, or a group snapshot; `snapshots` by volume id."""
 
+    ID_FIELD = "set_id"
+
     set_id: str
     name: str
     created_ns: int
     """The point in time, in nanoseconds since 1970."""
     snapshots: tuple[Snapshot, ...]
-
-    @property
-    def id(self) -> str:
-        """The id of the snapshot or group."""
-        return self.set_id
 
     @property
     def summary(self) -> Summary:

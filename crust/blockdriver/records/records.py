@@ -11,6 +11,7 @@ and 2,000.
 """
 
 import bisect
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from crust.blockdriver.engines.pool_store import RecordStore
-from crust.blockdriver.records.models import RecordUnreadable, StoredRecord, Summary
+from crust.blockdriver.records.models import StoredRecord, Summary
 from crust.core import errors, volumes
 
 UNREADABLE = (errors.Corrupt, errors.Refused, errors.RuntimeFailed)
@@ -36,7 +37,7 @@ class Index:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._ids: list[volumes.VolumeId] = []
         self._summaries: dict[str, Summary | None] = {}
         self._reserved_bytes = 0
@@ -50,24 +51,32 @@ class Index:
             self._on_node.clear()
             self._reserved_bytes = 0
 
-    def put(self, record_id: str, summary: Summary | None) -> None:
-        """Set a record's summary; None for one that cannot be read."""
+    def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
+        """Note what there is of a record: one with that summary, none, or one that is `in_doubt`."""
+        volume_id = volumes.VolumeId(record_id)
         with self._guard:
-            self._put(record_id, summary)
-
-    def drop(self, record_id: str) -> None:
-        """Remove a record; absent is a success."""
-        with self._guard:
-            self._drop(record_id)
+            is_known, before = record_id in self._summaries, self._summaries.pop(record_id, None)
+            if before is not None:
+                self._reserved_bytes -= before.capacity_bytes
+                for node_id in before.nodes:
+                    self._on_node[node_id].discard(volume_id)
+            if summary is not None:
+                self._reserved_bytes += summary.capacity_bytes
+                for node_id in summary.nodes:
+                    self._on_node[node_id].add(volume_id)
+            is_there = summary is not None or in_doubt
+            if is_there:
+                self._summaries[record_id] = summary
+            if is_there and not is_known:
+                bisect.insort(self._ids, volume_id)
+            if is_known and not is_there:
+                del self._ids[bisect.bisect_left(self._ids, volume_id)]
 
     def learn(self, record_id: str, record: StoredRecord | None) -> None:
         """What a read has found, of a record that had no summary: a newer write of another one is kept."""
         with self._guard:
             if self._summaries.get(record_id, _OTHER) is None:
-                if record is None:
-                    self._drop(record_id)
-                else:
-                    self._put(record_id, record.summary)
+                self.note(record_id, record.summary if record else None)
 
     def page(self, after: str = "") -> tuple[volumes.VolumeId, ...]:
         """The ids greater than `after`, in order."""
@@ -107,30 +116,6 @@ class Index:
         with self._guard:
             return frozenset(self._on_node.get(node_id, ()))
 
-    def _put(self, record_id: str, summary: Summary | None) -> None:
-        if record_id in self._summaries:
-            self._subtract(record_id)
-        else:
-            bisect.insort(self._ids, volumes.VolumeId(record_id))
-        self._summaries[record_id] = summary
-        if summary is not None:
-            self._reserved_bytes += summary.capacity_bytes
-            for node_id in summary.nodes:
-                self._on_node[node_id].add(volumes.VolumeId(record_id))
-
-    def _drop(self, record_id: str) -> None:
-        if record_id in self._summaries:
-            self._subtract(record_id)
-            del self._summaries[record_id]
-            del self._ids[bisect.bisect_left(self._ids, volumes.VolumeId(record_id))]
-
-    def _subtract(self, record_id: str) -> None:
-        summary = self._summaries[record_id]
-        if summary is not None:
-            self._reserved_bytes -= summary.capacity_bytes
-            for node_id in summary.nodes:
-                self._on_node[node_id].discard(volumes.VolumeId(record_id))
-
 
 _OTHER = Summary()
 
@@ -138,23 +123,27 @@ _OTHER = Summary()
 class Records(Generic[M]):
     """The records of the kind `model`, by id. Safe from any thread; every method may block."""
 
-    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
-        """`is_id`: whether a text is the id of such a record in this pool."""
+    def __init__(
+        self,
+        store: RecordStore,
+        model: type[M],
+        is_id: Callable[[str], bool],
+        index: Index | None = None,
+    ) -> None:
+        """`is_id`: whether a text is the id of such a record in this pool. An `index` learns what is read."""
         self._store = store
         self._model = model
+        self._index = index
         self.is_id = is_id
 
     def find(self, key: str) -> M | None:
         """The record, or None. Raises `RecordUnreadable`, and what the store raises."""
-        return self._read(key) if self.is_id(key) else None
-
-    def _read(self, key: str) -> M | None:
-        data = self._store.load(key)
-        if data is None:
+        if not self.is_id(key):
             return None
-        record = self._model.parse(data, lambda: self._store.shown(key))
-        if record.id != key:
-            raise RecordUnreadable(self._store.shown(key), f"it describes {record.id}")
+        data = self._store.load(key)
+        record = None if data is None else self._model.parse(data, key, self._store.shown)
+        if self._index is not None:
+            self._index.learn(key, record)
         return record
 
     def load(self, key: str) -> M:
@@ -169,9 +158,9 @@ class Records(Generic[M]):
         written. Raises `RecordChanged`.
         """
         assert record.stored is not None
-        written = record.as_written()
+        written = record.but(revision=record.revision + 1)
         data = written.encode()
-        self._store.save(record.id, data, previous=record.stored)
+        self._store.save(record.key, data, previous=record.stored)
         return written.note_stored(data)
 
 
@@ -179,28 +168,17 @@ class IndexedRecords(Records[M]):
     """Records of what exists by them, with an index of all: its methods do not block."""
 
     def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
-        super().__init__(store, model, is_id)
         self.index = Index()
+        super().__init__(store, model, is_id, self.index)
 
     def open(self) -> None:
         """Read every record once. One that cannot be read does not affect the others."""
         self.index.clear()
         for key in sorted(self._store.ids()):
             if self.is_id(key):
-                self.index.put(key, self._readable(key))
-
-    def _readable(self, key: str) -> Summary | None:
-        try:
-            record = self._read(key)
-        except UNREADABLE:
-            return None
-        return record.summary if record else None
-
-    def find(self, key: str) -> M | None:
-        """As `Records.find`; the index learns of it."""
-        record = super().find(key)
-        self.index.learn(key, record)
-        return record
+                self.index.note(key, None, in_doubt=True)
+                with contextlib.suppress(*UNREADABLE):
+                    self.find(key)
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of all records, readable or not, sorted."""
@@ -223,7 +201,7 @@ class IndexedRecords(Records[M]):
 
     def save(self, record: M) -> M:
         """As `Records.save`."""
-        with self.changing(record.id, record.summary):
+        with self.changing(record.key, record.summary):
             return super().save(record)
 
     @contextmanager
@@ -237,19 +215,10 @@ class IndexedRecords(Records[M]):
         except errors.CrustError:
             self.look_again(key)
             raise
-        self._note(key, after)
+        self.index.note(key, after)
 
     def look_again(self, key: str) -> None:
-        """Note what there is of a record by now."""
-        try:
-            record = self._read(key)
-        except errors.CrustError:
-            self.index.put(key, None)
-            return
-        self._note(key, record.summary if record else None)
-
-    def _note(self, key: str, summary: Summary | None) -> None:
-        if summary is None:
-            self.index.drop(key)
-        else:
-            self.index.put(key, summary)
+        """Note what there is of a record by now; one that cannot be read now is in doubt."""
+        self.index.note(key, None, in_doubt=True)
+        with contextlib.suppress(errors.CrustError):
+            self.find(key)

@@ -279,7 +279,7 @@ def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
     if sorted(snapshot_ids) != sorted(each.snapshot_id for each in group.snapshots):
         raise errors.InvalidRequest.named(
             "GroupMembersDiffer",
-            f"snapshot_ids are not those of {group.id}",
+            f"snapshot_ids are not those of {group.set_id}",
             why="they must be all of the group's snapshots and no others",
             hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
         )

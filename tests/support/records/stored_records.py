@@ -24,17 +24,17 @@ def place_of(records: Records[M], record_id: str) -> Path:
 
 def made(records: Records[M], record: M) -> M:
     """Write a record as an engine does, which makes it with what it describes."""
-    path, written = place_of(records, record.id), record.as_written()
+    path, record = place_of(records, record.key), record.but()
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(written.encode())
+    path.write_bytes(record.encode())
     path.chmod(0o600)
     if isinstance(records, IndexedRecords):
-        records.index.put(record.id, written.summary)
-    return written.note_stored(written.encode())
+        records.index.note(record.key, record.summary)
+    return record.note_stored(record.encode())
 
 
 def removed(records: Records[M], record_id: str) -> None:
     """Remove a record as an engine does."""
     place_of(records, record_id).unlink()
     if isinstance(records, IndexedRecords):
-        records.index.drop(record_id)
+        records.index.note(record_id, None)

@@ -214,7 +214,7 @@ def test_raw_stage_with_the_record_of_an_interrupted_mkfs_keeps_a_complete_files
     uuid = "11111111-0000-4000-8000-000000000000"
     image = str(pool_layout.image(bench.root / "state", volume.volume_id))
     subprocess.run(["mkfs.ext4", "-q", "-U", uuid, image], check=True)
-    known = ContentRecord.parse(path.read_bytes(), lambda: str(path))
+    known = ContentRecord.parse(path.read_bytes(), volume.volume_id, str)
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
     path.write_bytes(begun.encode())
     asyncio.run(bench.stage(volume.volume_id, block()))
@@ -228,7 +228,7 @@ def test_a_filesystem_whose_mkfs_ended_after_the_kill_is_synced_before_it_is_rec
     volume = asyncio.run(bench.create("v"))
     path = pool_layout.content_record(bench.root / "state", volume.volume_id)
     uuid = "11111111-0000-4000-8000-000000000000"
-    known = ContentRecord.parse(path.read_bytes(), lambda: str(path))
+    known = ContentRecord.parse(path.read_bytes(), volume.volume_id, str)
     begun = known.but(state="formatting", fs_type="ext4", planned_uuid=uuid)
     path.write_bytes(begun.encode())
     attached = bench.driver.stores.access.attach(volumes.VolumeId(volume.volume_id))

@@ -182,11 +182,13 @@ async def test_paused_removal_of_a_group_keeps_the_group_that_replaced_it(
     group = await deleting.create_group("g", ids)
     member_ids = [each.snapshot_id for each in group.snapshots]
     with paused(monkeypatch, "remove_snap") as pause:
-        late = asyncio.create_task(asyncio.to_thread(deleting.delete_group, group.id, member_ids))
+        late = asyncio.create_task(
+            asyncio.to_thread(deleting.delete_group, group.set_id, member_ids)
+        )
         assert await asyncio.to_thread(pause.reached.wait, 60)
         second = controllers.start()
         taking = second.controller.snapshots
-        await asyncio.to_thread(taking.delete_group, group.id, member_ids)
+        await asyncio.to_thread(taking.delete_group, group.set_id, member_ids)
         await taking.create_group("g", ids)
         pause.go_on.set()
         with pytest.raises(CephClientBlocklisted):
@@ -271,7 +273,7 @@ async def test_calls_of_one_controller_wait_for_each_other(controllers: Controll
     taking = driver.controller.snapshots
     taken = [await taking.create(f"s{each}", volume_id) for each in range(8)]
     with driver.workers.used():
-        await asyncio.gather(*(asyncio.to_thread(taking.delete, each.id) for each in taken))
+        await asyncio.gather(*(asyncio.to_thread(taking.delete, each.set_id) for each in taken))
     assert driver.stores.provisioning.snapshot_ids() == frozenset()
 
 

@@ -93,7 +93,9 @@ def test_member_of_a_group_is_not_deleted_alone(tmp_path: Path) -> None:
     kept, member = next(driver.controller.snapshots.page("", ""))
     with raised("SnapshotBelongsToGroup"):
         driver.controller.snapshots.delete(member.snapshot_id)
-    driver.controller.snapshots.delete_group(kept.id, [each.snapshot_id for each in kept.snapshots])
+    driver.controller.snapshots.delete_group(
+        kept.set_id, [each.snapshot_id for each in kept.snapshots]
+    )
     driver.controller.snapshots.delete(member.snapshot_id)
     assert list(driver.controller.snapshots.page("", "")) == []
 
@@ -111,7 +113,7 @@ def test_call_for_a_snapshot_finds_no_group_and_the_other_way_round(tmp_path: Pa
         sets.get_group(single, [single])
     sets.delete(group)
     sets.delete_group(single, [single])
-    assert {kept.id for kept, _ in sets.page("", "")} == {group, single}
+    assert {kept.set_id for kept, _ in sets.page("", "")} == {group, single}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
