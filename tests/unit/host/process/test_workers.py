@@ -118,20 +118,6 @@ async def test_check_free_with_every_thread_hung_is_refused_and_recovers(
     await asyncio.gather(*hung)
 
 
-async def test_cancelled_caller_leaves_its_thread_counted(
-    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, call = Workers("pool", limit=1), Hanging(dead)
-    caller = asyncio.create_task(pool.run(call))
-    await workers.run(call.running.wait)
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
-    with pytest.raises(NoWorkerFree):
-        await pool.check_free()
-
-
 async def test_cancelled_caller_without_a_thread_is_never_called(dead: threading.Event) -> None:
     pool, first, second = Workers("pool", limit=1), Hanging(dead), Hanging(dead)
     hung = asyncio.create_task(pool.run(first))
@@ -164,11 +150,15 @@ async def test_thread_that_cannot_start_is_no_worker_free(monkeypatch: pytest.Mo
     assert calls == 0
 
 
-async def test_threads_of_a_pool_that_is_gone_end() -> None:
+async def test_thread_without_a_call_ends_and_the_next_call_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 0.01)
     pool = Workers("pool")
     thread = await pool.run(threading.current_thread)
-    del pool
     await workers.run(thread.join)
+    assert pool.load.busy == 0
+    assert await pool.run(threading.current_thread) is not thread
 
 
 def test_pool_serves_one_loop_after_another() -> None:
@@ -253,7 +243,10 @@ async def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
     assert len({await pool.run(threading.get_ident) for _ in range(100)}) == 1
 
 
-async def test_caller_that_is_cancelled_ends_no_call_that_has_begun(dead: threading.Event) -> None:
+async def test_caller_that_is_cancelled_ends_no_call_that_has_begun(
+    dead: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is taken until the call ends."""
     pool, ended, began = Workers("pool", limit=1), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -266,6 +259,10 @@ async def test_caller_that_is_cancelled_ends_no_call_that_has_begun(dead: thread
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 0.01)
+    with pytest.raises(NoWorkerFree):
+        await pool.check_free()
+    monkeypatch.setattr(workers, "FREE_WITHIN_S", 30)
     dead.set()
     await workers.run(ended.wait)
     await pool.probe()
