@@ -25,12 +25,13 @@ from crust.ceph.connection import Connection
 from crust.ceph.user import CephUser
 from crust.core import errors, metrics, volumes
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
-from crust.core.settings.loading import InvalidSettings
 from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
 from crust.host.files import durable, flocks
 from crust.host.mounts import propagation
 from crust.host.process import workers
+from crust.kubernetes_api import api
+from crust.kubernetes_api.volumes_in_use import OutOfServiceNodes
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.ports import SOCKETS, Ports
 from crust.rpc.serving.daemon import Daemon, starting
@@ -251,19 +252,13 @@ async def run(settings: DriverSettings) -> None:
 async def _declared_gone(
     driver_name: str, access: KubernetesAccess | None
 ) -> AsyncIterator[NodesGone | None]:
-    """Who knows what Kubernetes declares gone, if it is to be asked. Raises `InvalidSettings`."""
+    """Who knows what Kubernetes declares gone, if it is to be asked. Raises `api.UnusableKubeconfig`."""
     if access is None:
         yield None
         return
-    try:
-        from crust.kubernetes_api import api, out_of_service
-    except ImportError as error:
-        raise InvalidSettings(
-            "driver", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
-        ) from error
     client = await workers.run(api.client, access.kubeconfig)
     try:
-        yield out_of_service.OutOfServiceNodes(client, driver_name)
+        yield OutOfServiceNodes(client, driver_name)
     finally:
         await client.close()
 

@@ -1,25 +1,33 @@
 """The client of the Kubernetes API, and the one place where its failures become errors of crust.
 
-lightkube reads the kubeconfig and knows how a client proves who it is. What the server answers is read here, because
-lightkube's own models refuse what Go's types write (`objects`). An answer is bounded, in size and in time, before
-anything looks at it.
+lightkube, an optional package, reads the kubeconfig and knows how a client proves who it is: only `client` imports
+it, so that a program that asks no API server runs without. What the server answers is read here, because lightkube's
+own models refuse what Go's types write (`objects`). An answer is bounded, in size and in time, before anything looks
+at it.
+
+`Followed` keeps the objects of one kind known by list and watch. A watch that lost events without an error, and one
+whose connection is dead without a word, are repaired by the next list. What is kept of an object is the caller's
+choice; an answer from there is as old as the watch is late.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import TypeVar
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
-import httpx2
-import lightkube
 import pydantic
-import yaml
-from lightkube.config import client_adapter
 
 from crust.core import errors
 from crust.core.settings.loading import InvalidSettings
+from crust.core.supervised import Reports, supervised
 from crust.kubernetes_api.objects import KubernetesObject, ListBody, Status, WatchEvent
+
+if TYPE_CHECKING:
+    import httpx2
+
+_log = logging.getLogger(__name__)
 
 _ASK_S = 10.0
 """For one question. A kubelet waits two minutes for its publish, and repeats it."""
@@ -29,8 +37,14 @@ _ANSWER_BYTES = 64 << 20
 _EVENT_BYTES = 8 << 20
 """An object in etcd has at most 1.5 MiB."""
 _OK, _NOT_FOUND, _GONE = 200, 404, 410
+_RELIST_S = 600.0
+_WAIT_S = 5.0
+"""external-attacher gives a detach 15 s."""
+_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before the next list, by how many watches have ended since a change was seen."""
 
 Kind = TypeVar("Kind", bound=KubernetesObject)
+Kept = TypeVar("Kept")
 
 
 class KubernetesApiUnavailable(errors.PeerUnavailable):
@@ -57,13 +71,13 @@ class UnusableKubeconfig(InvalidSettings):
 
 
 class VersionExpiredError(Exception):
-    """A watch cannot continue from its version: list again. It never leaves the package."""
+    """A watch cannot continue from its version: list again. It never leaves this file."""
 
 
 class KubernetesApi:
     """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names what was asked."""
 
-    def __init__(self, http: httpx2.AsyncClient) -> None:
+    def __init__(self, http: "httpx2.AsyncClient") -> None:
         self._http = http
 
     async def close(self) -> None:
@@ -113,7 +127,7 @@ class KubernetesApi:
         query = {"watch": "true", "resourceVersion": version}
         if fields:
             query["fieldSelector"] = fields
-        timeout = httpx2.Timeout(_ASK_S, read=None)
+        timeout = (_ASK_S, None, _ASK_S, _ASK_S)  # the next change may be hours away
         with _refusals(f"the changes of {kind.__name__} objects"):
             async with self._http.stream(
                 "GET", kind.path, params=query, timeout=timeout
@@ -132,6 +146,14 @@ class KubernetesApi:
 
 def client(kubeconfig: str) -> KubernetesApi:
     """A client by a kubeconfig; empty: by the pod's service account. Raises `UnusableKubeconfig`."""
+    try:
+        import httpx2
+        import lightkube
+        import yaml
+        from lightkube.config import client_adapter
+    except ImportError as error:
+        why = "the client of the Kubernetes API is missing: install crust-csi[kubernetes]"
+        raise UnusableKubeconfig(kubeconfig, why) from error
     config = lightkube.KubeConfig
     try:
         found = config.from_file(kubeconfig) if kubeconfig else config.from_service_account()
@@ -154,6 +176,98 @@ def client(kubeconfig: str) -> KubernetesApi:
         raise UnusableKubeconfig(kubeconfig, why) from error
 
 
+class Followed(Generic[Kind, Kept]):
+    """What `keep` makes of each object, by `key`. `fields` is a field selector."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        kind: type[Kind],
+        keep: Callable[[Kind], Kept],
+        *,
+        key: Callable[[Kind], str] = lambda found: found.name,
+        fields: str = "",
+    ) -> None:
+        self._api = api
+        self.kind = kind
+        self._keep = keep
+        self._key = key
+        self._fields = fields
+        self.known: dict[str, Kept] = {}
+        """The objects, as the last list and the changes since have them; or as they were asked for directly."""
+        self._failures = 0
+        self._current = asyncio.Event()
+        self.failure = ""
+        """Why the objects are not known; empty: they are, or no answer has come yet."""
+
+    async def is_known(self) -> bool:
+        """Whether list and watch have not failed. Where they have, the next list is waited for, for a while."""
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._current.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def follow(self) -> None:
+        """Keep the objects known, until cancelled. An API server that is away is logged and waited for."""
+        while True:
+            try:
+                async with asyncio.timeout(_RELIST_S):
+                    version = await self._list()
+                    await self._watch(version)
+            except TimeoutError:
+                self._failures = 0
+                continue
+            except VersionExpiredError:
+                pass
+            except KubernetesApiUnavailable as error:
+                self._lost(error)
+                extra = {"error": error, "again_in_s": self._pause_s()}
+                _log.warning(f"{self.kind.__name__} objects are not followed", extra=extra)
+            except Exception as error:
+                self._lost(error)
+                raise
+            pause_s = self._pause_s()
+            self._failures += 1
+            await asyncio.sleep(pause_s)
+
+    def _lost(self, error: Exception) -> None:
+        self._current.clear()
+        self.failure = str(error) or type(error).__name__
+
+    def _pause_s(self) -> float:
+        return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+
+    async def _list(self) -> str:
+        objects, version = await self._api.listing(self.kind, fields=self._fields)
+        self.known = {self._key(found): self._keep(found) for found in objects}
+        self.failure = ""
+        self._current.set()
+        return version
+
+    async def _watch(self, version: str) -> None:
+        changes = self._api.watch(self.kind, version, fields=self._fields)
+        async with contextlib.aclosing(changes):
+            async for found, is_deleted in changes:
+                self._failures = 0
+                if is_deleted:
+                    self.known.pop(self._key(found), None)
+                else:
+                    self.known[self._key(found)] = self._keep(found)
+
+
+@contextlib.asynccontextmanager
+async def following(health: Reports, *followed: Followed[Any, Any]) -> AsyncIterator[None]:
+    """Follow the objects while the block runs."""
+    async with contextlib.AsyncExitStack() as stack:
+        for each in followed:
+            await stack.enter_async_context(
+                supervised(f"follow {each.kind.__name__} objects", each.follow, health)
+            )
+        yield
+
+
 class _AnswerRefused(ValueError):
     """The server's answer is no object."""
 
@@ -172,6 +286,9 @@ async def _asking(what: str) -> AsyncIterator[None]:
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
     """Failures inside the block become `KubernetesApiUnavailable`."""
+    import httpx2
+    import lightkube
+
     try:
         yield
     except (_AnswerRefused, httpx2.HTTPError, lightkube.ConfigError) as error:
@@ -184,7 +301,7 @@ def _refusals(what: str) -> Iterator[None]:
         raise KubernetesApiUnavailable(what, why) from error
 
 
-async def _body(response: httpx2.Response) -> bytes:
+async def _body(response: "httpx2.Response") -> bytes:
     body = bytearray()
     async for part in response.aiter_bytes():
         body += part
@@ -193,7 +310,7 @@ async def _body(response: httpx2.Response) -> bytes:
     return bytes(body)
 
 
-async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+async def _lines(response: "httpx2.Response") -> AsyncIterator[bytes]:
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

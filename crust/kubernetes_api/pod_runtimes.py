@@ -7,15 +7,43 @@ seen can start while the API server is away; a publish for a pod that the watch 
 object of the same name with another UID is another pod.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Self
 
 from crust.core import errors
 from crust.core.supervised import Reports
-from crust.kubernetes_api import following
-from crust.kubernetes_api.api import KubernetesApi
-from crust.kubernetes_api.following import Followed
+from crust.kubernetes_api.api import Followed, KubernetesApi, following
 from crust.kubernetes_api.objects import Pod, RuntimeClass
-from crust.kubernetes_api.pod_name import PodName
+
+POD_INFO = "csi.storage.k8s.io/pod."
+"""What the keys of a volume context that name the pod begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodName:
+    """A pod, as a kubelet names it in a publish (CSIDriver.spec.podInfoOnMount)."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, context: Mapping[str, str]) -> Self:
+        """From a volume context. Raises `PodInfoMissing`."""
+        found = [context.get(f"{POD_INFO}{key}", "") for key in ("namespace", "name", "uid")]
+        if not all(found):
+            raise errors.NotReady.named(
+                "PodInfoMissing",
+                "whether to defer the mount cannot be decided",
+                why="the pod's RuntimeClass decides, and the publish does not name the pod",
+                hint="set podInfoOnMount: true in the CSIDriver object",
+            )
+        return cls(*found)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class PodRuntimes:
@@ -53,7 +81,7 @@ class PodRuntimes:
 
     def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
         """Keep the pods of the node and the classes known while the block runs."""
-        return following.following(health, self._handlers, self._classes)
+        return following(health, self._handlers, self._classes)
 
     async def _ask_class(self, pod: PodName) -> str:
         found = await self._api.get(Pod, pod.name, namespace=pod.namespace)

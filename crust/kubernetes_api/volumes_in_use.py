@@ -11,22 +11,31 @@ that a VolumeAttachment of the volume names, and that has no id of the driver. T
 their age can only hide a node, and a node that is not known is refused. What a node uses is always asked afresh, by
 one request each, for at most three nodes.
 
-A node is gone, and uses nothing, if it is out of service (`out_of_service`), or if its Node object was absent each
-time that it was looked for, for `absent_s`. Everything else that is not known is refused: no answer, an object that
-is not there and a kubelet that never reported are not "nobody".
+A node is gone, and uses nothing, if it is out of service, or if its Node object was absent each time that it was
+looked for, for `absent_s`. Everything else that is not known is refused: no answer, an object that is not there and a
+kubelet that never reported are not "nobody".
+
+A node is out of service by the taint of that name, set by a person or by what powers machines off: it says that the
+machine is off and nothing runs there. Kubernetes detaches and deletes by it without waiting; a driver cuts such a
+node off from storage (`OutOfServiceNodes`). It is believed only of a node that is not ready: one whose kubelet
+reports is alive, whoever tainted it. That a node is not ready, that its object was deleted and that a volume was
+detached from it by force prove nothing: each happens to a machine that only lost its network.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import Defer
 from crust.core.supervised import Reports
-from crust.kubernetes_api import following, out_of_service
-from crust.kubernetes_api.api import KubernetesApi, KubernetesApiUnavailable
-from crust.kubernetes_api.following import Followed
+from crust.kubernetes_api.api import (
+    Followed,
+    KubernetesApi,
+    KubernetesApiUnavailable,
+    following,
+)
 from crust.kubernetes_api.objects import (
     CSINode,
     CSISource,
@@ -36,12 +45,13 @@ from crust.kubernetes_api.objects import (
     VolumeAttachmentSpec,
 )
 
+TAINT = "node.kubernetes.io/out-of-service"
 ABSENT_S = 300.0
 _MOST_NODES = 3
 """Requests of one detach. Only a call without a node id can need more: the CO then names each node."""
 _ABSENT = CSISource()
 _DEFERRING = (Defer.ALWAYS.value, Defer.RUNTIME_CLASS.value)
-_IF_DEAD = f"if the node is dead, taint it {out_of_service.TAINT}"
+_IF_DEAD = f"if the node is dead, taint it {TAINT}"
 
 
 @dataclass(slots=True)
@@ -76,7 +86,7 @@ class VolumesInUse:
 
     def following(self, health: Reports) -> AbstractAsyncContextManager[None]:
         """Keep attachments, volumes and the nodes' ids known while the block runs."""
-        return following.following(health, self._attachments, self._volumes, self._registered)
+        return following(health, self._attachments, self._volumes, self._registered)
 
     async def check_detach(self, driver: str, volume_id: str, node_id: str) -> None:
         """Return if the volume may be detached from the node with the driver's id `node_id`; empty: from all.
@@ -116,12 +126,7 @@ class VolumesInUse:
 
     def _nodes(self, driver: str, volume_id: str, node_id: str) -> Collection[str]:
         """The names of the nodes that may have the volume. Raises `VolumeUseUnknown`."""
-        ids = {
-            name: registered.node_id
-            for name, csi_node in self._registered.known.items()
-            for registered in csi_node.spec.drivers
-            if registered.name == driver
-        }
+        ids = _ids(driver, self._registered.known.values())
         nodes = {name for name, known_id in ids.items() if node_id and known_id == node_id}
         if not nodes:
             attached = self._attached(driver, volume_id)
@@ -167,7 +172,7 @@ class VolumesInUse:
             self._check_gone(name, volume_id)
             return
         self._absent.pop(name, None)
-        if out_of_service.is_out_of_service(node):
+        if _is_out_of_service(node):
             return
         if f"kubernetes.io/csi/{driver}^{volume_id}" in node.status.volumes_in_use:
             raise errors.NotReady.named(
@@ -205,3 +210,40 @@ def _inline(attachment: VolumeAttachmentSpec) -> CSISource | None:
     """The volume of an attachment that Kubernetes migrated from a pod's in-tree source."""
     inline = attachment.source.inline_volume_spec
     return None if inline is None else inline.csi
+
+
+class OutOfServiceNodes:
+    """Asks the Kubernetes API of one cluster, as the driver `driver`."""
+
+    def __init__(self, api: KubernetesApi, driver: str) -> None:
+        self._api = api
+        self._driver = driver
+
+    async def ids(self) -> frozenset[str]:
+        """The driver's ids of the nodes that are gone, now. A driver that has left the CSINode object of such a node
+        was called by the node's name. Raises `KubernetesApiUnavailable`.
+        """
+        nodes, _ = await self._api.listing(Node)
+        gone = [node.name for node in nodes if _is_out_of_service(node)]
+        if not gone:
+            return frozenset()
+        csi_nodes, _ = await self._api.listing(CSINode)
+        ids = _ids(self._driver, csi_nodes)
+        return frozenset(ids.get(name, name) for name in gone)
+
+
+def _ids(driver: str, csi_nodes: Iterable[CSINode]) -> dict[str, str]:
+    """The driver's ids of the nodes where it is registered, by their names."""
+    return {
+        csi_node.name: registered.node_id
+        for csi_node in csi_nodes
+        for registered in csi_node.spec.drivers
+        if registered.name == driver
+    }
+
+
+def _is_out_of_service(node: Node) -> bool:
+    """Whether the node has the taint, and no kubelet of it reports."""
+    is_tainted = any(taint.key == TAINT for taint in node.spec.taints)
+    reported = {condition.type: condition.status for condition in node.status.conditions}
+    return is_tainted and reported.get("Ready") != "True"

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from crust.core import deferral_keys, errors, volumes
 from crust.core.deferral_keys import Defer
-from crust.kubernetes_api.pod_name import PodName
+from crust.kubernetes_api.pod_runtimes import PodName
 
 
 @dataclass(frozen=True, slots=True)

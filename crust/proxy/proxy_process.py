@@ -15,7 +15,6 @@ from typing import Self
 
 from crust.core import metrics, operations, volumes
 from crust.core.deferral_keys import Defer
-from crust.core.settings.loading import InvalidSettings
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
@@ -24,6 +23,7 @@ from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers
+from crust.kubernetes_api import api, pod_runtimes
 from crust.proxy.entries import Entries
 from crust.proxy.events import Events
 from crust.proxy.filesystems import Filesystems
@@ -247,13 +247,6 @@ async def _policies(
     """Gives each driver its policy; follows the pods of the node where the settings give access to Kubernetes."""
     runtimes, deferring = None, frozenset[str]()
     if settings.kubernetes is not None:
-        try:
-            from crust.kubernetes_api import api, pod_runtimes
-        except ImportError as error:
-            raise InvalidSettings(
-                "proxy",
-                "kubernetes is set, and its client is missing: install crust-csi[kubernetes]",
-            ) from error
         client = await workers.run(api.client, settings.kubernetes.kubeconfig)
         stack.push_async_callback(client.close)
         runtimes = pod_runtimes.PodRuntimes(client, settings.kubernetes.node_name)

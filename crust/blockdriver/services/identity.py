@@ -3,8 +3,7 @@
 import crust
 from crust.blockdriver.engines.protocol import Provisioning
 from crust.blockdriver.services.roles import Role
-from crust.core import errors, operations
-from crust.kubernetes_api.csi_driver import ATTACHES
+from crust.core import deferral_keys, errors, operations
 from crust.rpc.call import Call
 from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
@@ -40,7 +39,7 @@ class Identity:
         return csi_pb2.GetPluginInfoResponse(
             name=self._name,
             vendor_version=crust.__version__,
-            manifest={ATTACHES: str(self._role.attaches).lower()},
+            manifest={deferral_keys.ATTACHES: str(self._role.attaches).lower()},
         )
 
     async def GetPluginCapabilities(

@@ -1,30 +1,32 @@
-"""The CSIDriver objects of the drivers on this node, where crust may read them. Nothing of a cluster is changed.
+"""The CSIDriver objects of the drivers on this node, where crust may read them, and whether its settings go with
+them.
 
-The client of the Kubernetes API is optional, so it is imported by the function that asks.
+Kubernetes decides by this object whether a volume is attached before a node has it, and whether a publish names its
+pod. Without an object it attaches, and does not name the pod. A mismatch stops nothing, and nothing of a cluster is
+changed: an object can be corrected while nodes serve (attachRequired only by recreating it).
 """
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import grpc
 
 from crust.cli.doctor.finding import Finding, doctor_check, error, ok, warning
-from crust.cli.doctor.node import Mismatches, Node
+from crust.cli.doctor.node import Mismatch, Mismatches, Node
+from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
-from crust.core.settings.loading import InvalidSettings
 from crust.core.settings.proxy import KubernetesSettings, ProxySettings, ServedDriver
-from crust.kubernetes_api import csi_driver
-from crust.kubernetes_api.csi_driver import Configuration, CsiDriverObject, Mismatch
+from crust.kubernetes_api.api import KubernetesApi, client
+from crust.kubernetes_api.objects import CSIDriver
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 
-if TYPE_CHECKING:
-    from crust.kubernetes_api.api import KubernetesApi
-
 _ANSWER_S = 5.0
 """For the driver's answer."""
+_OWN_DRIVER = "block.csi.crust.dev"
+_WITHOUT_OBJECT = "the cluster has no CSIDriver object of that name, so it takes its defaults"
 _PUBLISHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 
 
@@ -50,50 +52,64 @@ def mismatches(settings: ProxySettings) -> Mismatches:
 
 
 async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -> Mismatches:
-    try:
-        from crust.kubernetes_api import api
-    except ImportError as missing:
-        raise InvalidSettings(
-            "proxy", "kubernetes is set, and its client is missing: install crust-csi[kubernetes]"
-        ) from missing
-    client = api.client(kubernetes.kubeconfig)
+    api = client(kubernetes.kubeconfig)
     try:
         found = {}
         for served in settings.drivers:
             async with SocketPort(served.socket) as driver:
-                found[served.name] = await of_driver(client, served, driver)
+                found[served.name] = await of_driver(api, served, driver)
         return found
     finally:
-        await client.close()
+        await api.close()
 
 
-async def of_driver(
-    client: "KubernetesApi", served: ServedDriver, driver: Port
-) -> tuple[Mismatch, ...]:
+async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> tuple[Mismatch, ...]:
     """What of a driver's CSIDriver object does not go with it. Raises `KubernetesApiUnavailable`."""
-    found = await read(client, served.name)
-    running = Configuration(
-        runtime_class=True,
-        default=Defer(served.defer) if served.defer else None,
-        attaches=await _attaches(driver),
-    )
-    return csi_driver.mismatches(found, running)
+    found = await api.get(CSIDriver, served.name)
+    default = Defer(served.defer) if served.defer else None
+    return compare(served.name, found, default=default, attaches=await _attaches(driver))
 
 
-async def read(api: "KubernetesApi", name: str) -> CsiDriverObject:
-    """A driver's object, or Kubernetes' defaults without one. Raises `KubernetesApiUnavailable`."""
-    from crust.kubernetes_api.objects import CSIDriver
+def compare(
+    name: str, found: CSIDriver | None, *, default: Defer | None, attaches: bool | None
+) -> tuple[Mismatch, ...]:
+    """What of a driver's object does not go with the settings; without one Kubernetes has its defaults.
 
-    found = await api.get(CSIDriver, name)
+    `default` decides about volumes that say nothing. `attaches`: whether the driver's controller publishes volumes to
+    nodes; None: it is not known here.
+    """
+    spec = CSIDriver().spec if found is None else found.spec
+    mismatches: list[Mismatch] = []
+    if not spec.pod_info_on_mount:
+        by_default = default is Defer.RUNTIME_CLASS
+        which = "every publish" if by_default else "a publish with crust.dev/defer: runtime-class"
+        pod_info = Mismatch(
+            f"podInfoOnMount of CSIDriver {name} is false",
+            f"a pod's RuntimeClass decides, and {which} is refused without its name",
+            "set spec.podInfoOnMount: true",
+            is_fatal=by_default,
+        )
+        mismatches.append(pod_info)
+    if attaches is False and spec.attach_required is not False:
+        attaches_in_vain = Mismatch(
+            f"attachRequired of CSIDriver {name} is true",
+            "the driver attaches nothing, and pods wait for an external-attacher",
+            "make the object again with spec.attachRequired: false, or run external-attacher",
+            is_fatal=False,
+        )
+        mismatches.append(attaches_in_vain)
     if found is None:
-        return CsiDriverObject(name, exists=False)
-    attach, pod_info = found.spec.attach_required, found.spec.pod_info_on_mount
-    return CsiDriverObject(
-        name,
-        exists=True,
-        attach_required=True if attach is None else attach,
-        pod_info_on_mount=bool(pod_info),
-    )
+        return tuple(replace(each, why=f"{_WITHOUT_OBJECT}; {each.why}") for each in mismatches)
+    # volumes of crust's own driver need no attach, and are not refused without
+    if attaches and spec.attach_required is False and name != _OWN_DRIVER:
+        never_attaches = Mismatch(
+            f"attachRequired of CSIDriver {name} is false",
+            "the driver's controller attaches volumes, and is never asked to (crust's own needs no attach)",
+            "unless it is crust's, make the object again with spec.attachRequired: true, for external-attacher",
+            is_fatal=False,
+        )
+        mismatches.append(never_attaches)
+    return tuple(mismatches)
 
 
 async def _attaches(driver: Port) -> bool | None:
@@ -117,4 +133,4 @@ async def _says_that_it_attaches(driver: Port) -> bool | None:
         info = await identity.GetPluginInfo(csi_pb2.GetPluginInfoRequest(), timeout=_ANSWER_S)
     except PeerStatus:
         return None
-    return {"true": True, "false": False}.get(info.manifest.get(csi_driver.ATTACHES, ""))
+    return {"true": True, "false": False}.get(info.manifest.get(deferral_keys.ATTACHES, ""))

@@ -14,13 +14,22 @@ from crust.core.settings.driver import DriverSettings
 from crust.core.settings.kata import KataSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
-from crust.kubernetes_api.csi_driver import Mismatch
 from crust.node.settings import NodeSettings
 
 CONFIG_DIR = str(daemons.CONFIG_DIR)
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
 _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """What does not go together, what follows, and what to do. `is_fatal`: volumes do not get to their pods."""
+
+    what: str
+    why: str
+    todo: str
+    is_fatal: bool
 
 
 Mismatches = Mapping[str, Sequence[Mismatch]]

@@ -10,6 +10,7 @@ from crust.core.deferral_keys import Defer
 from crust.core.settings.shim import DetachAccess, ShimSettings
 from crust.csi_shim.controller.controller_shim import ControllerShim, Users
 from crust.host.process import oserrors, workers
+from crust.kubernetes_api import api, volumes_in_use
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import SocketPort
 from crust.rpc.serving import server
@@ -71,10 +72,6 @@ async def users_of(settings: ShimSettings) -> AsyncIterator[Users | None]:
         yield None
         return
     access = settings.kubernetes or DetachAccess()
-    try:
-        from crust.kubernetes_api import api, volumes_in_use
-    except ImportError as error:
-        raise _cannot_check("its client is missing: install crust-csi[kubernetes]") from error
     try:
         client = await workers.run(api.client, access.kubeconfig)
     except api.UnusableKubeconfig as error:

@@ -197,6 +197,6 @@ async def test_controller_without_the_kubernetes_client_is_refused(tmp_path: Pat
     missing.mkdir()
     (missing / "lightkube.py").write_text("raise ImportError(__name__)\n")
     said = await said_at_its_end(tmp_path, missing)
-    assert "InvalidSettings" in said
+    assert "UnusableKubeconfig" in said
     assert "install crust-csi[kubernetes]" in said
     check_never_served(said)

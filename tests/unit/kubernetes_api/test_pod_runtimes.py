@@ -8,9 +8,7 @@ import pytest
 import pytest_asyncio
 
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import following
-from crust.kubernetes_api.pod_name import PodName
-from crust.kubernetes_api.pod_runtimes import PodRuntimes
+from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
 from crust.rpc.serving.health import Health
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import NODE, FakeKubernetes
@@ -123,7 +121,7 @@ async def test_watch_from_a_compacted_version_begins_again_with_a_list(
 async def test_following_continues_after_an_outage(
     api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(kubernetes_api, "_PAUSES_S", (0.0,))
     api.faults.status = 503
     async with runtimes.following(Health()):
         for _ in range(3):

@@ -13,17 +13,13 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from crust.cli.doctor import csi_driver_objects
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import following, objects
-from crust.kubernetes_api.api import KubernetesApi
-from crust.kubernetes_api.following import Followed
+from crust.kubernetes_api import objects
+from crust.kubernetes_api.api import Followed, KubernetesApi
 from crust.kubernetes_api.objects import KubernetesObject
-from crust.kubernetes_api.out_of_service import OutOfServiceNodes
-from crust.kubernetes_api.pod_name import PodName
-from crust.kubernetes_api.pod_runtimes import PodRuntimes
-from crust.kubernetes_api.volumes_in_use import VolumesInUse
+from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
+from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes, VolumesInUse
 from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 from tests.support.raised import raised
@@ -142,8 +138,14 @@ async def test_page_of_a_list_is_continued(server: Server) -> None:
 
 async def test_recorded_refusal_is_shown_in_the_servers_words(server: Server) -> None:
     server.say(recorded("status-forbidden"), code=403)
-    with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match='nodes "x" is forbidden'):
-        await server.api.get(objects.Node, "x")
+    asking = (
+        server.api.get(objects.Node, "x"),
+        server.api.listing(objects.Node),
+        watched(server, objects.Node),
+    )
+    for each in asking:
+        with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match='nodes "x" is forbidden'):
+            await each
 
 
 @pytest.mark.parametrize("code", [200, 410])
@@ -226,18 +228,42 @@ async def test_volume_is_in_use_beside_a_node_without_a_csi_driver(client: Kuber
             await users.check_detach(DRIVER, "vol-1", "worker-1")
 
 
-async def test_lost_node_is_found_beside_a_node_without_a_csi_driver(
-    client: KubernetesApi, api: FakeKubernetes
+UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
+
+
+@pytest.mark.parametrize(
+    ("taints", "ready", "driver", "gone"),
+    [
+        ((UNREACHABLE, TAINT), "Unknown", DRIVER, "id-of-lost"),
+        ((TAINT,), "False", DRIVER, "id-of-lost"),
+        ((TAINT,), "", DRIVER, "id-of-lost"),
+        # a kubelet that shuts down in order removes the driver from the CSINode object
+        ((TAINT,), "Unknown", "other.example.com", "lost"),
+        ((TAINT,), "True", DRIVER, ""),
+        ((UNREACHABLE,), "Unknown", DRIVER, ""),
+        ((NOT_READY,), "False", DRIVER, ""),
+        (None, "", DRIVER, ""),
+    ],
+)
+async def test_node_is_lost_by_its_taint_if_no_kubelet_reports(
+    client: KubernetesApi,
+    api: FakeKubernetes,
+    taints: tuple[str, ...] | None,
+    ready: str,
+    driver: str,
+    gone: str,
 ) -> None:
-    nodes = OutOfServiceNodes(client, DRIVER)
-    assert await nodes.ids() == set()
-    api.add(recorded("node-out-of-service"), "nodes")
-    assert await nodes.ids() == {"worker-1"}
-
-
-async def test_csi_driver_without_fields_has_kubernetes_defaults(client: KubernetesApi) -> None:
-    found = await csi_driver_objects.read(client, DRIVER)
-    assert (found.exists, found.attach_required, found.pod_info_on_mount) == (True, True, False)
+    """Beside nodes without a CSI driver. Without taints there is no Node object, which proves nothing."""
+    if taints is not None:
+        status = {"conditions": [{"type": "Ready", "status": ready}] if ready else []}
+        spec = {"taints": [{"key": each, "effect": "NoExecute"} for each in taints]}
+        api.add_object("nodes", "lost", spec=spec, status=status)
+    drivers = [
+        {"name": "third.example.com", "nodeID": "3"},
+        {"name": driver, "nodeID": "id-of-lost"},
+    ]
+    api.add_object("csinodes", "lost", spec={"drivers": drivers})
+    assert await OutOfServiceNodes(client, DRIVER).ids() == {gone} - {""}
 
 
 @pytest.mark.parametrize(("name", "handler"), [("pod-plain", ""), ("pod-runtimeclass", "kata")])
@@ -257,7 +283,7 @@ async def test_handler_of_a_recorded_pod_is_known(
 async def test_follower_goes_on_after_an_error_that_nobody_foresaw(
     client: KubernetesApi, api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(kubernetes_api, "_PAUSES_S", (0.0,))
     failing = [RuntimeError("unforeseen"), MemoryError()]
 
     def keep(node: objects.Node) -> str:
@@ -266,6 +292,6 @@ async def test_follower_goes_on_after_an_error_that_nobody_foresaw(
         return node.name
 
     followed = Followed(client, objects.Node, keep)
-    async with following.following(Health(), followed):
+    async with kubernetes_api.following(Health(), followed):
         await asyncio.to_thread(api.wait_for_watch, "nodes")
         assert set(followed.known) == {"fresh-1", "worker-1"}

@@ -11,7 +11,6 @@ import pytest_asyncio
 from crust.core import errors
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
-from crust.kubernetes_api import following
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
 from crust.rpc.serving.health import Health
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
@@ -357,16 +356,16 @@ async def test_api_that_is_away_decides_nothing(
     api.faults.status = 503
     with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match="Node worker-1"):
         await controller.ask(users)
-    monkeypatch.setattr(following, "_WAIT_S", 0.2)
+    monkeypatch.setattr(kubernetes_api, "_WAIT_S", 0.2)
     without_lists, answered = VolumesInUse(controller.client, Defer.NEVER), asyncio.Event()
-    lost = following.Followed._lost
+    lost = kubernetes_api.Followed._lost
 
-    def noted(followed: following.Followed[Any, Any], error: Exception) -> None:
+    def noted(followed: kubernetes_api.Followed[Any, Any], error: Exception) -> None:
         lost(followed, error)
         if followed is without_lists._attachments:  # it is asked first
             answered.set()
 
-    monkeypatch.setattr(following.Followed, "_lost", noted)
+    monkeypatch.setattr(kubernetes_api.Followed, "_lost", noted)
     async with without_lists.following(Health()):
         await answered.wait()
         with pytest.raises(kubernetes_api.KubernetesApiUnavailable, match=r"vol-1.*not now"):

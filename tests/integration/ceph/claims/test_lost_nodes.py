@@ -20,7 +20,7 @@ from crust.ceph.claims import Host
 from crust.ceph.failures import CephMonitorsUnreachable
 from crust.ceph.user import CephUser
 from crust.core.volumes import VolumeId
-from crust.kubernetes_api.out_of_service import TAINT
+from crust.kubernetes_api.volumes_in_use import TAINT
 from crust.rpc import channel
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import rbd_driver, rbd_node

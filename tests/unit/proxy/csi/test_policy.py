@@ -15,7 +15,7 @@ from crust.cli import main
 from crust.core import deferral_keys, errors, volumes
 from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import KubernetesSettings
-from crust.kubernetes_api.pod_name import PodName
+from crust.kubernetes_api.pod_runtimes import PodName
 from crust.proxy.policy import Decision, Policy
 from tests.support.faults.refusals import refused
 from tests.support.nodes import fake_kubernetes

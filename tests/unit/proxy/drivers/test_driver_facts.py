@@ -13,9 +13,11 @@ from crust.blockdriver import serve
 from crust.blockdriver.driver import build
 from crust.blockdriver.services.roles import Role
 from crust.cli.doctor import csi_driver_objects
+from crust.core.deferral_keys import Defer
 from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi
+from crust.kubernetes_api.objects import CSIDriver
 from crust.proxy import proxy_process as proxy
 from crust.rpc import channel
 from crust.rpc.port import SocketPort
@@ -219,6 +221,43 @@ async def test_attach_of_a_driver_that_does_not_state_it_is_not_reported(
     socket = str(tmp_path / "csi.sock")
     async with fake_driver.serving(FakeDriver(), socket):
         assert await said(client, socket) == set()
+
+
+POD_INFO, ATTACH, OURS = "podInfoOnMount", "attachRequired", "block.csi.crust.dev"
+FATAL = {POD_INFO: True}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "default", "attaches", "expected"),
+    [
+        (NAME, {ATTACH: False}, None, False, {POD_INFO: False}),
+        (NAME, {ATTACH: False}, Defer.RUNTIME_CLASS, False, FATAL),
+        (NAME, {POD_INFO: True}, None, False, {ATTACH: False}),
+        (NAME, {ATTACH: True}, None, False, {POD_INFO: False, ATTACH: False}),
+        (NAME, {ATTACH: False, POD_INFO: True}, None, True, {ATTACH: False}),
+        (OURS, {ATTACH: False, POD_INFO: True}, None, True, {}),
+        (NAME, {}, None, True, {POD_INFO: False}),
+        (NAME, None, None, True, {POD_INFO: False}),
+        (NAME, None, Defer.RUNTIME_CLASS, False, {POD_INFO: True, ATTACH: False}),
+    ],
+)
+def test_object_that_does_not_go_with_the_settings_is_told(
+    *,
+    name: str,
+    spec: dict[str, bool] | None,
+    default: Defer | None,
+    attaches: bool | None,
+    expected: dict[str, bool],
+) -> None:
+    """The value says whether volumes do not get to their pods. Without an object Kubernetes has its defaults."""
+    found = None if spec is None else CSIDriver.model_validate({"spec": spec})
+    mismatches = csi_driver_objects.compare(name, found, default=default, attaches=attaches)
+    assert {each.what.partition(" ")[0]: each.is_fatal for each in mismatches} == expected
+    for each in mismatches:
+        assert name in each.what
+        assert "spec." in each.todo
+        assert ("no CSIDriver object" in each.why) == (spec is None)
+        assert ("every publish" in each.why) == each.is_fatal
 
 
 REGISTERED = "one.example.com"
