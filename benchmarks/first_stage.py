@@ -6,6 +6,7 @@ with the same options on a sparse file of the same size at a loop device. Rounds
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,9 +98,9 @@ async def _stage(driver: InProcess, name: str, times: Times) -> None:
 async def _mkfs(directory: Path, times: Times) -> None:
     image = str(directory / "mkfs.img")
     sparse.create(image, SIZE_BYTES)
-    device = loop.attach(image, sector_size=512)
+    device = loop.attach(image)
     try:
         await times.timed(MKFS, asyncio.to_thread(output, *_MKFS, device.path))
     finally:
         loop.detach(device)
-        sparse.remove(image)
+        os.unlink(image)

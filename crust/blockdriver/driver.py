@@ -50,7 +50,7 @@ from crust.core.settings.driver import (
 )
 from crust.host.cgroups import throttling
 from crust.host.filesystems import supported
-from crust.host.filesystems.tool_locks import ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
 from crust.rpc.messages import limits

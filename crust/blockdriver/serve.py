@@ -27,7 +27,7 @@ from crust.core import errors, metrics, volumes
 from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.host.mounts import propagation
 from crust.host.process import workers
 from crust.kubernetes_api import api
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator[Daemon]:
     """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
 
-    Raises `flocks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
+    Raises `locks.LockHeld` when another process has the pool or the run directory, and what `server.serving` raises.
     """
     await workers.run(durable.make_directories, run_dir, 0o700)
     async with (
@@ -127,7 +127,7 @@ async def _opened(driver: Driver, daemon: Daemon, owned: AsyncExitStack) -> Pool
     owned.push_async_callback(driver.operations.drain)
     owned.push_async_callback(watch.stop)
     problem = await watch.look()
-    if problem is not None and isinstance(problem.__cause__, flocks.LockHeld):
+    if problem is not None and isinstance(problem.__cause__, locks.LockHeld):
         raise problem.__cause__
     await owned.enter_async_context(
         supervised("looks for the pool", watch.keep_looking, daemon.health, of=driver.name)

@@ -13,7 +13,7 @@ the host runs here, in a task of its own:
 - `drain` refuses new operations and waits for the running ones, before a process may exit.
 
 An operation may hold several keys, all or none, e.g. a volume and a target; it never waits for one, so no order of
-keys is needed. The process lock (`crust.host.files.flocks`) comes first.
+keys is needed. The process lock (`crust.host.files.locks`) comes first.
 
 A look, which blocks and changes nothing, has a key too (`look`): a filesystem that hangs costs one thread, however
 often it is asked for.

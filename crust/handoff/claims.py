@@ -22,7 +22,7 @@ import pydantic
 from crust.core import errors, volumes
 from crust.handoff import layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
-from crust.host.files import durable, ofdlocks
+from crust.host.files import durable, locks
 from crust.host.process import open_files, oserrors
 
 LIMIT_BYTES = 16 * 1024
@@ -155,7 +155,7 @@ class ClaimLock:
             raise NotPublished(target)
         keep = False
         try:
-            if not ofdlocks.try_lock(fd):
+            if not locks.try_lock(fd):
                 raise _held(paths, target)
             if _is_at(paths.claim_lock, fd):
                 if not keep_claim:  # of a dead claim: nobody may treat it as the new holder's
@@ -175,9 +175,11 @@ class ClaimLock:
         """
         if not is_held(paths):
             return None
-        with oserrors.translating(f"cannot look at {paths.claim_lock}"):
-            file = os.lstat(paths.claim_lock)
-        with contextlib.closing(open_files.copies(pid, file)) as copies:
+        copies = open_files.copies(pid, paths.claim_lock)
+        with (
+            oserrors.translating(f"cannot look at {paths.claim_lock}"),
+            contextlib.closing(copies),
+        ):
             for copy in copies:
                 if _holds(copy) and _is_at(paths.claim_lock, copy):
                     return cls(copy, paths)
@@ -197,7 +199,7 @@ class ClaimLock:
         calls exec, so closing alone would not unlock.
         """
         if self.fd >= 0:
-            ofdlocks.unlock(self.fd)
+            locks.unlock(self.fd)
             self.close()
 
     def __enter__(self) -> Self:
@@ -216,7 +218,7 @@ def is_held(paths: layout.EntryPaths) -> bool:
     if fd is None:
         return False
     try:
-        return ofdlocks.is_locked(fd)
+        return locks.is_locked(fd)
     finally:
         os.close(fd)
 
@@ -326,7 +328,7 @@ def _check_lock(path: str, status: os.stat_result) -> None:
 def _holds(fd: int) -> bool:
     """Whether the description behind `fd` has the lock, which the caller knows to be held by somebody."""
     is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    return is_writable and ofdlocks.try_lock(fd)
+    return is_writable and locks.try_lock(fd)
 
 
 def _is_at(path: str, fd: int) -> bool:

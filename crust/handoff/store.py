@@ -36,7 +36,7 @@ from crust.handoff.entry import (
 )
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import LIMIT_BYTES, Record, rewritten
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.host.process import oserrors
 
 __all__ = [
@@ -129,9 +129,9 @@ class Store:
         durable.make_directory(self.root, layout.DIRECTORY_MODE)
         check_directory(self.root)
 
-    def lock(self) -> flocks.ProcessLock:
-        """Become the directory's writer until the lock is closed; raises `flocks.LockHeld`. The root must be open."""
-        return flocks.ProcessLock.acquire(self.layout.writer_lock)
+    def lock(self) -> locks.ProcessLock:
+        """Become the directory's writer until the lock is closed; raises `locks.LockHeld`. The root must be open."""
+        return locks.ProcessLock.acquire(self.layout.writer_lock)
 
     def write(self, record: Record) -> Entry:
         """Make the entry of the record, or change its record; returns the entry that exists afterwards.

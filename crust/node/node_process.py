@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from crust.blockdriver import serve
 from crust.core.settings.driver import DriverSettings
 from crust.csi_shim import shim_process
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.host.process import workers
 from crust.node.settings import NodeSettings
 from crust.proxy import proxy_process
@@ -50,7 +50,7 @@ async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
 async def _driver(settings: DriverSettings, daemon: Daemon, ports: Ports) -> AsyncIterator[None]:
     await workers.run(durable.make_directories, settings.run_dir, 0o700)
     # a `crust driver` of the same directory has it: the process's own lock is the proxy's
-    lock = await workers.run(flocks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
+    lock = await workers.run(locks.ProcessLock.acquire, os.path.join(settings.run_dir, serve.LOCK))
     with contextlib.closing(lock):
         driver = serve.driver_of(settings, ports.connect)
         async with serve.part(

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from crust.core import deferral_keys, errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, in_use, signatures
+from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
-from crust.host.filesystems.tool_locks import ToolLocks
 from crust.host.process import workers
 from crust.proxy import guard
 

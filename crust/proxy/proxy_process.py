@@ -19,7 +19,7 @@ from crust.core.settings.proxy import ProxySettings, ServedDriver
 from crust.handoff import store as stores
 from crust.host.block import devices as host_devices
 from crust.host.files import durable
-from crust.host.filesystems.tool_locks import ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.mounts import propagation
 from crust.host.process import systemd, workers
 from crust.host.process.workers import Workers

@@ -51,7 +51,7 @@ class PoolHome(Protocol):
         ...
 
     def lock(self) -> None:
-        """Take what only one process may have of the pool, until `let_go`. Raises `flocks.LockHeld`,
+        """Take what only one process may have of the pool, until `let_go`. Raises `locks.LockHeld`,
         `ControllerStandsBy`.
         """
         ...

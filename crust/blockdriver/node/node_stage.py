@@ -28,7 +28,7 @@ from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.filesystems import format_decision
-from crust.host.filesystems.tool_locks import ToolLock
+from crust.host.files.locks import ToolLock
 from crust.host.process import workers
 
 

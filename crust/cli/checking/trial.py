@@ -29,7 +29,7 @@ from google.protobuf.message import Message
 
 from crust.cli import asking
 from crust.core import deferral_keys, errors
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.host.process import oserrors, workers
 from crust.rpc import status
 from crust.rpc.port import Port, SocketPort, stub
@@ -79,9 +79,9 @@ def locked(note: str | os.PathLike[str]) -> Iterator[None]:
     """The note's lock, while the block runs. Blocks. Raises `TrialRuns`, and why there is no such note."""
     with (
         oserrors.translating(f"cannot lock {note}"),
-        open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file,
+        open(os.open(note, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file,
     ):
-        if not flocks.try_lock(file.fileno()):
+        if not locks.try_lock(file.fileno()):
             raise errors.NotReady.named(
                 "TrialRuns",
                 f"{note} is not undone",

@@ -17,17 +17,19 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.host.block import holders, loopctl
-from crust.host.files import flocks, sparse
+from crust.host.files import locks, sparse
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
 
 _ATTEMPTS = 1000
+_GONE_TIMEOUT_S, _GONE_PERIOD_S = 2.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,15 @@ class LoopAttachedDifferently(errors.Conflict):
         self.devices = devices
 
 
-def attach(
-    backing: AnyPath,
-    *,
-    readonly: bool = False,
-    direct_io: bool = True,
-    sector_size: int | None = None,
-    tag: str = "",
-) -> LoopDevice:
+def attach(backing: AnyPath, *, direct_io: bool = True, tag: str = "") -> LoopDevice:
     """Attach the file to a free loop device, even if it is attached already; see `attach_once`.
 
     A size that is no multiple of the sector is rounded down by the kernel. Without direct I/O on the backing
     filesystem the device is buffered, and `direct_io` of the result is false. Raises `NotFound`, `Refused`,
     `NoFreeLoopDevice`.
     """
-    with _open_backing(backing, readonly=readonly) as fd:
-        return _attach(
-            fd, backing, _flags(readonly=readonly, direct_io=direct_io), sector_size or 0, tag
-        )
+    with _open_backing(backing) as fd:
+        return _attach(fd, backing, direct_io=direct_io, tag=tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +102,19 @@ def scratch(size_bytes: int) -> Iterator[Scratch]:
         syscalls.closing(os.memfd_create("crust-scratch")) as memory,
     ):
         os.ftruncate(memory, size_bytes)
-        number, fd = _configure(memory, "crust-scratch", loopctl.AUTOCLEAR, 0, "")
+        number, fd = _configure(memory, loopctl.AUTOCLEAR, "crust-scratch")
         with syscalls.closing(fd):
             yield Scratch(loopctl.node(number), memory, fd)
 
 
-def attach_once(
-    backing: AnyPath,
-    *,
-    readonly: bool = False,
-    direct_io: bool = True,
-    sector_size: int | None = None,
-    tag: str = "",
-) -> LoopDevice:
+def attach_once(backing: AnyPath, *, direct_io: bool = True, tag: str = "") -> LoopDevice:
     """The only loop device of the file: the existing one, unchanged, or a new one with up to 63 bytes of `tag`.
 
-    Raises `LoopAttachPending`, `LoopAttachedDifferently` (other read-only state, a part of the file, more than one
-    device), and what `attach` raises. Two processes that call this never attach twice.
+    Raises `LoopAttachPending`, `LoopAttachedDifferently` (read-only, a part of the file, more than one device), and
+    what `attach` raises. Two processes that call this never attach twice.
     """
-    with _open_backing(backing, readonly=readonly) as fd:
-        if not flocks.try_lock(fd):
+    with _open_backing(backing) as fd:
+        if not locks.try_lock(fd):
             raise errors.OperationPending.named(
                 "LoopAttachPending",
                 f"{backing} is being attached by another process",
@@ -136,11 +122,10 @@ def attach_once(
             )
         try:
             if found := of_open_file(fd):
-                return _the_one(backing, found, readonly=readonly)
-            flags = _flags(readonly=readonly, direct_io=direct_io)
-            return _attach(fd, backing, flags, sector_size or 0, tag)
+                return _the_one(backing, found)
+            return _attach(fd, backing, direct_io=direct_io, tag=tag)
         finally:
-            flocks.unlock(fd)
+            locks.unlock(fd)
 
 
 def refresh_size(device: LoopDevice) -> None:
@@ -185,10 +170,8 @@ def find(backing: AnyPath) -> tuple[LoopDevice, ...]:
             fd = os.open(backing, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return ()
-    try:
+    with syscalls.closing(fd):
         return of_open_file(fd)
-    finally:
-        os.close(fd)
 
 
 def list_named(is_wanted: Callable[[str], bool]) -> tuple[LoopDevice, ...]:
@@ -239,30 +222,23 @@ def is_attached(device: LoopDevice) -> bool:
         return False  # the number itself was removed
 
 
-def _attach(
-    backing_fd: int, backing: AnyPath, flags: int, sector_size: int, tag: str = ""
-) -> LoopDevice:
+def _attach(backing_fd: int, backing: AnyPath, *, direct_io: bool, tag: str) -> LoopDevice:
     with oserrors.translating(f"cannot attach {backing} to a loop device"):
-        number, fd = _configure(backing_fd, str(backing), flags, sector_size, tag)
-        try:
+        flags = loopctl.DIRECT_IO * direct_io
+        number, fd = _configure(backing_fd, flags, tag or str(backing))
+        with syscalls.closing(fd):
             return _describe(number, loopctl.status(fd))
-        finally:
-            os.close(fd)
 
 
-def _configure(
-    backing_fd: int, backing: str, flags: int, sector_size: int, tag: str
-) -> tuple[int, int]:
+def _configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
     """Attach to a free number; returns it and an open descriptor of the device."""
-    config = loopctl.configuration(backing_fd, flags, sector_size, tag or backing)
-    mode = os.O_RDONLY if flags & loopctl.READ_ONLY else os.O_RDWR
+    config = loopctl.configuration(backing_fd, flags, name)
     for _ in range(_ATTEMPTS):
         number, fd = loopctl.free_number(), -1
         try:
-            fd = os.open(loopctl.node(number), mode | os.O_CLOEXEC)
+            fd = os.open(loopctl.node(number), os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(fd, loopctl.CONFIGURE, config)
-            if not flags & loopctl.READ_ONLY:
-                loopctl.make_writable(fd)
+            loopctl.make_writable(fd)
         except OSError as err:
             if fd >= 0:
                 os.close(fd)
@@ -273,7 +249,7 @@ def _configure(
             return number, fd
     raise errors.Exhausted.named(
         "NoFreeLoopDevice",
-        f"no loop device for {backing}",
+        f"no loop device for {name}",
         why=f"other processes took the free device {_ATTEMPTS} times",
         hint="retry; look for a process that attaches loop devices in a loop",
     )
@@ -291,8 +267,10 @@ def _clear(device: LoopDevice, fd: int) -> None:
 
 def _wait_until_gone(device: LoopDevice) -> None:
     """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
-    with loopctl.Changes() as changes:
-        if changes.wait_until(lambda: not is_attached(device)):
+    ends_s = time.monotonic() + _GONE_TIMEOUT_S
+    while time.monotonic() < ends_s:
+        time.sleep(_GONE_PERIOD_S)
+        if not is_attached(device):
             return
     _keep(device)
     raise holders.device_in_use(device.path)
@@ -308,38 +286,29 @@ def _keep(device: LoopDevice) -> None:
         return
 
 
-def _the_one(backing: AnyPath, found: tuple[LoopDevice, ...], *, readonly: bool) -> LoopDevice:
+def _the_one(backing: AnyPath, found: tuple[LoopDevice, ...]) -> LoopDevice:
+    why = ""
     if len(found) > 1:
-        raise LoopAttachedDifferently(
-            str(backing), found, "more than one device writes into one file"
-        )
-    if found[0].readonly != readonly:
-        state = "read-only" if found[0].readonly else "writable"
-        raise LoopAttachedDifferently(str(backing), found, f"that device is {state}")
-    if not found[0].is_whole:
-        raise LoopAttachedDifferently(
-            str(backing), found, "that device has an offset or a size limit"
-        )
+        why = "more than one device writes into one file"
+    elif found[0].readonly:
+        why = "that device is read-only"
+    elif not found[0].is_whole:
+        why = "that device has an offset or a size limit"
+    if why:
+        raise LoopAttachedDifferently(str(backing), found, why)
     return found[0]
 
 
-def _flags(*, readonly: bool, direct_io: bool) -> int:
-    return loopctl.READ_ONLY * readonly | loopctl.DIRECT_IO * direct_io
-
-
 @contextmanager
-def _open_backing(backing: AnyPath, *, readonly: bool) -> Iterator[int]:
+def _open_backing(backing: AnyPath) -> Iterator[int]:
     with oserrors.translating(f"cannot open {backing}"):
-        flags = os.O_RDONLY if readonly else os.O_RDWR
-        fd = sparse.open_file(backing, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+        fd = sparse.open_file(backing, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with syscalls.closing(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise errors.InvalidRequest(
                 f"{backing} cannot back a loop device", why="it is not a regular file"
             )
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _is_same(device: LoopDevice, fd: int) -> bool:

@@ -6,14 +6,9 @@ It raises `OSError`: its callers, `loop` and `holders`, know what each errno mea
 import fcntl
 import functools
 import os
-import select
-import socket
 import stat
 import struct
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 from crust.core import volumes
 from crust.host.process import syscalls, sysfs
@@ -40,9 +35,7 @@ TAG_MAX_BYTES = _NAME_BYTES - 1
 _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 # struct loop_config: descriptor, block size, loop_info64, reserved.
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s64s")
-
-_UEVENTS = 15  # NETLINK_KOBJECT_UEVENT
-_GONE_TIMEOUT_S = 2.0
+_SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +54,16 @@ class Status:
     name: str
 
 
-def configuration(backing_fd: int, flags: int, sector_size: int, name: str) -> bytes:
-    """The argument of CONFIGURE. The kernel truncates the name and never reads it: the caller chooses it."""
+def configuration(backing_fd: int, flags: int, name: str) -> bytes:
+    """The argument of CONFIGURE. The kernel truncates the name and never reads it: the caller chooses it.
+
+    The size of a sector is always set: the kernel would use the alignment that the file needs for direct I/O, which
+    on xfs changes when the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could
+    not be mounted.
+    """
     shown = os.fsencode(name)[:TAG_MAX_BYTES]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, shown, b"", b"", 0, 0)
-    return _CONFIG.pack(backing_fd, sector_size, info, b"")
+    return _CONFIG.pack(backing_fd, _SECTOR_BYTES, info, b"")
 
 
 def free_number() -> int:
@@ -142,45 +140,10 @@ def identity(number: int) -> volumes.DeviceIdentity:
 
 def size_bytes(number: int) -> int:
     """The size of a device, 0 when it is not attached."""
-    return int(sysfs.read(f"/sys/block/loop{number}/size")) * 512
+    return int(sysfs.read(f"/sys/block/loop{number}/size")) * _SECTOR_BYTES
 
 
 @functools.cache
 def _minor(number: int) -> int:
     # Not always the number itself: with max_part set, every device reserves minors for partitions. It never changes.
     return int(sysfs.read(f"/sys/block/loop{number}/dev").partition(":")[2])
-
-
-class Changes:
-    """The kernel's uevents from the moment of construction on, so that no change is missed."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(
-            socket.AF_NETLINK,
-            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-            _UEVENTS,
-        )
-        self._socket.bind((0, 1))
-
-    def wait_until(self, done: Callable[[], bool], *, timeout_s: float = _GONE_TIMEOUT_S) -> bool:
-        """Call `done` at every event until it is true or the deadline has passed."""
-        deadline = time.monotonic() + timeout_s
-        while not done():
-            rest_s = deadline - time.monotonic()
-            if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
-                return done()
-            self._drop_pending()
-        return True
-
-    def _drop_pending(self) -> None:
-        try:
-            while self._socket.recv(8192):
-                continue
-        except OSError:
-            return  # no more events, or an overflow: in both cases `done` is called again
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()

@@ -1,4 +1,4 @@
-"""What other processes have open, and a copy of it: pidfd_getfd(2).
+"""Who has a lock on a file, and a copy of what another process has open: pidfd_getfd(2).
 
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
 would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE where the process is in another user
@@ -7,38 +7,39 @@ namespace, and not where kernel.yama.ptrace_scope is 3.
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 
-from crust.host.process import oserrors, syscalls
+from crust.host.process import oserrors, syscalls, sysfs
 
 
-def copies(pid: int, file: os.stat_result) -> Generator[int, None, None]:
-    """A copy of each descriptor that the process has of `file`; the caller closes them.
+def copies(pid: int, path: str) -> Generator[int, None, None]:
+    """A copy of each descriptor that the process has of the file; the caller closes them.
 
     None if the process has ended. Raises `errors.Refused` if it may not be traced.
     """
+    file = os.lstat(path)
     with (
         contextlib.suppress(ProcessLookupError, FileNotFoundError),
         syscalls.closing(os.pidfd_open(pid)) as process,
     ):
-        for number in _of(pid, file):
+        for number in _of(str(pid), path, file):
             with oserrors.translating(f"cannot copy a descriptor of process {pid}"):
                 yield syscalls.copy_descriptor(process, number)
 
 
-def holders(path: str) -> list[int]:
-    """The processes that have the file open, as far as this one may look; none if there is no such file.
+def holders(path: str | os.PathLike[str], pids: Iterable[int] = ()) -> list[int]:
+    """The processes, of these or of all, that have a lock on the file, as far as this one may look.
 
-    A look at an open file may hang, so only those of the same name are looked at: in another mount namespace the
-    path has another beginning.
+    None if there is no such file. A process that inherited the lock has it like the one that took it.
     """
-    found, name = [], os.path.basename(path)
+    found = []
     with contextlib.suppress(OSError):
-        wanted = os.stat(path)
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        file = os.stat(path)
+        every = [name for name in os.listdir("/proc") if name.isdigit()]
+        for pid in [str(each) for each in pids] or every:
             with contextlib.suppress(OSError):
-                opened = (f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd"))
-                if any(_is(each, name, wanted) for each in opened):
+                opened = _of(pid, path, file)
+                if any(b"\nlock:" in sysfs.read_bytes(f"/proc/{pid}/fdinfo/{fd}") for fd in opened):
                     found.append(int(pid))
     return found
 
@@ -53,18 +54,16 @@ def watched(pid: int) -> set[int]:
     return found
 
 
-def _is(descriptor: str, name: str, wanted: os.stat_result) -> bool:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
-        is_named = os.path.basename(os.readlink(descriptor)) == name
-        return is_named and os.path.samestat(os.stat(descriptor), wanted)
-    return False
+def _of(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> Iterator[int]:
+    """The descriptors that a process has of the file.
 
-
-def _of(pid: int, file: os.stat_result) -> list[int]:
-    directory = f"/proc/{pid}/fd"
-    found = []
-    for name in os.listdir(directory):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            if os.path.samestat(os.stat(f"{directory}/{name}"), file):
-                found.append(int(name))
-    return found
+    A look at an open file may hang, so only those of the same name are looked at: in another mount namespace the path
+    has another beginning.
+    """
+    directory, name = f"/proc/{pid}/fd", os.path.basename(os.fspath(path))
+    for fd in os.listdir(directory):
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            opened = f"{directory}/{fd}"
+            is_named = os.path.basename(os.readlink(opened)) == name
+            if is_named and os.path.samestat(os.stat(opened), file):
+                yield int(fd)

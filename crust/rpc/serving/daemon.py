@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from crust.core import errors
-from crust.host.files import flocks
+from crust.host.files import locks
 from crust.host.process import systemd, workers
 from crust.rpc.serving.health import Health
 
@@ -82,7 +82,7 @@ class Daemon:
 
 @asynccontextmanager
 async def starting(lock_path: str) -> AsyncIterator[Daemon]:
-    """The process that holds the lock while the block runs; raises `flocks.LockHeld` after `LOCK_WAIT_S`.
+    """The process that holds the lock while the block runs; raises `locks.LockHeld` after `LOCK_WAIT_S`.
 
     The lock is released last: every part has ended, and with it every operation.
     """
@@ -97,12 +97,12 @@ async def starting(lock_path: str) -> AsyncIterator[Daemon]:
         lock.close()
 
 
-async def _locked(path: str) -> flocks.ProcessLock:
+async def _locked(path: str) -> locks.ProcessLock:
     ends_s, was_held = time.monotonic() + LOCK_WAIT_S, False
     while True:
         try:
-            return await workers.run(flocks.ProcessLock.acquire, path)
-        except flocks.LockHeld as error:
+            return await workers.run(locks.ProcessLock.acquire, path)
+        except locks.LockHeld as error:
             if time.monotonic() >= ends_s:
                 raise
             if not was_held:

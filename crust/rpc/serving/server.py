@@ -17,7 +17,7 @@ import grpc.aio
 
 from crust.core import errors
 from crust.core.supervised import supervised
-from crust.host.files import flocks
+from crust.host.files import locks
 from crust.host.process import oserrors, workers
 from crust.rpc import channel
 from crust.rpc.call import Call, pairs
@@ -101,7 +101,7 @@ async def serving(
     """Serve on `socket_path` while the block runs; then wait for running calls.
 
     `lock_path` defaults to the socket's path with `.lock` added; None: the process has a lock that is enough. Raises
-    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `flocks.LockHeld`, `channel.SocketPathTooLong`.
+    `sockets.SocketInUse`, `sockets.NotASocket`, `SocketBindFailed`, `locks.LockHeld`, `channel.SocketPathTooLong`.
     """
     channel.target_of(socket_path)
     if lock_path == "":
@@ -134,11 +134,11 @@ CHECK_S = 3.0
 """How often a server checks that its socket is still its own."""
 
 
-def _claim(socket_path: str, lock_path: str | None) -> flocks.ProcessLock | None:
+def _claim(socket_path: str, lock_path: str | None) -> locks.ProcessLock | None:
     for path in (socket_path, lock_path or socket_path):
         with oserrors.translating(f"the directory of {path} cannot be created"):
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = flocks.ProcessLock.acquire(lock_path) if lock_path else None
+    lock = locks.ProcessLock.acquire(lock_path) if lock_path else None
     try:
         sockets.check_free(socket_path)
     except BaseException:

@@ -16,7 +16,7 @@ from pathlib import Path
 import crust
 from crust.ceph.attach import Host
 from crust.core import volumes
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.runtime_handler import registration, service
 from crust.runtime_handler.registration import Feature
 from examples.kata.guest import image
@@ -136,6 +136,6 @@ def _session(options: Options, guest: image.GuestImage, endpoint: str) -> regist
     return registration.Registration(options.handlers_socket, request)
 
 
-def _own(run_dir: Path) -> flocks.ProcessLock:
+def _own(run_dir: Path) -> locks.ProcessLock:
     durable.make_directory(run_dir, 0o700)
-    return flocks.ProcessLock.acquire(run_dir / "runtime.lock")
+    return locks.ProcessLock.acquire(run_dir / "runtime.lock")

@@ -16,7 +16,7 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.driver import build as composed
 from crust.core.settings.driver import DEFAULT_MAX_VOLUMES
-from crust.host.files import flocks
+from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -147,7 +147,7 @@ async def test_ids_of_another_pool_are_not_found_by_deletions(served: grpc.aio.C
 
 
 async def test_second_driver_of_a_pool_is_refused(served: grpc.aio.Channel, tmp_path: Path) -> None:
-    with pytest.raises(flocks.LockHeld):
+    with pytest.raises(locks.LockHeld):
         async with serve.running(
             build(tmp_path),
             socket=f"{tmp_path}/other.sock",

@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from crust.host.files import flocks
+from crust.host.files import locks
 from crust.node import node_process
 from crust.rpc import channel
 from crust.rpc.serving import daemon
@@ -21,11 +21,11 @@ async def test_another_process_of_the_pool_or_the_run_directory_is_refused(
     monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
     settings = chain.node_settings()
     (driver,) = settings.driver
-    with pytest.raises(flocks.LockHeld, match=r"proxy\.lock"):
+    with pytest.raises(locks.LockHeld, match=r"proxy\.lock"):
         async with node_process.running(settings):
             pass
-    with pytest.raises(flocks.LockHeld, match=r"driver\.lock"):
-        flocks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")
+    with pytest.raises(locks.LockHeld, match=r"driver\.lock"):
+        locks.ProcessLock.acquire(f"{driver.run_dir}/driver.lock")
 
 
 async def test_parts_have_no_socket_of_their_own(chain: Chain) -> None:

@@ -59,11 +59,9 @@ def attach(sparse_file: MakeFile) -> Iterator[Attach]:
     """Attach a new sparse file to a loop device; detached after the test, whatever became of it."""
     files: list[str] = []
 
-    def make(
-        size_bytes: int = 64 * MIB, name: str = "volume.img", *, readonly: bool = False
-    ) -> loop.LoopDevice:
+    def make(size_bytes: int = 64 * MIB, name: str = "volume.img") -> loop.LoopDevice:
         files.append(sparse_file(size_bytes, name))
-        return loop.attach(files[-1], readonly=readonly)
+        return loop.attach(files[-1])
 
     yield make
     for file in files:

@@ -18,7 +18,7 @@ import pytest
 from crust.core import volumes
 from crust.core.volumes import HandlerFeature
 from crust.host.block import devices, loop, signatures
-from crust.host.filesystems.tool_locks import ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.mounts import mount_api
 from crust.host.process import commands
 from crust.proxy.filesystems import Filesystems
@@ -216,7 +216,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from crust.host.block import devices, in_use
 from crust.host.filesystems import mkfs
-from crust.host.filesystems.tool_locks import ToolLocks
+from crust.host.files.locks import ToolLocks
 from crust.host.process import commands
 from crust.proxy import filesystems
 from tests.integration.proxy import test_filesystems as here

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from crust.core import volumes
+from crust.host.files.locks import ToolLock, ToolLocks
 from crust.host.filesystems import format_decision
 from crust.host.filesystems.format_decision import Action
-from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
 from crust.proxy.filesystems import Filesystems
 from tests.support.drivers.fake_driver import Gate
 

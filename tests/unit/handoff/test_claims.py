@@ -14,7 +14,7 @@ from crust.handoff import claims, layout
 from crust.handoff.claims import Claim, ClaimLock, HeldBySandbox, NotPublished, State
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
-from crust.host.files import ofdlocks
+from crust.host.files import locks
 from tests.support.records.records import TARGET, a_record
 
 
@@ -104,7 +104,7 @@ def test_a_claim_without_a_sandbox_is_not_written(paths: layout.EntryPaths) -> N
 def test_is_held_does_not_take_the_lock(
     paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ofdlocks, "try_lock", lambda _fd: pytest.fail("a reader took the lock"))
+    monkeypatch.setattr(locks, "try_lock", lambda _fd: pytest.fail("a reader took the lock"))
     assert not claims.is_held(paths)
 
 
@@ -171,7 +171,7 @@ def test_released_lock_is_free_though_a_child_has_a_copy(paths: layout.EntryPath
 def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
     store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ofdlocks.try_lock
+    real = locks.try_lock
     fds: list[int] = []
 
     def unpublished_meanwhile(fd: int) -> bool:
@@ -182,7 +182,7 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
             store.write(a_record())
         return real(fd)
 
-    monkeypatch.setattr(ofdlocks, "try_lock", unpublished_meanwhile)
+    monkeypatch.setattr(locks, "try_lock", unpublished_meanwhile)
     with ClaimLock.acquire(paths, TARGET) as lock:
         assert os.path.samestat(os.fstat(lock.fd), os.stat(paths.claim_lock))
 
@@ -190,15 +190,15 @@ def test_acquire_of_an_entry_replaced_meanwhile_starts_again(
 def test_acquire_of_an_entry_unpublished_meanwhile_raises_not_published(
     store: Store, paths: layout.EntryPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ofdlocks.try_lock
+    real = locks.try_lock
 
     def unpublished_meanwhile(fd: int) -> bool:
-        monkeypatch.setattr(ofdlocks, "try_lock", real)
+        monkeypatch.setattr(locks, "try_lock", real)
         with store.begin_removal(TARGET) as unpublish:
             unpublish.complete()
         return real(fd)
 
-    monkeypatch.setattr(ofdlocks, "try_lock", unpublished_meanwhile)
+    monkeypatch.setattr(locks, "try_lock", unpublished_meanwhile)
     with pytest.raises(NotPublished):
         ClaimLock.acquire(paths, TARGET)
     assert os.listdir(store.root) == []

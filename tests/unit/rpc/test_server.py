@@ -15,7 +15,7 @@ import pytest
 
 from crust.core import errors
 from crust.core.operations import KeyedOperations
-from crust.host.files import flocks
+from crust.host.files import locks
 from crust.rpc import channel
 from crust.rpc.call import Call
 from crust.rpc.serving import daemon, server, sockets
@@ -72,7 +72,7 @@ async def test_it_serves_and_leaves_no_socket(short: str) -> None:
 async def test_a_second_server_on_the_socket_is_refused_with_the_holder(short: str) -> None:
     path = f"{short}/a.sock"
     async with server.serving(path, echo_service()):
-        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(locks.LockHeld, match=f"process {os.getpid()} holds it"):
             async with server.serving(path, Service("u")):
                 raise AssertionError("two servers")
         assert await echo(path) == b"hello"
@@ -171,7 +171,7 @@ async def test_the_socket_of_a_killed_process_is_replaced(short: str) -> None:
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"serving\n"
-    with pytest.raises(flocks.LockHeld, match=f"process {process.pid} holds it"):
+    with pytest.raises(locks.LockHeld, match=f"process {process.pid} holds it"):
         async with server.serving(path, Service("t")):
             raise AssertionError("two servers")
     process.send_signal(signal.SIGKILL)
@@ -294,7 +294,7 @@ async def test_successor_ends_and_names_a_holder_that_does_not(
 ) -> None:
     monkeypatch.setattr(daemon, "LOCK_WAIT_S", 0)
     async with daemon.starting(f"{short}/lock") as first, first.serves():
-        with pytest.raises(flocks.LockHeld, match=f"process {os.getpid()} holds it"):
+        with pytest.raises(locks.LockHeld, match=f"process {os.getpid()} holds it"):
             async with daemon.starting(f"{short}/lock"):
                 raise AssertionError("two processes")
         first.check_ready()

@@ -27,15 +27,10 @@ _TAG_ID_BYTES = 44
 
 
 class FileAccess:
-    """The loop devices of a pool's images. `sector_size` of the devices, in bytes.
+    """The loop devices of a pool's images."""
 
-    It is always set: the kernel would use the alignment that the file needs for direct I/O, which on xfs changes when
-    the file shares blocks with a snapshot, and then a filesystem made with smaller sectors could not be mounted.
-    """
-
-    def __init__(self, directories: VolumeDirectories, *, sector_size: int = 512) -> None:
+    def __init__(self, directories: VolumeDirectories) -> None:
         self._directories = directories
-        self._sector_size = sector_size
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._tag = ""
         """The tag of this pool's loop devices; `_tag_of` appends the end of the volume's id."""
@@ -67,12 +62,7 @@ class FileAccess:
         # Only this process attaches files of the pool: a file without a writer has no device.
         is_new = not sparse.has_writers(path)
         attach = loop.attach if is_new else loop.attach_once
-        device = attach(
-            path,
-            direct_io=self._direct_io,
-            sector_size=self._sector_size,
-            tag=self._tag_of(volume_id),
-        )
+        device = attach(path, direct_io=self._direct_io, tag=self._tag_of(volume_id))
         self._known[volume_id] = device
         made = _attachment(device, loop.size_bytes(device) or size_bytes)
         return replace(made, is_new=is_new)

@@ -26,7 +26,7 @@ import pydantic
 from crust.blockdriver.engines.pool_store import PoolAbsent
 from crust.core import errors
 from crust.core.pool_ids import POOL_ID, PoolIds
-from crust.host.files import durable, flocks
+from crust.host.files import durable, locks
 from crust.host.files.held_directory import DirectoryNotHeld, DirectoryReplaced, HeldDirectory
 
 SCHEMA = 1
@@ -68,7 +68,7 @@ class DirectoryPool:
         self._served: dict[str, tuple[int, ...]] = {}
         """The folders that were opened, by name; by "" what `pool.json` was."""
         self._ids: PoolIds | None = None
-        self._lock: flocks.ProcessLock | None = None
+        self._lock: locks.ProcessLock | None = None
 
     @property
     def ids(self) -> PoolIds:
@@ -128,8 +128,8 @@ class DirectoryPool:
             raise self._absent("another directory, or none,") from err
 
     def lock(self) -> None:
-        """Be the one process that writes the pool, until `let_go`. Raises `flocks.LockHeld`."""
-        self._lock = flocks.ProcessLock.acquire(self.directory / "driver.lock")
+        """Be the one process that writes the pool, until `let_go`. Raises `locks.LockHeld`."""
+        self._lock = locks.ProcessLock.acquire(self.directory / "driver.lock")
 
     def renew(self) -> None:
         """Nothing: the kernel frees the lock of a process that has ended."""

@@ -4,7 +4,7 @@ The content record comes first, always: "formatting" is durable before mkfs runs
 A record that somebody else wrote meanwhile is refused there (`RecordChanged`), so nothing is made or cleared on
 the word of a stale one.
 
-Each program that runs has the volume's lock (`crust.host.filesystems.tool_locks`) and the open device.
+Each program that runs has the volume's lock (`crust.host.files.locks`) and the open device.
 """
 
 import functools
@@ -19,7 +19,7 @@ from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.host.block import devices, in_use, signatures
 from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
-from crust.host.filesystems.tool_locks import ToolLock, ToolLocks
+from crust.host.files.locks import ToolLock, ToolLocks
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 

@@ -19,7 +19,7 @@ from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, 
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.host.filesystems import format_decision
-from crust.host.filesystems.tool_locks import ToolLock
+from crust.host.files.locks import ToolLock
 from crust.host.process import workers
 
 

@@ -16,7 +16,7 @@ import pytest
 from crust.core import volumes
 from crust.handoff.record import Record
 from crust.host.block import devices, holders, in_use, loop, loopctl
-from crust.host.files import ofdlocks
+from crust.host.files import locks
 from crust.host.mounts import mount_api
 from crust.host.process import sysfs
 from crust.runtime_handler import claim
@@ -154,7 +154,7 @@ def test_holder_of_a_named_claim_explains_a_busy_device(disk: str, tmp_path: Pat
     claim.touch()
     other.touch()
     locked = os.open(claim, os.O_RDWR)
-    assert ofdlocks.try_lock(locked)
+    assert locks.try_lock(locked)
     held = devices.open_exclusive(disk)
     in_use.check(source(disk), readonly=True, claims=[str(claim)])
     with pytest.raises(holders.DeviceInUse):
@@ -222,7 +222,7 @@ def test_holder_of_a_named_claim_may_write(disk: str, tmp_path: Path) -> None:
     claim = tmp_path / "claim.lock"
     claim.touch()
     locked, held = os.open(claim, os.O_RDWR), os.open(disk, os.O_RDWR)
-    assert ofdlocks.try_lock(locked)
+    assert locks.try_lock(locked)
     in_use.check_unwritten(source(disk), claims=[str(claim)])
     with pytest.raises(holders.DeviceInUse):
         in_use.check_unwritten(source(disk))

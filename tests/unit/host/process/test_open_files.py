@@ -1,4 +1,4 @@
-"""Which processes have a file open, and which processes they watch."""
+"""Which processes have a lock on a file, and which processes they watch."""
 
 import os
 import subprocess
@@ -21,19 +21,24 @@ def _process(program: str, *words: str, fds: tuple[int, ...] = ()) -> Iterator[i
         process.kill()
 
 
-def test_holder_that_opened_the_file_by_another_path_is_found(tmp_path: Path) -> None:
-    """As a process of another mount namespace has."""
+def test_holder_of_a_lock_is_found_by_any_path_of_its_file(tmp_path: Path) -> None:
+    """As a process of another mount namespace has; one that only has the file open is no holder."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    (tmp_path / "one" / "claim.lock").touch()
-    os.link(tmp_path / "one" / "claim.lock", tmp_path / "two" / "claim.lock")
+    path = f"{tmp_path}/one/claim.lock"
+    Path(path).touch()
+    os.link(path, tmp_path / "two" / "claim.lock")
     (tmp_path / "claim.lock").touch()
+    opening = "import fcntl, sys; file = open(sys.argv[1])"
+    locking = f"{opening}; fcntl.flock(file, fcntl.LOCK_EX)"
     with (
-        _process("file = open(__import__('sys').argv[1])", f"{tmp_path}/two/claim.lock") as holder,
-        _process("file = open(__import__('sys').argv[1])", f"{tmp_path}/claim.lock"),
+        _process(locking, f"{tmp_path}/two/claim.lock") as holder,
+        _process(locking, f"{tmp_path}/claim.lock") as stranger,
+        _process(opening, path) as reader,
     ):
-        assert open_files.holders(f"{tmp_path}/one/claim.lock") == [holder]
-    assert open_files.holders(f"{tmp_path}/one/claim.lock") == []
+        assert open_files.holders(path) == [holder]
+        assert open_files.holders(path, [stranger, reader]) == []
+    assert open_files.holders(path) == []
     assert open_files.holders(f"{tmp_path}/absent") == []
 
 

@@ -1,0 +1,185 @@
+"""File locks: open file description locks, fcntl(2) F_OFD_SETLK, which live as long as any copy of their descriptor.
+
+Such a lock is inherited over fork, exec and SCM_RIGHTS, and ends when the last copy of the descriptor is closed. It
+can be tested (F_OFD_GETLK) without being taken: a test that takes the lock for a moment makes another process's
+attempt in that moment fail. /proc/locks is no substitute: inside a PID namespace it hides a lock whose taker is dead,
+and a lock that a virtual machine inherited is one of those. Which processes have a lock, `open_files.holders` knows.
+
+`ProcessLock` is the lock of one process on a file. `ToolLocks` has a lock per volume that lives as long as any
+program that a process of crust has started on the volume's device. A process that is killed leaves its mkfs or e2fsck
+running, perhaps stuck on a slow disk, and not every one of them holds the device exclusively: mkfs.btrfs writes
+through a plain descriptor. So each program inherits two descriptors: a lock, and the open device. Nobody stages,
+publishes or gives back the volume until the last copy of the lock is closed, and the kernel does not detach the
+device, so that no other volume gets it, until its last copy is.
+
+A lock file is never unlinked: two processes could then each hold a lock on a file of that name.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from crust.core import errors
+from crust.host.files.held_directory import Place
+from crust.host.process import open_files, oserrors, syscalls
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock on 64-bit Linux: type, whence, start, length (0: to the end), pid (0 for these commands)."""
+_OFFSET_BYTES = 7
+"""A file offset has 63 bits."""
+
+
+def try_lock(fd: int) -> bool:
+    """Take the exclusive lock on the file behind `fd`, opened for writing; False if it is held. Never waits."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, None))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX lets a system choose
+        return False
+    except OSError as err:
+        raise oserrors.translate(err, "cannot lock a file") from err
+    return True
+
+
+def unlock(fd: int, *, at: int | None = None) -> None:
+    """Release the lock, of the byte `at` or of the file, for every copy of the descriptor.
+
+    Closing alone would not do: a child that is between fork and exec still has a copy.
+    """
+    with oserrors.translating("cannot unlock a file"):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
+
+
+def is_locked(fd: int, *, at: int | None = None) -> bool:
+    """Whether another open file description holds a lock; `fd` may be read-only, and nothing is taken."""
+    with oserrors.translating("cannot ask about a lock"):
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, at))
+    kind: int = _FLOCK.unpack(answer)[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _flock(kind: int, at: int | None) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, at or 0, 0 if at is None else 1, 0)
+
+
+class LockHeld(errors.NotReady):
+    """Another process holds the lock."""
+
+    def __init__(self, path: str, pids: Sequence[int]) -> None:
+        holder = f"process {', '.join(map(str, pids))}" if pids else "another process"
+        super().__init__(
+            f"{path} is locked", why=f"{holder} holds it", hint="stop that process first"
+        )
+        self.path = path
+        self.pids = tuple(pids)
+
+
+class ProcessLock:
+    """An exclusive lock of this process on a file, held until `close` or death. No child inherits it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, path: str | os.PathLike[str]) -> Self:
+        """Lock the file `path`, creating it if absent; raises `LockHeld` at once, never waits."""
+        with oserrors.translating(f"cannot lock {path}"):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o600)
+        try:
+            if not try_lock(fd):
+                raise LockHeld(str(path), open_files.holders(path))
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)  # for a person who reads the file
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd)
+
+    def close(self) -> None:
+        """Release the lock; a second call does nothing."""
+        if self._fd >= 0:
+            unlock(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ToolLock:
+    """The lock of one volume. Programs inherit `fd`."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self.fd = fd
+        self._offset = offset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """After an error a program may be left: closing ends the lock only with the last copy."""
+        try:
+            if kind is None:
+                # All programs have ended; a child of another volume that has not executed yet may have a copy.
+                unlock(self.fd, at=self._offset)
+        finally:
+            os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLocks:
+    """The locks of volumes, in the file `path`. Methods block.
+
+    One file of no size serves all volumes: a volume's lock is one byte of it, at an offset made from its id. The lock
+    is shared and the file open for reading only, because a confined program gets it too. That is enough: the file has
+    one owner at a time (the driver that has the pool, the proxy that has the run directory), so the question is never
+    who comes first, only whether anybody is left.
+    """
+
+    path: Place
+
+    def take(self, volume: str) -> ToolLock:
+        """Lock the volume for the programs that are to run on it. Raises `VolumeInUseByTool`."""
+        fd, at = self._open(os.O_CREAT), _offset_of(volume)
+        try:
+            _check_free(fd, volume)
+            with oserrors.translating("cannot lock a file"):
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, at))
+        except BaseException:
+            os.close(fd)
+            raise
+        return ToolLock(fd, at)
+
+    def check_free(self, volume: str) -> None:
+        """Raise `VolumeInUseByTool` if a program runs on the volume, and take nothing."""
+        try:
+            fd = self._open(0)
+        except errors.NotFound:  # no program was ever started
+            return
+        with syscalls.closing(fd):
+            _check_free(fd, volume)
+
+    def _open(self, flags: int) -> int:
+        with oserrors.translating(f"cannot open {self.path}"):
+            return os.open(self.path, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _check_free(fd: int, volume: str) -> None:
+    if is_locked(fd, at=_offset_of(volume)):
+        raise errors.PeerUnavailable.named(
+            "VolumeInUseByTool",
+            f"{volume} is still in use",
+            why="a program that crust has started on it, mkfs or e2fsck, has not ended",
+            hint="retry; if it never ends, check whether the disk hangs",
+        )
+
+
+def _offset_of(volume: str) -> int:
+    return int.from_bytes(hashlib.sha256(volume.encode()).digest()[:_OFFSET_BYTES])
