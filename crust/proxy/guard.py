@@ -16,10 +16,10 @@ from typing import Protocol
 
 from crust.core import errors, volumes
 from crust.handoff.store import Store
-from crust.host.block import device_nodes, holders, in_use
+from crust.host.block import devices, holders, in_use
 from crust.host.block.device_sets import DeviceSet
 from crust.host.block.devices import NotABlockDevice
-from crust.host.block.holders import Writers
+from crust.host.block.holders import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.proxy.target import Guard, Seen, Stack
@@ -104,7 +104,7 @@ class Targets:
         self._roots = tuple(roots)
         self._changes = mountinfo.Changes()
         self._looking = threading.Lock()
-        self._writers: Writers = {}
+        self._writers: Openers = {}
         self._looked_s = -math.inf
 
     def check_allowed(self, target: volumes.TargetPath) -> None:
@@ -202,19 +202,19 @@ class Targets:
         *,
         readonly: bool,
         claims: Collection[str],
-        writers: Writers | None,
+        writers: Openers | None,
     ) -> None:
         """As `in_use.check` and `in_use.check_unwritten`; without `writers`, as the former without its probe."""
         in_use.check(source, readonly=readonly, claims=claims, probe=writers is not None)
         if writers is not None:
-            in_use.check_unwritten(source, claims=claims, writers=writers)
+            in_use.check_unwritten(source, claims=claims, opened=writers)
 
-    def writers(self) -> Writers:
-        """As `holders.writers`, at most `WRITERS_KNOWN_S` ago."""
+    def writers(self) -> Openers:
+        """As `holders.openers`, at most `WRITERS_KNOWN_S` ago."""
         with self._looking:
             now_s = time.monotonic()
             if now_s - self._looked_s > WRITERS_KNOWN_S:
-                self._writers, self._looked_s = holders.writers(), now_s
+                self._writers, self._looked_s = holders.openers(), now_s
             return self._writers
 
     def mounted_device(self, path: str) -> str | None:
@@ -223,8 +223,8 @@ class Targets:
         if mount is None or not mount.major:
             return None
         try:
-            return device_nodes.node_of(os.makedev(mount.major, mount.minor))
-        except (errors.NotFound, device_nodes.DeviceNodeMissing):
+            return devices.node_of(os.makedev(mount.major, mount.minor))
+        except (errors.NotFound, devices.DeviceNodeMissing):
             return None
 
     def _guard_on(self, target: volumes.TargetPath) -> bool:

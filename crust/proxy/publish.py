@@ -17,7 +17,7 @@ from crust.handoff.entry import Entry
 from crust.handoff.record import Record
 from crust.handoff.store import EntryDiffers
 from crust.host.block.device_sets import DeviceSet
-from crust.host.block.holders import Writers
+from crust.host.block.holders import Openers
 from crust.host.process import workers
 from crust.proxy import handler_admission
 from crust.proxy.entries import Entries
@@ -66,7 +66,7 @@ class _Run:
     row: Target
     began: Seen | None = None
     asked: Asked = Asked.NOT_CALLED
-    writers: Writers | None = None
+    writers: Openers | None = None
     """The processes of this host that write to devices; not looked for if the entry existed before."""
 
     @property
@@ -254,7 +254,7 @@ class Publish:
         run.writers = looked
         return answer
 
-    async def _writers(self, run: _Run) -> Writers | None:
+    async def _writers(self, run: _Run) -> Openers | None:
         """None if the entry was there: its sandbox may have the device."""
         assert run.began is not None
         return await workers.run(self._targets.writers) if run.began.entry is None else None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.host.block import device_nodes, holders, loop
+from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api, mountinfo, propagation
 from crust.host.process import arguments, syscalls
 
@@ -46,7 +46,7 @@ class Kernel:
         """The block device that is bound at the path, by its number, under its name in /dev; empty without one."""
         with suppress(FileNotFoundError, NotADirectoryError):
             number = syscalls.block_device_at(path)
-            return device_nodes.node_of(number) if number is not None else ""
+            return devices.node_of(number) if number is not None else ""
         return ""
 
     def users_of(self, device: str) -> Users:

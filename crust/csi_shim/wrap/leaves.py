@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from crust.core import errors, volumes
 from crust.csi_shim.wrap import vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
-from crust.host.block import device_nodes, devices, in_use
+from crust.host.block import devices, in_use
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
 from crust.rpc.outcome import Asked
@@ -160,7 +160,7 @@ def device(
 ) -> tuple[volumes.BlockSource, int]:
     """The device at the leaf, or that partition of it, and its size.
 
-    Raises `NotPublishedAsBlock`, `CoveredDevice`, `device_nodes.DeviceNodeMissing`, `PartitionMissing`.
+    Raises `NotPublishedAsBlock`, `CoveredDevice`, `devices.DeviceNodeMissing`, `PartitionMissing`.
     """
     found = look(leaf)
     if found.sources > 1:
@@ -187,11 +187,11 @@ def device(
         )
     number = found.number
     if partition is not None:
-        number = device_nodes.partition_of(number, partition)
-    path = device_nodes.node_of(number)
+        number = devices.partition_of(number, partition)
+    path = devices.node_of(number)
     identity = devices.identify(path)
     if os.makedev(identity.major, identity.minor) != number:
-        raise device_nodes.DeviceNodeMissing(f"{os.major(number)}:{os.minor(number)}", path)
+        raise devices.DeviceNodeMissing(f"{os.major(number)}:{os.minor(number)}", path)
     return volumes.BlockSource(path, identity), devices.size_bytes(path)
 
 
@@ -204,9 +204,9 @@ def check_unwritten(leaf: str) -> None:
     if found.kind is not Kind.DEVICE or not found.mounts:
         return
     try:
-        path = device_nodes.node_of(found.number)
+        path = devices.node_of(found.number)
         identity = devices.identify(path)
-    except (errors.NotFound, device_nodes.DeviceNodeMissing):
+    except (errors.NotFound, devices.DeviceNodeMissing):
         return
     in_use.check_unwritten(volumes.BlockSource(path, identity))
 
@@ -216,5 +216,5 @@ def size_at(leaf: str) -> tuple[int, bool]:
     found = look(leaf)
     if found.kind is not Kind.DEVICE:
         return 0, False
-    path = device_nodes.node_of(found.number)
-    return devices.size_bytes(path), device_nodes.is_encrypted(found.number)
+    path = devices.node_of(found.number)
+    return devices.size_bytes(path), devices.is_encrypted(found.number)

@@ -1,4 +1,4 @@
-"""Block devices: identity, size, exclusive opens, and whether there is anything on them.
+"""Block devices: identity, size, nodes and partitions, exclusive opens, and whether there is anything on them.
 
 Exclusive open: one descriptor opened with O_EXCL is at once the test and the lock. While it is open, mount(2) of the
 device gets EBUSY and mkfs refuses; a hypervisor that opens the device plainly still can. While the device is mounted,
@@ -25,6 +25,8 @@ from crust.host.process import oserrors, syscalls, sysfs
 
 device_set = device_sets.device_set
 """Part of what a caller may want to replace as a whole: identity, set, exclusive opens."""
+_BY_NUMBER = "/sys/dev/block"
+_CRYPT = "CRYPT-"
 _BLKROSET = 0x125D
 _LOOKS_MAX = 4
 _SECTOR = 512
@@ -32,11 +34,9 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 _GIB = 1024 * _MIB
 
+# The first is nearly all: ext, xfs, btrfs, f2fs, gpt, dos, lvm, luks, md 1.1 and 1.2, bcache, zfs, iso, udf, swap.
 PROBE_WINDOWS: tuple[tuple[int, int], ...] = (
-    (
-        0,
-        _MIB,
-    ),  # nearly all: ext, xfs, btrfs, f2fs, gpt, dos, lvm, luks, md 1.1 and 1.2, bcache, zfs, iso, udf, swap
+    (0, _MIB),
     (2 * _MIB, 4 * _KIB),  # luks2, second header
     (4 * _MIB, 4 * _KIB),  # luks2, second header
     (8 * _MIB, 8 * _KIB),  # ext with 1 KiB blocks, backup superblock
@@ -59,6 +59,17 @@ class NotABlockDevice(errors.InvalidRequest):
         self.path = path
 
 
+class DeviceNodeMissing(errors.NotReady):
+    """A block device has no node in /dev, or the node there is that of another device."""
+
+    def __init__(self, number: str, path: str) -> None:
+        super().__init__(
+            f"the block device {number} cannot be handed to a runtime",
+            why=f"{path} is not its device node",
+            hint="check that this process sees the host's /dev, and that udev has finished",
+        )
+
+
 def identify(path: str) -> volumes.DeviceIdentity:
     """Which device this is; links are followed (/dev/disk/by-id). Raises `NotFound`, `NotABlockDevice`."""
     number = _number(path)
@@ -66,12 +77,52 @@ def identify(path: str) -> volumes.DeviceIdentity:
     return volumes.DeviceIdentity(os.major(number), os.minor(number), int(text))
 
 
+def node_of(number: int) -> str:
+    """The path of the device's node in /dev. Raises `DeviceNodeMissing`."""
+    name = _uevent(number).get("DEVNAME", "")
+    path = f"/dev/{name}"
+    try:
+        found = os.stat(path)
+    except OSError as err:
+        raise DeviceNodeMissing(_text(number), path) from err
+    if not stat.S_ISBLK(found.st_mode) or found.st_rdev != number:
+        raise DeviceNodeMissing(_text(number), path)
+    return path
+
+
+def partition_of(number: int, partition: int) -> int:
+    """The number of a partition's device; the device itself if it is that partition. Raises `PartitionMissing`."""
+    directory = _directory(number)
+    with oserrors.translating(f"cannot look at the partitions of {_text(number)}"):
+        if _is_partition(directory, partition):
+            return number
+        for name in os.listdir(directory):
+            if _is_partition(f"{directory}/{name}", partition):
+                major, _, minor = sysfs.read(f"{directory}/{name}/dev").partition(":")
+                return os.makedev(int(major), int(minor))
+    raise errors.NotReady.named(
+        "PartitionMissing",
+        f"{_uevent(number).get('DEVNAME', _text(number))} has no partition {partition}",
+        why="the volume's context names it, and the kernel does not show it",
+        hint="check the disk's partition table, or correct `partition` in the volume's attributes",
+    )
+
+
+def is_encrypted(number: int) -> bool:
+    """Whether the device is a dm-crypt mapping: smaller than what is below it, by its header."""
+    return sysfs.known(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
+
+
+def _is_partition(directory: str, partition: int) -> bool:
+    return sysfs.known(f"{directory}/partition") == str(partition)
+
+
 def size_bytes(path: str) -> int:
     """The size of the device now, from sysfs: the device is not opened."""
     return int(_attribute(path, _number(path), "size")) * _SECTOR
 
 
-def open_exclusive(path: str) -> int:
+def open_exclusive(path: str, access: int = os.O_RDONLY) -> int:
     """Open the device with O_EXCL: no mount and no mkfs until the descriptor is closed. Raises `DeviceInUse`.
 
     A proxy's or a tool's probe holds a device for a moment. When the search for its holder, which takes milliseconds,
@@ -79,7 +130,7 @@ def open_exclusive(path: str) -> int:
     """
     _number(path)
     for attempt in range(_LOOKS_MAX):
-        fd = try_exclusive(path)
+        fd = try_exclusive(path, access)
         if fd is not None:
             return fd
         busy = holders.device_in_use(path)
@@ -103,11 +154,11 @@ def sync(path: str) -> None:
         os.fsync(fd)
 
 
-def try_exclusive(path: str) -> int | None:
+def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
     """Like `open_exclusive`; None, without a search for the holder, while the device is in use."""
     with oserrors.translating(f"cannot open {path} exclusively"):
         try:
-            return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+            return os.open(path, access | os.O_EXCL | os.O_CLOEXEC)
         except OSError as err:
             if err.errno == errno.EBUSY:
                 return None
@@ -121,17 +172,14 @@ def is_free(path: str, identity: volumes.DeviceIdentity) -> bool:
     """
     number = os.makedev(identity.major, identity.minor)
     try:
+        # before the open, which has effects on a device, and the caller may be wrong
         if not _is_device(os.stat(path), number):
-            return (
-                False  # before the open, which has effects on a device, and the caller may be wrong
-            )
+            return False
         fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
+    with syscalls.closing(fd):
         return _is_device(os.fstat(fd), number)
-    finally:
-        os.close(fd)
 
 
 def _is_device(status: os.stat_result, number: int) -> bool:
@@ -195,7 +243,7 @@ def _number(path: str) -> int:
 
 
 def _attribute(path: str, number: int, name: str) -> str:
-    directory = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    directory = _directory(number)
     with oserrors.translating(
         f"cannot read {name} of {path}",
         hint="check whether the device was detached and sysfs is mounted",
@@ -209,6 +257,22 @@ def _attribute(path: str, number: int, name: str) -> str:
             return sysfs.read(f"{directory}/../{name}")
 
 
+def _uevent(number: int) -> dict[str, str]:
+    with oserrors.translating(
+        f"cannot look at the device {_text(number)}", hint="check whether it was detached"
+    ):
+        text = sysfs.read(f"{_directory(number)}/uevent")
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def _directory(number: int) -> str:
+    return f"{_BY_NUMBER}/{_text(number)}"
+
+
+def _text(number: int) -> str:
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
 _BLKZEROOUT = 0x127F
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
@@ -219,18 +283,12 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 def zero_device(path: str) -> None:
     """Discard everything on the device; raises `DeviceInUse` and changes nothing if it is in use."""
     length = size_bytes(path)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
-    except OSError as err:
-        if err.errno == errno.EBUSY:
-            raise holders.device_in_use(path) from err
-        raise oserrors.translate(err, f"cannot open {path}") from err
-    with oserrors.translating(f"cannot clear {path}"):
-        try:
-            _zero(fd, length)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with (
+        syscalls.closing(open_exclusive(path, os.O_RDWR)) as fd,
+        oserrors.translating(f"cannot clear {path}"),
+    ):
+        _zero(fd, length)
+        os.fsync(fd)
 
 
 def _zero(fd: int, length: int) -> None:

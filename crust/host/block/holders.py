@@ -28,18 +28,19 @@ _IN_MEMORY = ("devtmpfs", "tmpfs", "ramfs")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """A process and how it holds: by "cwd", "root", "exe", "fd 3" or "map"."""
+    """A process and how it holds: by "cwd", "root", "exe", "fd 3" or "map"; whether it writes is known of devices."""
 
     pid: int
     command: str
     by: str
+    writes: bool = False
 
     def __str__(self) -> str:
         return f"{self.command}[{self.pid}] by {self.by}"
 
 
-Writers = Mapping[tuple[int, int], tuple[Holder, ...]]
-"""The processes that have a block device open for writing, by its number."""
+Openers = Mapping[tuple[int, int], tuple[Holder, ...]]
+"""The processes that have a block device open, by its number."""
 
 
 class DeviceInUse(errors.NotReady):
@@ -105,35 +106,32 @@ def mount_in_use(target: str) -> DeviceInUse:
     return DeviceInUse(target, mounts, _loops_below(target), of_mount(target))
 
 
-def of_devices(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
-    """The processes that have a block device with one of these numbers open."""
-    wanted = {os.makedev(*number) for number in numbers}
-    opened = ((pid, fd) for pid, fd, device in _block_devices() if device in wanted)
-    return tuple(sorted(_holder(pid, f"fd {fd}") for pid, fd in opened))
+def of_devices(
+    numbers: Collection[tuple[int, int]], opened: Openers | None = None
+) -> tuple[Holder, ...]:
+    """The processes that have a block device with one of these numbers open; `opened`, if known, is now."""
+    opened = openers() if opened is None else opened
+    return tuple(sorted(holder for number in numbers for holder in opened.get(number, ())))
 
 
-def openers(numbers: Collection[tuple[int, int]]) -> tuple[Holder, ...]:
-    """The other processes that have a block device with one of these numbers open, without those that serve it."""
-    wanted = {os.makedev(*number) for number in numbers}
-    opened = (
-        (pid, fd)
-        for pid, fd, device in _block_devices()
-        if device in wanted and pid != str(os.getpid()) and not _serves(pid, device)
-    )
-    return tuple(sorted(_holder(pid, f"fd {fd}") for pid, fd in opened))
+def openers() -> Openers:
+    """The processes that have block devices open.
 
-
-def writers() -> "Writers":
-    """The processes that have block devices open for writing.
-
-    The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time,
-    and is no writer.
+    The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time, and
+    holds nothing.
     """
     found: dict[tuple[int, int], tuple[Holder, ...]] = {}
-    for pid, fd, device in _block_devices():
-        if _writes(pid, fd) and not _serves(pid, device):
-            number = (os.major(device), os.minor(device))
-            found[number] = (*found.get(number, ()), _holder(pid, f"fd {fd}"))
+    for pid, fd in _descriptors():
+        try:
+            device = syscalls.block_device_at(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if device is None:
+            continue
+        number = (os.major(device), os.minor(device))
+        if sysfs.known(f"{_BY_NUMBER}/{number[0]}:{number[1]}/pid") != pid:
+            holder = _holder(pid, f"fd {fd}", writes=_writes(pid, fd))
+            found[number] = (*found.get(number, ()), holder)
     return found
 
 
@@ -144,10 +142,6 @@ def _writes(pid: str, fd: str) -> bool:
     except (OSError, StopIteration):  # closed meanwhile
         return False
     return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
-
-
-def _serves(pid: str, device: int) -> bool:
-    return sysfs.known(f"{_BY_NUMBER}/{os.major(device)}:{os.minor(device)}/pid") == pid
 
 
 def stacked_on(number: int, *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
@@ -207,8 +201,8 @@ def _some(texts: tuple[str, ...]) -> str:
     return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _holder(pid: str, by: str) -> Holder:
-    return Holder(int(pid), arguments.command_of(int(pid)), by)
+def _holder(pid: str, by: str, *, writes: bool = False) -> Holder:
+    return Holder(int(pid), arguments.command_of(int(pid)), by, writes)
 
 
 def _processes() -> Iterator[str]:
@@ -226,17 +220,6 @@ def _descriptors() -> Iterator[tuple[str, str]]:
                 continue
             if path[0] == "/" and path != "/dev/null":
                 yield pid, fd
-
-
-def _block_devices() -> Iterator[tuple[str, str, int]]:
-    """The process, the descriptor and the number (st_rdev) of each open block device."""
-    for pid, fd in _descriptors():
-        try:
-            device = syscalls.block_device_at(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            continue
-        if device is not None:
-            yield pid, fd, device
 
 
 def _loops_below(target: str) -> tuple[str, ...]:

@@ -15,14 +15,13 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 
 from crust.core import errors, volumes
 from crust.host.block import devices, holders
 from crust.host.block.device_sets import device_set
 from crust.host.block.holders import Holder
 from crust.host.mounts import mountinfo
-from crust.host.process import arguments, sysfs
+from crust.host.process import arguments, open_files
 
 _log = logging.getLogger(__name__)
 
@@ -67,34 +66,33 @@ def check_unwritten(
     device: volumes.BlockSource,
     *,
     claims: Collection[str] = (),
-    writers: holders.Writers | None = None,
+    opened: holders.Openers | None = None,
 ) -> None:
     """Return if no process has the device open for writing, those excepted that have a claim. Blocks.
 
-    `writers` is the result of a first look (`holders.writers`), if the caller has one. Raises `holders.DeviceInUse`
+    `opened` is the result of a first look (`holders.openers`), if the caller has one. Raises `holders.DeviceInUse`
     with the processes. Those of other PID namespaces are not seen.
     """
-    numbers = _related(device)
     for pause_s in _PAUSES_S:
         if pause_s:
             time.sleep(pause_s)
-            writers = None
-        seen = holders.writers() if writers is None else writers
-        named = [holder for number in numbers for holder in seen.get(number, ())]
-        others = tuple(holder for holder in named if not _has_claim(holder, claims))
+            opened = None
+        writers = (each for each in holders.of_devices(_related(device), opened) if each.writes)
+        others = tuple(holder for holder in writers if not _has_claim(holder, claims))
         if not others:
             return
     raise holders.DeviceInUse(device.path, holders=others)
 
 
 def check_unopened(device: volumes.BlockSource) -> None:
-    """Return if no other process has the device open in any way, but the one that serves it. Blocks.
+    """Return if no other process has the device open in any way. Blocks.
 
     Raises `holders.DeviceInUse` with the processes. Those of other PID namespaces are not seen.
     """
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        others = holders.openers(_related(device))
+        opened = holders.of_devices(_related(device))
+        others = tuple(holder for holder in opened if holder.pid != os.getpid())
         if not others:
             return
     raise holders.DeviceInUse(device.path, holders=others)
@@ -142,21 +140,4 @@ def mounted_on_host(device: volumes.BlockSource, places: Iterable[str]) -> error
 
 def _has_claim(holder: Holder, claims: Collection[str]) -> bool:
     """Whether the process has the lock of one of these files."""
-    locks = set()
-    for path in claims:
-        with suppress(OSError):
-            status = os.stat(path)
-            major, minor = os.major(status.st_dev), os.minor(status.st_dev)
-            locks.add(f"{major:02x}:{minor:02x}:{status.st_ino}".encode())
-    return any(
-        line.startswith(b"lock:") and not locks.isdisjoint(line.split())
-        for descriptor in sysfs.names(f"/proc/{holder.pid}/fdinfo")
-        for line in _lines(f"/proc/{holder.pid}/fdinfo/{descriptor}")
-    )
-
-
-def _lines(path: str) -> list[bytes]:
-    try:
-        return sysfs.read_bytes(path).split(b"\n")
-    except OSError:  # closed meanwhile
-        return []
+    return any(open_files.holders(path, [holder.pid]) for path in claims)

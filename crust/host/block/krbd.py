@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crust.core import errors, volumes
-from crust.host.block import device_nodes, devices, holders
+from crust.host.block import devices, holders
 from crust.host.process import oserrors, syscalls, sysfs
 
 BUS = "/sys/bus/rbd"
@@ -204,7 +204,7 @@ class KernelRbd:
                 if err.errno == errno.ENOENT:
                     return
                 if err.errno == errno.EBUSY:
-                    raise holders.device_in_use(device_nodes.node_of(mapping.device)) from None
+                    raise holders.device_in_use(devices.node_of(mapping.device)) from None
                 raise
 
     def refresh(self, mapping: Mapping) -> None:
@@ -213,8 +213,8 @@ class KernelRbd:
             self.write(f"{self.bus}/devices/{mapping.number}/refresh", b"1")
 
     def device(self, mapping: Mapping) -> volumes.BlockSource:
-        """The mapping's device. Raises `device_nodes.DeviceNodeMissing`."""
-        path = device_nodes.node_of(mapping.device)
+        """The mapping's device. Raises `devices.DeviceNodeMissing`."""
+        path = devices.node_of(mapping.device)
         return volumes.BlockSource(path, devices.identify(path))
 
     def size_bytes(self, mapping: Mapping) -> int:

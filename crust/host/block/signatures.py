@@ -11,11 +11,12 @@ import asyncio
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import commands, confined, oserrors, syscalls
+from crust.host.process import confined, oserrors, syscalls
 
 _LIBRARY = "libblkid.so.1"
 
@@ -74,60 +75,48 @@ class ProbeFailed(errors.RuntimeFailed):
 
 def probe(path: str) -> Signature:
     """What is on the device or file; raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`."""
-    with oserrors.translating(f"cannot open {path}"):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return _probe(fd, path)
-    finally:
-        os.close(fd)
+    with _opened(path) as fd:
+        library = _load()
+        handle = library.blkid_new_probe()
+        if not handle:
+            raise ProbeFailed(path, "libblkid is out of memory")
+        try:
+            return _classify(library, handle, fd, path)
+        finally:
+            library.blkid_free_probe(handle)
 
 
 def probe_untrusted(path: str) -> Signature:
     """The same for a device whose bytes somebody else may have written. Blocks; raises `CannotConfine` besides."""
-    with oserrors.translating(f"cannot open {path}"):
-        size_bytes = _size_bytes(path)
-    if not size_bytes:
-        raise ProbeFailed(path, "it has no size")
+    with _opened(path):
+        pass
     program = ("blkid", "-p", "-o", "export", confined.DEVICE)
-    with confined.command(program, device=path, limits=_LIMITS) as command:
-        # A loop of its own: this runs in a worker thread, and `commands` bounds time and output.
-        done = asyncio.run(
-            commands.run(
-                command.argv, timeout_s=_TIMEOUT_S, ok=range(256), inherits=command.descriptors
-            )
-        )
-        code = command.status(done.stderr_tail)
-    if code == _BLKID_NOTHING:
+    # A loop of its own: this runs in a worker thread, and `commands` bounds time and output.
+    done = asyncio.run(confined.run(program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S))
+    if done.code == _BLKID_NOTHING:
         return Blank()
-    if code == _BLKID_AMBIGUOUS:
+    if done.code == _BLKID_AMBIGUOUS:
         raise AmbiguousSignature(path)
-    if code:
-        raise ProbeFailed(path, done.stderr_tail.strip() or f"blkid exited with {code}")
+    if done.code:
+        raise ProbeFailed(path, done.stderr_tail.strip() or f"blkid exited with {done.code}")
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     return _signature(path, lambda name: values.get(name, ""))
 
 
-def _size_bytes(path: str) -> int:
-    with syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
-        return os.lseek(fd, 0, os.SEEK_END)
-
-
-def _probe(fd: int, path: str) -> Signature:
-    library = _load()
-    handle = library.blkid_new_probe()
-    if not handle:
-        raise ProbeFailed(path, "libblkid is out of memory")
-    try:
-        return _classify(library, handle, fd, path)
-    finally:
-        library.blkid_free_probe(handle)
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor of a device that has a size: a loop device that was detached meanwhile has none."""
+    with (
+        oserrors.translating(f"cannot open {path}"),
+        syscalls.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd,
+    ):
+        if not os.lseek(fd, 0, os.SEEK_END):
+            raise ProbeFailed(path, "it has no size")
+        yield fd
 
 
 def _classify(library: ctypes.CDLL, handle: int, fd: int, path: str) -> Signature:
-    # libblkid finds nothing on a device of size 0, such as a loop device that was detached meanwhile.
-    if not os.lseek(fd, 0, os.SEEK_END):
-        raise ProbeFailed(path, "it has no size")
     if library.blkid_probe_set_device(handle, fd, 0, 0):
         raise ProbeFailed(path, "its size cannot be read")
     library.blkid_probe_enable_superblocks(handle, 1)

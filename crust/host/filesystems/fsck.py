@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from crust.core import errors
 from crust.host.block import holders
 from crust.host.filesystems import superblocks
-from crust.host.process import commands, confined, workers
+from crust.host.process import confined, workers
 
 _TIMEOUT_S = 3600.0
 _LIMITS = confined.Limits(memory_bytes=4 * 1024**3, cpu_s=int(_TIMEOUT_S))
@@ -41,16 +41,11 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
     # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, and that is
     # not "clean". fsck(8)'s callers often read it so.
     program = ["e2fsck", *options, confined.DEVICE]
-    with confined.command(program, device=path, limits=_LIMITS) as command:
-        done = await commands.run(
-            command.argv,
-            timeout_s=_TIMEOUT_S,
-            ok=range(256),
-            inherits=(*command.descriptors, *inherits),
-        )
-        code = command.status(done.stderr_tail)
+    done = await confined.run(
+        program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S, inherits=inherits
+    )
     said = _tail(done.stdout.decode("utf-8", "replace"), path)
-    if code >= _E2FSCK_FAILED:
+    if done.code >= _E2FSCK_FAILED:
         if await workers.run(holders.is_exclusively_held, path):
             raise await workers.run(holders.device_in_use, path)
         raise errors.Corrupt.named(
@@ -62,14 +57,14 @@ async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) ->
                 "it is not mounted"
             ),
         )
-    if code & _E2FSCK_UNCORRECTED:
+    if done.code & _E2FSCK_UNCORRECTED:
         raise errors.Corrupt.named(
             "FilesystemNeedsRepair",
             f"the ext4 on {path} is damaged",
             why=said.strip() or "e2fsck found errors that it does not correct unasked",
             hint="take a copy, then repair it by hand",
         )
-    return code != 0
+    return done.code != 0
 
 
 def _tail(text: str, path: str) -> str:

@@ -12,7 +12,7 @@ import struct
 from crust.core import errors
 from crust.host.filesystems import superblocks
 from crust.host.mounts import mountinfo
-from crust.host.process import capabilities, oserrors, workers
+from crust.host.process import oserrors, sysfs, workers
 
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
@@ -25,6 +25,7 @@ _GEOMETRY_BYTES = 112
 _GEOMETRY = struct.Struct("=8IQ")  # block size, …, imaxpct is the eighth; then data blocks
 _GROW = struct.Struct("=QI4x")
 _SECTOR = 512
+_CAP_SYS_RESOURCE = 24
 
 
 class MissingCapability(errors.Refused):
@@ -48,9 +49,20 @@ async def grow_mounted(mountpoint: str, fs_type: str) -> None:
     await workers.run(_grow, mountpoint, fs_type)
 
 
+def has_cap_sys_resource() -> bool:
+    """Whether growing a mounted ext4 is allowed: EXT4_IOC_RESIZE_FS asks for it, xfs and btrfs do not.
+
+    Root in a container or a small VM often lacks it: a look gives a better error than EPERM (capabilities(7)).
+    """
+    with oserrors.translating("cannot read the capabilities of this process"):
+        lines = sysfs.read_bytes("/proc/thread-self/status").splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
+    return bool(mask >> _CAP_SYS_RESOURCE & 1)
+
+
 def obstacle(fs_type: str) -> str:
     """Why this process cannot grow a filesystem of the kind; empty if it can."""
-    if fs_type == "ext4" and not capabilities.has_cap_sys_resource():
+    if fs_type == "ext4" and not has_cap_sys_resource():
         return MissingCapability("a mounted ext4 is not grown", "CAP_SYS_RESOURCE").why
     return ""
 
@@ -90,7 +102,7 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, what: str) -> None:
     try:
         _resize_ext4(fd, wanted)
     except PermissionError as err:
-        if capabilities.has_cap_sys_resource():
+        if has_cap_sys_resource():
             raise
         raise MissingCapability(what, "CAP_SYS_RESOURCE") from err
     except OSError as err:
@@ -115,5 +127,4 @@ def _grow_xfs(fd: int, device_bytes: int) -> None:
 
 
 def _device_bytes(mount: mountinfo.Mount) -> int:
-    with open(f"/sys/dev/block/{mount.major}:{mount.minor}/size", encoding="ascii") as file:
-        return int(file.read()) * _SECTOR
+    return int(sysfs.read(f"/sys/dev/block/{mount.major}:{mount.minor}/size")) * _SECTOR

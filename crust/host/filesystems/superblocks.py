@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from crust.core import errors
 from crust.host.filesystems import supported
-from crust.host.process import oserrors
+from crust.host.process import oserrors, syscalls
 
 _EXT_OFFSET = 1024
 _EXT_MAGIC = 0xEF53
@@ -165,18 +165,16 @@ def _field(code: str, data: bytes, offset: int) -> int:
 
 
 def _device_bytes(path: str) -> int:
-    with oserrors.translating(f"cannot read the size of {path}"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.lseek(fd, 0, os.SEEK_END)
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot read the size of {path}"),
+        syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
+    ):
+        return os.lseek(fd, 0, os.SEEK_END)
 
 
 def _read(path: str, offset: int) -> bytes:
-    with oserrors.translating(f"cannot read the superblock of {path}"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(fd, 1024, offset).ljust(1024, b"\0")
-        finally:
-            os.close(fd)
+    with (
+        oserrors.translating(f"cannot read the superblock of {path}"),
+        syscalls.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd,
+    ):
+        return os.pread(fd, 1024, offset).ljust(1024, b"\0")

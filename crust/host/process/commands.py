@@ -62,19 +62,20 @@ async def run(
     argv: Sequence[str],
     *,
     timeout_s: float,
-    input: bytes | None = None,
     ok: Sequence[int] = (0,),
     inherits: Sequence[int] = (),
 ) -> Completed:
     """Run a program to its end; raises `CommandMissing`, `CommandFailed`, `CommandTimedOut`.
 
-    `input` is its standard input, else empty. Standard output beyond the limit is a failure; of standard error the
-    last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
+    Its standard input is empty. Standard output beyond the limit is a failure; of standard error the last 4 KiB are
+    kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
-    process = await _started(argv, has_input=input is not None, inherits=inherits)
+    process = await _started(argv, inherits)
     try:
         async with asyncio.timeout(timeout_s):
-            stdout, stderr_tail = await _converse(process, input, OUTPUT_LIMIT_BYTES)
+            async with asyncio.TaskGroup() as group:
+                stdout = group.create_task(_read_head(process), name="stdout of a command")
+                stderr = group.create_task(_read_tail(process), name="stderr of a command")
             code = await process.wait()
     except TimeoutError as err:
         await _end(process)
@@ -89,22 +90,20 @@ async def run(
         raise
     finally:
         _close_pipes(process)
-    text = stderr_tail.decode("utf-8", "replace")
-    if len(stdout) > OUTPUT_LIMIT_BYTES:
+    text = stderr.result().decode("utf-8", "replace")
+    if len(stdout.result()) > OUTPUT_LIMIT_BYTES:
         raise CommandFailed(argv, code, text, why=f"it wrote more than {OUTPUT_LIMIT_BYTES} bytes")
     if code not in ok:
         raise CommandFailed(argv, code, text)
-    return Completed(code, stdout, text)
+    return Completed(code, stdout.result(), text)
 
 
-async def _started(
-    argv: Sequence[str], *, has_input: bool, inherits: Sequence[int]
-) -> asyncio.subprocess.Process:
+async def _started(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subprocess.Process:
     """A started program; the start itself is not cancelled.
 
     asyncio would kill the leader alone, and wait until its pipes are closed, which a child may hold open.
     """
-    starting = asyncio.create_task(_start(argv, has_input=has_input, inherits=inherits))
+    starting = asyncio.create_task(_start(argv, inherits))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -119,16 +118,13 @@ async def _started(
         raise
 
 
-async def _start(
-    argv: Sequence[str], *, has_input: bool, inherits: Sequence[int]
-) -> asyncio.subprocess.Process:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+async def _start(argv: Sequence[str], inherits: Sequence[int]) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *argv,
-            stdin=pipe if has_input else null,
-            stdout=pipe,
-            stderr=pipe,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env=_ENVIRONMENT,
             start_new_session=True,
             pass_fds=tuple(inherits),
@@ -144,36 +140,14 @@ async def _start(
         raise oserrors.translate(err, f"cannot start {argv[0]}") from err
 
 
-async def _converse(
-    process: asyncio.subprocess.Process, data: bytes | None, limit_bytes: int
-) -> tuple[bytes, bytes]:
-    # Read while writing: a program that fills its output while we fill its input would deadlock with us.
-    async with asyncio.TaskGroup() as group:
-        stdout = group.create_task(_read_head(process, limit_bytes), name="stdout of a command")
-        stderr = group.create_task(_read_tail(process), name="stderr of a command")
-        group.create_task(_write(process, data), name="stdin of a command")
-    return stdout.result(), stderr.result()
-
-
-async def _write(process: asyncio.subprocess.Process, data: bytes | None) -> None:
-    if process.stdin is None:
-        return
-    with suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # it need not read all its input; its exit status decides
-        process.stdin.write(data or b"")
-        await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _read_head(process: asyncio.subprocess.Process, limit_bytes: int) -> bytes:
+async def _read_head(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
     head = bytearray()
     while chunk := await process.stdout.read(65536):
-        if len(head) > limit_bytes:
+        if len(head) > OUTPUT_LIMIT_BYTES:
             continue  # read to the end: asyncio reports no exit before that
         head += chunk
-        if len(head) > limit_bytes:
+        if len(head) > OUTPUT_LIMIT_BYTES:
             _signal(process, signal.SIGKILL)
     return bytes(head)
 

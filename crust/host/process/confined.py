@@ -13,13 +13,12 @@ import ctypes
 import errno
 import functools
 import json
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from crust.core import errors
+from crust.host.process import commands
 
 DEVICE = "/dev/volume"
 """Where the confined program finds the device."""
@@ -62,28 +61,18 @@ class Limits:
     cpu_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class Confined:
-    """What to execute, and the descriptors that it needs. Valid inside of the `with` of `command`."""
+async def run(
+    program: Sequence[str],
+    *,
+    device: str,
+    limits: Limits,
+    timeout_s: float,
+    inherits: Sequence[int] = (),
+) -> commands.Completed:
+    """Run `program`, whose arguments name `DEVICE`, on `device` to its end, whatever its exit status.
 
-    program: str
-    argv: tuple[str, ...]
-    descriptors: tuple[int, int]
-
-    def status(self, stderr: str) -> int:
-        """The program's own exit status, once it has ended; raises `CannotConfine` if it never ran."""
-        with os.fdopen(os.dup(self.descriptors[1]), "rb") as report:
-            report.seek(0)
-            for line in report:
-                said = json.loads(line)
-                if "exit-code" in said:
-                    return int(said["exit-code"])
-        raise CannotConfine(self.program, stderr.strip() or "bwrap does not say why")
-
-
-@contextmanager
-def command(program: Sequence[str], *, device: str, limits: Limits) -> Iterator[Confined]:
-    """How to run `program`, whose arguments name `DEVICE`, on `device`. Raises `CannotConfine`."""
+    Raises `CannotConfine` if it never ran, and what `commands.run` raises.
+    """
     with tempfile.TemporaryFile() as rules, tempfile.TemporaryFile() as report:
         rules.write(_filter(program[0]))
         rules.seek(0)
@@ -99,7 +88,13 @@ def command(program: Sequence[str], *, device: str, limits: Limits) -> Iterator[
             *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
             *("--", *program),
         )
-        yield Confined(program[0], argv, (rules.fileno(), report.fileno()))
+        descriptors = (rules.fileno(), report.fileno(), *inherits)
+        done = await commands.run(argv, timeout_s=timeout_s, ok=range(256), inherits=descriptors)
+        report.seek(0)
+        for status in map(json.loads, report):
+            if "exit-code" in status:
+                return replace(done, code=int(status["exit-code"]))
+    raise CannotConfine(program[0], done.stderr_tail.strip() or "bwrap does not say why")
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from crust.blockdriver.records import capability_check
 from crust.host.block import devices
 from crust.host.filesystems import growth
 from crust.host.mounts import mountinfo
-from crust.host.process import capabilities
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, mount
 from tests.support.raised import raised
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.root
 def may_resize(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A kernel that grows a mounted ext4 for this process, in words alone; answers what it was asked, in blocks."""
     asked: list[int] = []
-    monkeypatch.setattr(capabilities, "has_cap_sys_resource", lambda: True)
+    monkeypatch.setattr(growth, "has_cap_sys_resource", lambda: True)
     monkeypatch.setattr(growth, "_resize_ext4", lambda _, blocks: asked.append(blocks))
     return asked
 
@@ -33,7 +32,7 @@ def may_not_resize(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(capabilities, "has_cap_sys_resource", lambda: False)
+    monkeypatch.setattr(growth, "has_cap_sys_resource", lambda: False)
     monkeypatch.setattr(growth, "_resize_ext4", refuse)
 
 

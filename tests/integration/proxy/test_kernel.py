@@ -322,7 +322,7 @@ def test_one_look_for_writers_serves_the_publishes_of_a_second(
 ) -> None:
     now_s, looks = [100.0], iter(({}, {(7, 1): ()}))
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(holders, "writers", lambda: next(looks))
+    monkeypatch.setattr(holders, "openers", lambda: next(looks))
     guarded = guard.Targets([places.kubelet])
     assert guarded.writers() == {}
     now_s[0] += guard.WRITERS_KNOWN_S

@@ -19,7 +19,7 @@ from crust.cli.main import main
 from crust.conformance import catalogue
 from crust.conformance.options import RunOptions
 from crust.conformance.runtimes import suite
-from crust.host.process import capabilities
+from crust.host.filesystems import growth
 from examples import second_runtime
 from tests.support.pages.page_programs import program
 from tests.support.runtimes import kept_boxes
@@ -42,7 +42,7 @@ def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
     flags = ["--runtime", _command(example), "--junit", str(report)]
     ran = CliRunner().invoke(main, ["conformance", *flags])
     # a mounted ext4 grows only with this capability: without it H-48 cannot be kept, and the volume is refused
-    cannot_grow = set() if capabilities.has_cap_sys_resource() else {"R-304"}
+    cannot_grow = set() if growth.has_cap_sys_resource() else {"R-304"}
     failed = {line.split()[0] for line in ran.output.splitlines() if line[6:12] == "failed"}
     assert failed == cannot_grow, ran.output
     assert ran.exit_code == (1 if cannot_grow else 0)

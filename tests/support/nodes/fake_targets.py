@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from crust.core import errors, volumes
 from crust.host.block import in_use
 from crust.host.block.device_sets import DeviceSet
-from crust.host.block.holders import Writers
+from crust.host.block.holders import Openers
 from crust.host.files import target_paths
 from crust.host.mounts import mountinfo
 from crust.host.process import oserrors
@@ -59,13 +59,13 @@ class FakeTargets(guard.Targets):
         *,
         readonly: bool,
         claims: Collection[str],
-        writers: Writers | None,
+        writers: Openers | None,
     ) -> None:
         mounted_readonly = self.mounted_devices.get(source.path)
         if mounted_readonly is not None and not (readonly and mounted_readonly):
             raise in_use.mounted_on_host(source, ["/mnt"])
 
-    def writers(self) -> Writers:
+    def writers(self) -> Openers:
         return {}
 
     def mounted_device(self, path: str) -> str | None:

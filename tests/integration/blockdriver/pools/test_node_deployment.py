@@ -12,7 +12,6 @@ from crust.blockdriver.services.roles import Role
 from crust.core import volumes
 from crust.host.block import devices
 from crust.host.filesystems import growth
-from crust.host.process import capabilities
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 from tests.support.raised import raised
@@ -48,7 +47,7 @@ async def test_node_expand_grows_a_mounted_volume(bench: Bench, fs_type: str, si
 async def test_node_expand_grows_a_raw_volume_and_the_device_of_a_deferred_one(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capabilities, "has_cap_sys_resource", lambda: False)
+    monkeypatch.setattr(growth, "has_cap_sys_resource", lambda: False)
     monkeypatch.setattr(growth, "grow_mounted", None)  # no filesystem is grown by this host
     for name, capability, deferred in (("raw", block(), False), ("in-guest", mount(), True)):
         volume = await bench.create(name, capability=capability, size=64 * MIB)

@@ -1,6 +1,5 @@
 """Devices of the kernel, and their nodes."""
 
-import asyncio
 import errno
 import os
 import subprocess
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import device_nodes, devices, holders, loop, signatures
-from crust.host.filesystems import mkfs, supported
+from crust.host.block import devices, holders, loop, signatures
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, partition_table, read, run, write
 from tests.support.faults.syncs import recorded
@@ -136,32 +134,32 @@ def number(path: str) -> int:
 
 
 def test_node_of_a_bind_is_the_node_in_dev(disk: str) -> None:
-    assert device_nodes.node_of(number(disk)) == disk
-    assert not device_nodes.is_encrypted(number(disk))
+    assert devices.node_of(number(disk)) == disk
+    assert not devices.is_encrypted(number(disk))
 
 
 def test_partition_of_a_disk_and_of_itself(disk: str) -> None:
-    second = device_nodes.partition_of(number(disk), 2)
+    second = devices.partition_of(number(disk), 2)
     assert second != number(disk)
-    assert device_nodes.partition_of(second, 2) == second
+    assert devices.partition_of(second, 2) == second
     with raised("PartitionMissing", match="partition 3"):
-        device_nodes.partition_of(number(disk), 3)
+        devices.partition_of(number(disk), 3)
     with raised("PartitionMissing", match="partition 1"):
-        device_nodes.partition_of(second, 1)
+        devices.partition_of(second, 1)
 
 
 def test_partition_has_its_own_node_and_size(disk: str) -> None:
-    second = device_nodes.partition_of(number(disk), 2)
+    second = devices.partition_of(number(disk), 2)
     if not os.path.exists(f"{disk}p2"):  # without udev or devtmpfs nobody makes it
         os.mknod(f"{disk}p2", 0o60600, second)
-    path = device_nodes.node_of(second)
+    path = devices.node_of(second)
     assert path == f"{disk}p2"
     assert devices.size_bytes(path) == 8 * MIB
 
 
 def test_device_that_does_not_exist_is_refused() -> None:
     with pytest.raises(errors.NotFound, match="7:250"):
-        device_nodes.node_of(os.makedev(7, 250))
+        devices.node_of(os.makedev(7, 250))
 
 
 Probe = Callable[[str], signatures.Signature]
@@ -194,15 +192,6 @@ def test_probe_of_two_signatures_is_ambiguous(attach: Attach, probe: Probe) -> N
         probe(device.path)
 
 
-async def test_mkfs_on_two_signatures_is_refused(attach: Attach) -> None:
-    device, other = attach(300 * MIB), attach(300 * MIB, "other.img")
-    run("mkfs.xfs", "-q", device.path)
-    run("mkfs.ext4", "-q", other.path)
-    write(device.path, 1024, read(other.path, 1024, 1024))
-    with pytest.raises(signatures.AmbiguousSignature):
-        await mkfs.make(device.path, "ext4")
-
-
 def test_probe_of_detached_device_is_an_error(attach: Attach, probe: Probe) -> None:
     device = attach()
     loop.detach(device)
@@ -210,18 +199,6 @@ def test_probe_of_detached_device_is_an_error(attach: Attach, probe: Probe) -> N
         probe(device.path)
     with pytest.raises(errors.NotReady, match="no size"):
         devices.is_blank(device.path)
-
-
-@pytest.mark.parametrize("fs_type", supported.SUPPORTED)
-async def test_probe_of_filesystem_has_type_and_uuid(attach: Attach, fs_type: str) -> None:
-    device = attach(512 * MIB)
-    probe = signatures.probe_untrusted
-    assert await asyncio.to_thread(probe, device.path) == signatures.Blank()
-    await mkfs.make(device.path, fs_type)
-    found = await asyncio.to_thread(probe, device.path)
-    assert isinstance(found, signatures.Filesystem)
-    assert (found.type, len(found.uuid)) == (fs_type, 36)
-    assert found == signatures.probe(device.path)
 
 
 def test_zero_device_reads_as_zeros_and_frees_its_space(tmp_path: Path) -> None:

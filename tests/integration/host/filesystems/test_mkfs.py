@@ -1,5 +1,6 @@
 """mkfs on real devices, by the real programs."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ from crust.host.filesystems import (
     usage,
 )
 from crust.host.mounts import mount_api
-from crust.host.process import capabilities, commands
+from crust.host.process import commands
 from tests.integration.host.conftest import MIB, Attach, partition_table, run, write
 from tests.support.raised import raised
 
@@ -38,11 +39,13 @@ async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
     attach: Attach, mountpoint: str, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])
-    assert signatures.probe(device.path) == signatures.Blank()
+    for probe in (signatures.probe, signatures.probe_untrusted):
+        assert await asyncio.to_thread(probe, device.path) == signatures.Blank()
     await mkfs.make(device.path, fs_type)
     found = signatures.probe(device.path)
     assert isinstance(found, signatures.Filesystem)
     assert (found.type, len(found.uuid)) == (fs_type, 36)
+    assert await asyncio.to_thread(signatures.probe_untrusted, device.path) == found
     assert not await fsck.check(device.path, fs_type)
     assert not devices.is_blank(device.path)
     mount_api.mount_device(device.path, mountpoint, fs_type)
@@ -253,7 +256,7 @@ async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoi
     await growth.grow_mounted(mountpoint, "ext4")  # it fills its device: needs no capability
     os.truncate(device.backing, 128 * MIB)
     loop.refresh_size(device)
-    assert bool(growth.obstacle("ext4")) != capabilities.has_cap_sys_resource()
+    assert bool(growth.obstacle("ext4")) != growth.has_cap_sys_resource()
     if not growth.obstacle("ext4"):
         await growth.grow_mounted(mountpoint, "ext4")
         assert usage.measure(mountpoint).usage[0].total > 100 * MIB

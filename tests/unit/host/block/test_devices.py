@@ -229,10 +229,3 @@ def test_holder_of_a_partition_is_found(holders_of: Path) -> None:
 
 def test_device_that_is_gone_has_no_holders(tmp_path: Path) -> None:
     assert holders.stacked_on(NUMBER, by_number=str(tmp_path)) == ()
-
-
-def test_device_in_use_names_the_array_upon_it(holders_of: Path) -> None:
-    hold(holders_of, "md127")
-    stacked = holders.stacked_on(NUMBER, by_number=str(holders_of))
-    error = holders.DeviceInUse("/dev/loop3", stacked=stacked)
-    assert error.why == "part of md127"

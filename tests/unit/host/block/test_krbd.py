@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import device_nodes, holders, krbd
+from crust.host.block import devices, holders, krbd
 from crust.host.block.krbd import ImageName, KernelRbd, Login
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 
@@ -108,7 +108,7 @@ def test_container_of_the_same_kernel_has_mappings_of_its_own(kernel: KernelRbd)
 def test_unmapping_is_idempotent_and_never_forced(
     kernel: KernelRbd, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_nodes, "node_of", lambda _: "/dev/rbd0")
+    monkeypatch.setattr(devices, "node_of", lambda _: "/dev/rbd0")
     monkeypatch.setattr(holders, "device_in_use", holders.DeviceInUse)
     mapping = kernel.map(IMAGE, LOGIN, readonly=False)
     sysfs.opened.add(mapping.number)

@@ -49,8 +49,9 @@ async def test_run_passes_only_the_inherited_descriptors(tmp_path: Path) -> None
         os.close(fd)
 
 
-async def test_run_passes_input_and_output() -> None:
-    done = await commands.run(["cat"], timeout_s=LONG_S, input=b"x" * 300_000)
+async def test_run_gives_an_empty_input_and_passes_much_output() -> None:
+    code = "import sys; sys.stdout.write(sys.stdin.read() + 'x' * 300_000)"
+    done = await commands.run(python(code), timeout_s=LONG_S)
     assert (done.code, len(done.stdout)) == (0, 300_000)
 
 
@@ -196,7 +197,3 @@ async def test_endless_output_fails_with_bounded_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(commands, "OUTPUT_LIMIT_BYTES", 1000)
     with pytest.raises(commands.CommandFailed, match="more than 1000 bytes"):
         await commands.run(argv, timeout_s=LONG_S)
-
-
-async def test_run_of_a_program_that_ignores_its_input_succeeds() -> None:
-    assert (await commands.run(["true"], timeout_s=LONG_S, input=b"x" * 1_000_000)).code == 0

@@ -1,4 +1,4 @@
-"""System calls, their errors and capabilities; the datagrams to systemd."""
+"""System calls and their errors; the datagrams to systemd."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from crust.core import errors
-from crust.host.process import capabilities, oserrors, syscalls, sysfs, systemd
+from crust.host.process import oserrors, syscalls, sysfs, systemd
 from crust.rpc import status
 
 
@@ -104,17 +104,6 @@ def test_translating_passes_crust_errors_unchanged() -> None:
     with pytest.raises(errors.Conflict) as caught, oserrors.translating("cannot"):
         raise original
     assert caught.value is original
-
-
-def test_effective_capabilities_match_proc_status() -> None:
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("CapEff")
-    )
-    mask = int(line.split()[1], 16)
-    assert capabilities.effective() == mask
-    assert capabilities.has_cap_sys_resource() == bool(mask & 1 << 24)
 
 
 def test_boot_id_is_a_constant_uuid() -> None:
