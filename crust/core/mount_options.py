@@ -14,7 +14,7 @@ from crust.core import errors
 
 _READONLY = {"ro": True, "rw": False}
 _HOST_ONLY = frozenset({
-    "defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "loop",
+    "defaults", "_netdev", "nofail", "async", "auto", "noauto", "user", "nouser", "users", "owner", "group", "loop",
     "private", "rprivate", "shared", "rshared", "slave", "rslave", "unbindable", "runbindable",
 })  # fmt: skip
 _CHANGES_MOUNTS = frozenset({"bind", "rbind", "remount", "move"})
@@ -58,7 +58,7 @@ def for_host(flags: Iterable[str]) -> MountOptions:
         _check(option, name)
         if option in _READONLY:
             readonly = _READONLY[option]
-        elif name not in _HOST_ONLY and not name.startswith("x-"):
+        elif name not in _HOST_ONLY and not name.startswith(("x-", "X-")):
             options[option] = None
     return MountOptions(tuple(options), readonly)
 

@@ -20,7 +20,7 @@ from crust.blockdriver.guests import Guests
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.cgroups import throttling
-from crust.host.mounts.device_mounts import ShownDevices
+from crust.host.mounts import device_mounts, mountinfo
 
 NONE = volumes.IoLimits()
 
@@ -73,27 +73,33 @@ class IoLimits:
             raise
 
     def settle(
-        self, limits: volumes.IoLimits, attachment: Attachment, shown: ShownDevices | None = None
+        self,
+        limits: volumes.IoLimits,
+        attachment: Attachment,
+        mounts: Sequence[mountinfo.Mount] = (),
     ) -> None:
-        """Give an attached device the limits that it should have now, whatever it had; `shown`, if known, is now.
+        """Give an attached device the limits that it should have now, whatever it had; `mounts`, if known, are now.
 
         What only a hypervisor opens is limited by the hypervisor.
         """
         if attachment.device is None:
             return
-        used = limits != NONE and (shown or ShownDevices.now()).has(attachment.host_device)
+        used = limits != NONE and any(
+            device_mounts.shows(each, attachment.host_device)
+            for each in mounts or mountinfo.read_all()
+        )
         self.throttle.set(attachment.host_device.identity, limits if used else NONE)
 
     def set_on_host(
         self,
         volume_id: volumes.VolumeId,
         limits: volumes.IoLimits,
-        shown: ShownDevices | None = None,
+        mounts: Sequence[mountinfo.Mount] = (),
     ) -> None:
         """`settle` the volume's device, if it has one."""
         attachment = self.stores.access.attached(volume_id)
         if attachment is not None and attachment.device is not None:
-            self.settle(limits, attachment, shown)
+            self.settle(limits, attachment, mounts)
 
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
@@ -133,12 +139,12 @@ class IoLimits:
 
         Before any call is served, so one look at the mounts holds for all volumes.
         """
-        shown = ShownDevices.now()
+        mounts = mountinfo.read_all()
         for volume_id in self.stores.access.attached_here():
             try:
                 record = self.stores.volume_records.find(volume_id)
                 if record is not None:
-                    self.set_on_host(volume_id, record.limits.value, shown)
+                    self.set_on_host(volume_id, record.limits.value, mounts)
             except errors.CrustError as err:
                 extra = {"volume_id": volume_id, "error": err}
                 _log.error("the I/O limits of a volume are not enforced", extra=extra)

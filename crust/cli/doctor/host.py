@@ -9,7 +9,6 @@ from crust.cli.install import shipped
 from crust.host.filesystems import supported
 
 _LEAST = (5, 15)
-_STATMOUNT = (6, 14)
 
 _POD_GROUPS = ("kubepods.slice", "kubepods")
 _PROGRAMS = {
@@ -40,8 +39,6 @@ def version(node: Node) -> Iterator[Finding]:
             "crust knows a device again by its diskseq, which Linux 5.15 and later have",
             "install a newer kernel",
         )
-    elif number < _STATMOUNT:
-        yield ok(f"Linux {node.release}; without statmount(2), so all mounts are read at each look")
     else:
         yield ok(f"Linux {node.release}")
 

@@ -5,7 +5,6 @@ and a name are reused, so a caller first makes sure that the device is still the
 """
 
 import os
-from dataclasses import dataclass
 
 from crust.core import volumes
 from crust.host.mounts import mountinfo
@@ -27,30 +26,6 @@ def is_node(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
     """Whether a mount is a bind of the device's node."""
     name = os.path.basename(mount.root)
     return mount.fs_type in _NODE_FILESYSTEMS and name == os.path.basename(device.path)
-
-
-@dataclass(frozen=True, slots=True)
-class ShownDevices:
-    """The devices that are mounted, or whose nodes are bound, at one moment: one read for many questions."""
-
-    numbers: frozenset[tuple[int, int]]
-    nodes: frozenset[str]
-
-    @classmethod
-    def now(cls) -> "ShownDevices":
-        """As mountinfo says it now."""
-        mounts = mountinfo.read_all()
-        return cls(
-            frozenset((each.major, each.minor) for each in mounts),
-            frozenset(
-                os.path.basename(each.root) for each in mounts if each.fs_type in _NODE_FILESYSTEMS
-            ),
-        )
-
-    def has(self, device: volumes.BlockSource) -> bool:
-        """Whether `shows` is true of any mount."""
-        number = (device.identity.major, device.identity.minor)
-        return number in self.numbers or os.path.basename(device.path) in self.nodes
 
 
 def is_visible(mount: mountinfo.Mount) -> bool:

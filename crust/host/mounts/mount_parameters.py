@@ -1,11 +1,8 @@
 """Options of mount(8), sorted for the kernel's mount calls (fsconfig(2), fsmount(2)).
 
-Which options a volume may have is decided in `crust.core.mount_options`; this file knows how the kernel
-takes them.
-
-There are three kinds: attributes of the mount (nosuid, noatime, …), parameters of the filesystem, which pass
-unchanged and which the kernel checks, and options for user space only (nofail, x-…), which are dropped. Options for
-other kinds of mounts (bind, remount, …) are refused. Values may be credentials: no error repeats them.
+`crust.core.mount_options` splits what a CO sends, and takes out what is for user space or no filesystem's; this file
+knows how the kernel takes the rest: attributes of the mount (nosuid, noatime, …), and parameters of the filesystem,
+which pass unchanged and which the kernel checks. Values may be credentials: no error repeats them.
 """
 
 from collections.abc import Sequence
@@ -36,13 +33,6 @@ _ATTRIBUTES: dict[str, tuple[int, int]] = {
     "strictatime": (_ATIME, _STRICTATIME),
     "nostrictatime": (_ATIME, 0),
 }
-_USER_SPACE = {"defaults", "auto", "noauto", "nofail", "_netdev", "async"}
-_OTHER_MOUNTS = {
-    *("bind", "rbind", "remount", "move", "loop"),
-    *("shared", "slave", "private", "unbindable"),
-    *("rshared", "rslave", "rprivate", "runbindable"),
-}
-
 _ALLOWED = {
     "ext4": frozenset({
         "acl", "auto_da_alloc", "barrier", "block_validity", "bsdgroups", "commit", "data", "data_err",
@@ -108,51 +98,27 @@ class MountParameters:
 def parse(
     fs_type: str, options: Sequence[str], *, readonly: bool = False, untrusted: bool = False
 ) -> MountParameters:
-    """Sort mount options; each item may hold several, separated by commas; raises `InvalidMountOption`.
+    """Sort mount options, as `mount_options` gives them; raises `InvalidMountOption`.
 
-    A later option overrides an earlier one, and the defaults of the filesystem. `readonly=True` overrides "rw", and
-    `untrusted=True` (somebody else than this driver may have written the filesystem) "suid" and "dev".
+    A later option overrides an earlier one, and the defaults of the filesystem. `untrusted=True` (somebody else than
+    this driver may have written the filesystem) overrides "suid" and "dev".
     """
     attributes = 0
-    asked_readonly = False
     parameters: list[tuple[str, str | None]] = list(_DEFAULTS.get(fs_type, ()))
-    for option in _split(options):
-        key, equals, value = option.partition("=")
+    for option in options:
         if option in _ATTRIBUTES:
             clear, add = _ATTRIBUTES[option]
             attributes = attributes & ~clear | add
-        elif option in ("ro", "rw"):
-            asked_readonly = option == "ro"
-        elif key in _OTHER_MOUNTS:
-            raise InvalidMountOption(fs_type, f"{key!r} is for another kind of mount")
-        elif option not in _USER_SPACE and not key.startswith(("x-", "X-")):
-            _check_key(fs_type, key)
-            _check_value(fs_type, key, value)
-            parameters.append((key, value if equals else None))
+            continue
+        key, equals, value = option.replace('"', "").partition("=")  # quotes around commas
+        _check_key(fs_type, key)
+        _check_value(fs_type, key, value)
+        parameters.append((key, value if equals else None))
     attributes |= _NOSUID_NODEV if untrusted else 0
-    return MountParameters(asked_readonly or readonly, attributes, tuple(parameters))
-
-
-def _split(options: Sequence[str]) -> list[str]:
-    """Commas separate, but not inside double quotes (SELinux contexts hold commas, mount(8))."""
-    parts: list[str] = []
-    for option in options:
-        quoted = False
-        current = ""
-        for character in option:
-            quoted ^= character == '"'
-            if character == "," and not quoted:
-                parts.append(current)
-                current = ""
-            elif character != '"':
-                current += character
-        parts.append(current)
-    return [part for part in parts if part]
+    return MountParameters(readonly, attributes, tuple(parameters))
 
 
 def _check_key(fs_type: str, key: str) -> None:
-    if not key or "\0" in key:
-        raise InvalidMountOption(fs_type, "an option has no name")
     if key not in _LABELS and key not in _ALLOWED.get(fs_type, ()):
         raise InvalidMountOption(fs_type, f"{key[:64]!r} is not an option that a volume may have")
 

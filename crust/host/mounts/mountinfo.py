@@ -1,18 +1,15 @@
 """The mounts of this process's mount namespace, as the kernel lists them in /proc/self/mountinfo.
 
-The kernel writes the list whole for each question: 6 ms with 3,000 mounts. From Linux 6.14 on statmount(2) tells all
-that a line of the list says of one mount, and costs the same with ten mounts and with ten thousand; an older kernel
-lacks the call, or the source. Nothing is cached: a filesystem that became read-only by an error changes its line, and
-no event says so.
+The kernel writes the list whole for each question: 6 ms with 3,000 mounts. statmount(2) asks for one mount, but only
+Linux 6.14 tells all of a line by it, and of few mounts it is no faster. Nothing is cached: a filesystem that became
+read-only by an error changes its line, and no event says so.
 """
 
-import ctypes
 import logging
 import os
 import re
 import select
 import stat
-import struct
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -72,7 +69,7 @@ def at(target: str) -> Mount | None:
     """
     with oserrors.translating(f"cannot look at {target}"):
         try:
-            place = syscalls.mount_at(target, unique=True)
+            place = syscalls.mount_at(target)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
@@ -83,17 +80,16 @@ def at(target: str) -> Mount | None:
                 "a mounted filesystem answers with errors", extra={"target": target, "error": err}
             )
             return found
-        return _described(target, place) if place.is_root else None
+        return _of_id(place.mount_id) if place.is_root else None
 
 
 def holding(path: str) -> Mount | None:
     """The mount that `path`, which has no links, lies on, or will lie on once it is made.
 
-    One question to the kernel, whatever the number of mounts. A filesystem that answers with errors is found in the
-    list.
+    The kernel is asked for the mount's id; a filesystem that answers with errors is found by its path.
     """
     try:
-        return _described(path, syscalls.mount_at(path, unique=True))
+        return _of_id(syscalls.mount_at(path).mount_id)
     except OSError:
         return _listed_above(path)
 
@@ -126,14 +122,8 @@ def _failed_mount_at(target: str) -> Mount | None:
     return mount if mount is not None and mount.target == leads_to else None
 
 
-def _described(path: str, place: syscalls.MountAt) -> Mount | None:
-    """The mount that a path lies on; None if it has gone meanwhile."""
-    if not place.is_unique:
-        return _of_id(place.mount_id)
-    return told(place.mount_id) or _of_id(syscalls.mount_at(path).mount_id)
-
-
 def _of_id(mount_id: int) -> Mount | None:
+    """The mount; None if it has gone meanwhile."""
     text = b"\n" + _text()
     start = text.find(b"\n%d " % mount_id) + 1
     return _parse_line(text[start : text.index(b"\n", start)]) if start else None
@@ -267,90 +257,3 @@ def _decode(field: bytes) -> str:
 
 def _text_of(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-_ALWAYS_TOLD = 0x01 | 0x02 | 0x08 | 0x10 | 0x20 | 0x200
-"""STATMOUNT_SB_BASIC, MNT_BASIC, MNT_ROOT, MNT_POINT, FS_TYPE and SB_SOURCE of linux/mount.h."""
-_MNT_OPTS, _FS_SUBTYPE = 0x80, 0x100
-_WANTED = _ALWAYS_TOLD | _MNT_OPTS | _FS_SUBTYPE
-
-_REQUEST = struct.Struct("=IIQQ")
-"""struct mnt_id_req: its size, unused, the id, the fields that are wanted."""
-_ANSWER = struct.Struct("=IIQIIQIIQQIIQQQQQIIQII")
-"""The beginning of struct statmount, up to `sb_source`."""
-_STRINGS = 512
-"""Where its strings begin."""
-_BUFFER_BYTES = 16 * 1024
-
-_MOUNT_OPTIONS = (
-    (syscalls.MOUNT_ATTR_NOSUID, "nosuid"),
-    (syscalls.MOUNT_ATTR_NODEV, "nodev"),
-    (syscalls.MOUNT_ATTR_NOEXEC, "noexec"),
-)
-_ATIME = 0x70
-_ATIMES = {0x00: "relatime", 0x10: "noatime"}
-_NODIRATIME = 0x80
-_IDMAPPED = 0x100000
-_NOSYMFOLLOW = 0x200000
-_SUPER_OPTIONS = ((1 << 4, "sync"), (1 << 7, "dirsync"), (1 << 25, "lazytime"))
-
-
-def told(unique_id: int) -> Mount | None:
-    """The mount of that id by statmount(2); None if the kernel cannot tell all of it, or it has gone."""
-    buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
-    try:
-        syscalls.statmount(_REQUEST.pack(_REQUEST.size, 0, unique_id, _WANTED), buffer)
-    except OSError:  # ENOSYS, a seccomp filter of a container, or ENOENT
-        return None
-    fields = _ANSWER.unpack_from(buffer)
-    _, options, mask, major, minor, _, super_flags, fs_type, _, _, mount_id, parent_id = fields[:12]
-    attributes, _, peer_group, master, _, root, target, _, subtype, source = fields[12:]
-    if mask & _ALWAYS_TOLD != _ALWAYS_TOLD:
-        return None
-    data = buffer.raw
-
-    def text(offset: int) -> bytes:
-        start = _STRINGS + offset
-        return data[start : data.index(b"\0", start)]
-
-    kind = _text_of(text(fs_type))
-    shown_source = _text_of(text(source))
-    if kind == "btrfs":
-        major, minor = _device_of_btrfs(shown_source, major, minor)
-    return Mount(
-        mount_id=mount_id,
-        parent_id=parent_id,
-        major=major,
-        minor=minor,
-        root=_text_of(text(root)),
-        target=_text_of(text(target)),
-        options=_mount_options(attributes),
-        fs_type=f"{kind}.{_text_of(text(subtype))}" if mask & _FS_SUBTYPE else kind,
-        source=shown_source,
-        super_options=_super_options(super_flags, text(options) if mask & _MNT_OPTS else b""),
-        peer_group=peer_group,
-        master=master,
-    )
-
-
-def _mount_options(attributes: int) -> tuple[str, ...]:
-    found = ["ro" if attributes & syscalls.MOUNT_ATTR_RDONLY else "rw"]
-    found += [name for bit, name in _MOUNT_OPTIONS if attributes & bit]
-    atime = _ATIMES.get(attributes & _ATIME)
-    if atime == "noatime":
-        found.append(atime)
-    if attributes & _NODIRATIME:
-        found.append("nodiratime")
-    if atime == "relatime":
-        found.append(atime)
-    if attributes & _NOSYMFOLLOW:
-        found.append("nosymfollow")
-    if attributes & _IDMAPPED:
-        found.append("idmapped")
-    return tuple(found)
-
-
-def _super_options(flags: int, others: bytes) -> tuple[str, ...]:
-    names = ["ro" if flags & 1 else "rw"]
-    names += [name for bit, name in _SUPER_OPTIONS if flags & bit]
-    return (*names, *(_decode(others).split(",") if others else ()))

@@ -39,7 +39,6 @@ _AS_IT_IS = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT
 _AT_STATX_DONT_SYNC = 0x4000
 _STATX_TYPE = 0x1
 _STATX_MNT_ID = 0x1000
-_STATX_MNT_ID_UNIQUE = 0x4000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
 _RESOLVE_NO_XDEV = 0x01
@@ -136,7 +135,6 @@ _fsmount = _declared(432, _LONG, _LONG, _LONG)
 _openat2 = _declared(437, _LONG, _TEXT, ctypes.c_void_p, _LONG)
 _pidfd_getfd = _declared(438, _LONG, _LONG, _LONG)
 _mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
-_statmount = _declared(457, _TEXT, ctypes.c_void_p, _LONG, _LONG)
 
 
 def call(number: int, *arguments: int | bytes) -> int:
@@ -222,28 +220,19 @@ def move_mount(mount: int, target: int) -> None:
 
 
 class MountAt(NamedTuple):
-    """The mount that a path lies on. An id that is unique is given to no other mount until the next boot."""
+    """The mount that a path lies on, and whether the path leads to its root."""
 
     mount_id: int
-    is_unique: bool
     is_root: bool
-    """Whether the path leads to the mount's root."""
 
 
-def mount_at(path: str, *, unique: bool = False, directory: int = AT_FDCWD) -> MountAt:
-    """The mount that `path` lies on, statx(2), by its unique id if that is asked for and known: from Linux 6.8 on.
+def mount_at(path: str, *, directory: int = AT_FDCWD) -> MountAt:
+    """The mount that `path` lies on, statx(2).
 
     A link at the end is not followed, and no file server is asked. With an empty path, of the descriptor `directory`.
     """
-    flags = _AS_IT_IS if path else AT_EMPTY_PATH
-    found = _statx(directory, path, flags, _STATX_MNT_ID | _STATX_MNT_ID_UNIQUE * unique)
-    is_unique = bool(found.mask & _STATX_MNT_ID_UNIQUE)
-    return MountAt(found.mount_id, is_unique, bool(found.attributes & _STATX_ATTR_MOUNT_ROOT))
-
-
-def statmount(request: bytes, answer: "ctypes.Array[ctypes.c_char]") -> None:
-    """Describe a mount by its unique id, statmount(2); Linux 6.8."""
-    _statmount(request, ctypes.addressof(answer), len(answer), 0)
+    found = _statx(directory, path, _AS_IT_IS if path else AT_EMPTY_PATH, _STATX_MNT_ID)
+    return MountAt(found.mount_id, bool(found.attributes & _STATX_ATTR_MOUNT_ROOT))
 
 
 def block_device_at(path: str) -> int | None:

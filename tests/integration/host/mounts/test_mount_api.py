@@ -32,7 +32,7 @@ def ext4(attach: Attach) -> loop.LoopDevice:
 def test_mount_device_shows_in_mountinfo_with_its_options(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
-    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["noatime,nodev", "data=ordered"])
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["noatime", "nodev", "data=ordered"])
     mount = mountinfo.at(mountpoint)
     assert mount is not None
     assert (mount.fs_type, mount.source) == ("ext4", ext4.path)
@@ -53,14 +53,14 @@ def test_mount_device_overrides_errors_panic_of_the_superblock(
 def test_mount_device_untrusted_honours_neither_set_user_id_nor_device_nodes(
     ext4: loop.LoopDevice, mountpoint: str
 ) -> None:
-    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["suid,dev"], untrusted=True)
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["suid", "dev"], untrusted=True)
     mount = mountinfo.at(mountpoint)
     assert mount is not None
     assert {"nosuid", "nodev"} <= set(mount.options)
 
 
 def test_mount_device_readonly_refuses_writes(ext4: loop.LoopDevice, mountpoint: str) -> None:
-    mount_api.mount_device(ext4.path, mountpoint, "ext4", ["rw"], readonly=True)
+    mount_api.mount_device(ext4.path, mountpoint, "ext4", readonly=True)
     with pytest.raises(OSError, match="Read-only"):
         (Path(mountpoint) / "x").touch()
     mount = mountinfo.at(mountpoint)

@@ -1,6 +1,5 @@
-"""What the kernel tells of one mount is what its list of mounts says."""
+"""Which mount holds a path, and whether what is mounted there is seen by the host."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,105 +8,10 @@ from pathlib import Path
 import pytest
 
 from crust.host.mounts import mount_api, mountinfo
-from crust.host.process import syscalls
-from tests.integration.host.conftest import MIB, Attach
 
 pytestmark = pytest.mark.root
 
 
-def same_in_both_ways(target: str) -> mountinfo.Mount:
-    """The mount at the target by statmount(2), which equals its line."""
-    place = syscalls.mount_at(target, unique=True)
-    if not place.is_unique or (asked := mountinfo.told(place.mount_id)) is None:
-        pytest.skip("the kernel is older than 6.14: there is only the list")
-    [listed] = [each for each in mountinfo.read_all() if each.mount_id == asked.mount_id]
-    assert asked == listed
-    assert mountinfo.at(target) == listed
-    return listed
-
-
-def test_statmount_equals_mountinfo_for_every_mount_of_this_machine() -> None:
-    seen = {}
-    for each in mountinfo.read_all():
-        if syscalls.mount_at(each.target).is_root:
-            seen[same_in_both_ways(each.target).fs_type] = each
-    assert {"proc", "sysfs"} <= seen.keys()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "ro,nosuid,nodev,noexec",
-        "noatime,nodiratime,sync",
-        "strictatime,dirsync,lazytime",
-        "relatime,nodiratime,nosymfollow",
-    ],
-)
-def test_statmount_equals_mountinfo_for_options_and_names(mountpoint: str, options: str) -> None:
-    odd = os.fsencode(mountpoint) + b"/a b\\040c\n\t,\xff"
-    subprocess.run(["mount", "-t", "tmpfs", "s o,u\\rce", mountpoint], check=True)
-    os.mkdir(odd)
-    bound = os.fsdecode(odd)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "x", bound], check=True)
-    found = same_in_both_ways(bound)
-    assert set(options.split(",")) <= {*found.options, *found.super_options, "strictatime"}
-    mount_api.unmount(bound)
-    subprocess.run(["mount", "--bind", bound, bound], check=True)
-    assert same_in_both_ways(bound).root == "/a b\\040c\n\t,\udcff"
-    subprocess.run(["mount", "--make-shared", bound], check=True)
-    assert same_in_both_ways(bound).peer_group > 0
-    mount_api.unmount(bound)
-    assert same_in_both_ways(mountpoint).source == "s o,u\\rce"
-    mount_api.unmount(mountpoint)
-
-
-@pytest.mark.parametrize("fs_type", ["ext4", "xfs", "btrfs"])
-def test_statmount_equals_mountinfo_for_volumes(
-    attach: Attach, mountpoint: str, fs_type: str
-) -> None:
-    device = attach(320 * MIB)
-    subprocess.run([f"mkfs.{fs_type}", "-q", device.path], check=True, capture_output=True)
-    mount_api.mount_device(device.path, mountpoint, fs_type)
-    found = same_in_both_ways(mountpoint)
-    assert (found.major, found.minor) == (device.identity.major, device.identity.minor)
-    subprocess.run(["mount", "-o", "remount,ro", mountpoint], check=True)
-    assert same_in_both_ways(mountpoint).readonly
-    mount_api.unmount(mountpoint)
-    assert mountinfo.at(mountpoint) is None
-
-
-def test_at_does_not_read_the_list_where_the_kernel_tells(
-    mountpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "x", mountpoint], check=True)
-    listed = same_in_both_ways(mountpoint)
-
-    def read() -> bytes:
-        raise AssertionError("the list was read")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(mountinfo, "_text", read)
-        assert mountinfo.at(mountpoint) == listed
-        assert mountinfo.at(str(Path(mountpoint).parent)) is None
-    mount_api.unmount(mountpoint)
-
-
-def test_at_reads_the_list_where_the_kernel_does_not_tell(
-    mountpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "x", mountpoint], check=True)
-    listed = same_in_both_ways(mountpoint)
-
-    def unknown(_request: bytes, _answer: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(syscalls, "statmount", unknown)
-        assert mountinfo.at(mountpoint) == listed
-    mount_api.unmount(mountpoint)
-
-
-@pytest.mark.root
 def test_the_mount_that_holds_a_path_is_the_deepest_and_the_topmost_of_the_list(
     tmp_path: Path,
 ) -> None:
