@@ -49,8 +49,8 @@ from crust.core.settings.driver import (
     OWN_DRIVER,
 )
 from crust.host.cgroups import throttling
-from crust.host.filesystems import supported
 from crust.host.files.locks import ToolLocks
+from crust.host.filesystems import supported
 from crust.host.process import sysfs, workers
 from crust.host.process.workers import Workers
 from crust.rpc.messages import limits

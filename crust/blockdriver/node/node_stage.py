@@ -27,8 +27,8 @@ from crust.blockdriver.records.models import ContentRecord, VolumeRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
-from crust.host.filesystems import format_decision
 from crust.host.files.locks import ToolLock
+from crust.host.filesystems import format_decision
 from crust.host.process import workers
 
 

@@ -8,6 +8,7 @@ allocated) count as different, so an error can only report too much.
 Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
 
+import bisect
 import errno
 import fcntl
 import itertools
@@ -99,35 +100,18 @@ def _placed(fd: int) -> Iterator[_Placed]:
 def _differences(old: list[_Placed], new: list[_Placed]) -> Iterator[Extent]:
     """Walk both maps from one border to the next: between two borders each file has one extent or none."""
     borders = sorted({border for each in (*old, *new) for border in (each.start, each.end)})
-    olds, news = _Walk(old), _Walk(new)
     for start, end in itertools.pairwise(borders):
-        before, after = olds.covering(start), news.covering(start)
-        if before is None and after is None:
-            continue
-        if before is None or after is None or not _same_blocks(before, after, start):
+        if _shift_at(old, start) != _shift_at(new, start):
             yield Extent(start, end - start)
 
 
-class _Walk:
-    """Finds the extent at ever larger offsets."""
-
-    def __init__(self, extents: list[_Placed]) -> None:
-        self._extents = extents
-        self._next = 0
-
-    def covering(self, offset: int) -> _Placed | None:
-        """The extent that holds the byte at `offset`."""
-        while self._next < len(self._extents) and self._extents[self._next].end <= offset:
-            self._next += 1
-        if self._next == len(self._extents) or self._extents[self._next].start > offset:
-            return None
-        return self._extents[self._next]
-
-
-def _same_blocks(before: _Placed, after: _Placed, offset: int) -> bool:
-    if before.place is None or after.place is None:
-        return False
-    return before.place + offset - before.start == after.place + offset - after.start
+def _shift_at(extents: list[_Placed], offset: int) -> object:
+    """How far a byte of a file is moved on the device: None in a hole; equal to nothing where it is not known."""
+    number = bisect.bisect_right(extents, offset, key=lambda each: each.start) - 1
+    if number < 0 or extents[number].end <= offset:
+        return None
+    place = extents[number].place
+    return object() if place is None else place - extents[number].start
 
 
 def _merged(extents: Iterable[Extent]) -> Iterator[Extent]:

@@ -1,4 +1,4 @@
-"""Sparse files as the images of volumes and snapshots: created, grown and removed.
+"""Sparse files as the images of volumes and snapshots: created and grown.
 
 Nothing here makes an image smaller, and nothing follows a symbolic link.
 
@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.files import durable
 from crust.host.files.held_directory import AnyPath
 from crust.host.process import oserrors, syscalls
 
@@ -111,16 +110,6 @@ def allocated_bytes(path: AnyPath) -> int:
             return 0
 
 
-def remove(path: AnyPath) -> None:
-    """Remove the image, durably; an absent one is a success."""
-    with oserrors.translating(f"cannot remove the image {path}"):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        durable.sync_directory(os.path.dirname(path))
-
-
 def space(directory: AnyPath) -> Space:
     """The space of the filesystem of `directory`, as an unprivileged writer sees it."""
     with oserrors.translating(f"cannot read the free space of {directory}"):
@@ -177,10 +166,8 @@ def has_writers(path: AnyPath) -> bool:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        try:
+        with syscalls.closing(fd):
             return not _lease(fd)
-        finally:
-            os.close(fd)
 
 
 def open_file(path: AnyPath, flags: int, mode: int = 0o600) -> int:

@@ -1,7 +1,7 @@
 """The mounts of this process's mount namespace, as the kernel lists them in /proc/self/mountinfo.
 
 The kernel writes the list whole for each question: 6 ms with 3,000 mounts. statmount(2) asks for one mount, but only
-Linux 6.14 tells all of a line by it, and of few mounts it is no faster. Nothing is cached: a filesystem that became
+Linux 6.14 tells all of a line by it, and with few mounts it saves 30 us. Nothing is cached: a filesystem that became
 read-only by an error changes its line, and no event says so.
 """
 

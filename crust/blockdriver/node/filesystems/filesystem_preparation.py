@@ -18,8 +18,8 @@ from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.host.block import devices, in_use, signatures
-from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
 from crust.host.files.locks import ToolLock, ToolLocks
+from crust.host.filesystems import format_decision, fsck, mkfs, superblocks
 from crust.host.mounts import device_mounts
 from crust.host.process import workers
 

@@ -18,8 +18,8 @@ from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish.publish_rules import Publish, PublishCheck, Ready
 from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
-from crust.host.filesystems import format_decision
 from crust.host.files.locks import ToolLock
+from crust.host.filesystems import format_decision
 from crust.host.process import workers
 
 

@@ -27,9 +27,6 @@ def test_create_image_is_sparse_and_never_shrinks(tmp_path: Path) -> None:
     assert sparse.grow(path, 1 << 31) == 1 << 31
     with open(path, "rb") as image:
         assert image.read(4) == b"data"
-    sparse.remove(path)
-    sparse.remove(path)
-    assert not sparse.exists(path)
 
 
 def test_create_and_grow_sync_the_image(tmp_path: Path) -> None:
@@ -43,14 +40,6 @@ def test_create_and_grow_sync_the_image(tmp_path: Path) -> None:
     with recorded() as steps:
         sparse.grow(image, 1 << 21)
     assert steps == [("sync", image)], "a process that was killed may have grown it"
-
-
-def test_remove_syncs_the_directory_after_the_name_is_gone(tmp_path: Path) -> None:
-    image = str(tmp_path / "a.img")
-    sparse.create(image, 1 << 20)
-    with recorded() as steps:
-        sparse.remove(image)
-    assert steps == [("name", image), ("sync", str(tmp_path))]
 
 
 def test_an_image_is_a_hole_until_a_byte_is_written_and_when_it_is_punched_again(
