@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import yaml
 from rich import cells
 from rich.text import Text
 
@@ -72,6 +71,8 @@ def document(value: Any) -> str:
 
 def yaml_document(value: Any) -> str:
     """The same in YAML, with the keys in the same order."""
+    import yaml  # for this format only
+
     text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False, allow_unicode=True)
     return text.removesuffix("\n")
 

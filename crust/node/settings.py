@@ -11,7 +11,8 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from crust.core.settings.driver import OWN_DRIVER, DriverSettings
+from crust.core.settings import OWN_DRIVER
+from crust.core.settings.driver import DriverSettings
 from crust.core.settings.program import ProgramSettings
 from crust.core.settings.proxy import ProxySettings
 from crust.core.settings.shim import ShimSettings

@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 
 import crust
 from crust.cli.output import BAD, BUSY, GOOD, Column, age
-from crust.core.settings.driver import OWN_DRIVER
-from crust.handoff import claims
+from crust.core.settings import OWN_DRIVER
 from crust.wire.v1 import handlers_pb2, inspect_pb2
 
 Row = TypeVar("Row")
@@ -143,6 +142,8 @@ class Volume:
     @property
     def is_orphaned(self) -> bool:
         """Whether its runtime says that nobody can stop the sandbox that has it any more."""
+        from crust.handoff import claims  # it imports pydantic, for which every look would pay
+
         return self.state == claims.State.ERROR.value and self.message.startswith(claims.ORPHANED)
 
     @property

@@ -24,7 +24,8 @@ from crust.cli.install import shipped
 from crust.cli.manifest import composition, problems
 from crust.cli.manifest.composition import Object
 from crust.cli.programs import daemons
-from crust.core.settings.driver import LOCAL_ENGINES, OWN_DRIVER, DriverSettings
+from crust.core.settings import OWN_DRIVER
+from crust.core.settings.driver import LOCAL_ENGINES, DriverSettings
 from crust.core.settings.loading import InvalidSettings
 from crust.host.process import oserrors
 from crust.node.settings import NodeSettings

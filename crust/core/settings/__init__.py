@@ -10,3 +10,6 @@
 Unknown keys are refused. Only the module that composes a program sees its settings object: constructors get the two
 or three values that they need.
 """
+
+OWN_DRIVER = "block.csi.crust.dev"
+"""The name of our driver, unless the settings give it another one. Here, because pydantic takes long to import."""

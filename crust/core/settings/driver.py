@@ -8,11 +8,10 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
+from crust.core.settings import OWN_DRIVER
 from crust.core.settings.fields import AbsolutePath, CsiName, CsiProfile, SocketPath
 from crust.core.settings.program import KubernetesAccess, ProgramSettings, Table
 
-OWN_DRIVER = "block.csi.crust.dev"
-"""The name of our driver, unless the settings give it another one."""
 DEFAULT_MAX_VOLUMES = 128
 DEFAULT_POOL_LOW_PERCENT = 10
 LOCAL_ENGINES = frozenset({"files"})

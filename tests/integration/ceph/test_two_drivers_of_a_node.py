@@ -16,7 +16,7 @@ import pytest
 
 from crust.core import volumes
 from crust.core.settings import loading
-from crust.core.settings.driver import OWN_DRIVER
+from crust.core.settings import OWN_DRIVER
 from crust.handoff import store
 from crust.node import node_process
 from crust.node.settings import NodeSettings

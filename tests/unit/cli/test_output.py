@@ -133,18 +133,27 @@ def test_command_that_asks_no_daemon_answers(
     assert (result.exit_code, missing, not_shown in result.output) == (code, [], False)
 
 
-SLOW = (
-    "asyncio", "grpc", "google.protobuf", "prometheus_client", "pydantic", "rich", "ssl", "crust.proxy",
-)  # fmt: skip
+SLOW = ("pydantic", "prometheus_client", "yaml", "crust.proxy")
+OF_GRPC = ("asyncio", "grpc", "google.protobuf", "rich", "ssl")
 """What takes time, and what an optional dependency may be missing for."""
 
 
-@pytest.mark.parametrize("words", [["--help"], ["completion", "bash"], ["explain", "MountFailed"]])
-def test_command_that_asks_no_daemon_imports_nothing_slow(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        (["--help"], SLOW + OF_GRPC),
+        (["completion", "bash"], SLOW + OF_GRPC),
+        (["explain", "MountFailed"], SLOW + OF_GRPC),
+        (["status", "--run-dir", "/nonexistent"], SLOW),
+    ],
+)
+def test_command_imports_nothing_slow_that_it_does_not_need(
+    words: list[str], slow: tuple[str, ...]
+) -> None:
     program = (
-        "import sys\nfrom crust.cli.main import main\n"
-        f"main({words!r}, standalone_mode=False)\n"
-        f"print([name for name in {SLOW!r} if name in sys.modules])"
+        "import contextlib, sys\nfrom crust.cli.main import main\n"
+        f"with contextlib.suppress(SystemExit): main({words!r}, standalone_mode=False)\n"
+        f"print([name for name in {slow!r} if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

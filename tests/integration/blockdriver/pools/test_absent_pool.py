@@ -18,7 +18,7 @@ from crust.blockdriver.driver import build
 from crust.blockdriver.engines.files.pool import DirectoryPool
 from crust.cli import main
 from crust.core import metrics
-from crust.core.settings.driver import OWN_DRIVER
+from crust.core.settings import OWN_DRIVER
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.rpc.serving.daemon import Daemon
