@@ -11,8 +11,10 @@ import io
 import os
 import platform
 import stat
+import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -142,7 +144,7 @@ def _questions(places: NodeFiles) -> dict[str, Callable[[], Awaitable[bytes]]]:
         "doctor.json": lambda: _json(examine.examine(places.run_dir)),
         "versions.txt": lambda: workers.run(_versions),
         "loop-devices.txt": lambda: workers.run(_loops),
-        "journal.txt": lambda: _program(*journal),
+        "journal.txt": lambda: workers.run(_output, *journal),
     }
 
 
@@ -168,13 +170,16 @@ def _matching(root: str, pattern: str) -> list[Path]:
 
 def _end_of(path: Path) -> bytes:
     """The last lines of a regular file. O_NONBLOCK: opening a pipe must not hang. Blocks."""
+    kept, is_cut = b"", False
     with open(path, "rb", opener=_nonblocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
-        kept = _End()
         while more := file.read(1 << 20):
-            kept.add(more)
-    return kept.data
+            whole = kept + more
+            is_cut |= len(whole) > LIMIT_BYTES
+            kept = whole[-LIMIT_BYTES:]
+    # in a part of a line, a credential may stand without its name
+    return kept.partition(b"\n")[2] if is_cut else kept
 
 
 def _nonblocking(path: str, flags: int) -> int:
@@ -182,43 +187,18 @@ def _nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-class _End:
-    """The last bytes of what is added, in whole lines: in a part of one, a credential may stand without its name."""
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._is_cut = False
-
-    def add(self, more: bytes) -> None:
-        """Keep what fits."""
-        whole = self._data + more
-        self._is_cut |= len(whole) > LIMIT_BYTES
-        self._data = whole[-LIMIT_BYTES:]
-
-    @property
-    def data(self) -> bytes:
-        """The complete lines."""
-        return self._data.partition(b"\n")[2] if self._is_cut else self._data
-
-
-async def _program(*argv: str) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    kept = _End()
-    try:
-        async with asyncio.timeout(_PROGRAM_S):
-            while more := await process.stdout.read(1 << 16):
-                kept.add(more)
-    except TimeoutError:
-        process.kill()
-        kept.add(f"\n{argv[0]} was stopped after {_PROGRAM_S:.0f} s\n".encode())
-    await process.wait()
-    return kept.data
+def _output(*argv: str) -> bytes:
+    """The end of what a program prints. Blocks."""
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                timeout=_PROGRAM_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            file.write(f"\n{argv[0]} was stopped after {_PROGRAM_S:.0f} s\n".encode())
+            file.flush()
+        return _end_of(Path(file.name))
 
 
 def _filtered(data: bytes) -> bytes:

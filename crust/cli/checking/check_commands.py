@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from crust.cli.inspecting.operator_commands import RUN_DIR
+from crust.cli.inspecting.operator_commands import FORMAT, RUN_DIR
 from crust.cli.programs import PROGRAMS
 
 if TYPE_CHECKING:  # it imports rich, for which a daemon would pay at each start
@@ -70,14 +70,7 @@ def config() -> None:
     type=_FILE,
     help="This file, and not /etc/crust/<program>.toml.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["table", "json", "name"]),
-    default="table",
-    show_default=True,
-)
+@FORMAT
 def config_check(programs: tuple[str, ...], path: Path | None, form: "Format") -> None:
     """What the daemons would use as their settings, and from where; without PROGRAMS of all in /etc/crust.
 

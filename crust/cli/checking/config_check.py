@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from crust.cli import output
+from crust.cli.inspecting import show, watching
 from crust.cli.output import Column, Format
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import credentials, errors
@@ -53,10 +55,17 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
     refused: list[str] = []
     for program in chosen:
         rows.extend(_checked(program, config or daemons.installed(program), refused))
-    _print(tuple(rows), form)
+    names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)
+    code = watching.print_once(
+        show.Shown({"settings": rows}, names, lambda _: _table(rows), healthy=not refused), form
+    )
     for sentence in refused:
         click.echo(sentence, err=True)
-    return 1 if refused else 0
+    return code
+
+
+def _table(rows: list[Setting]) -> Text:
+    return output.table(_COLUMNS, rows, wide=True) if rows else Text()
 
 
 def _checked(program: str, path: Path | None, refused: list[str]) -> Sequence[Setting]:
@@ -103,12 +112,3 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, ",".join(map(str, value))
     elif value is not None:
         yield name, str(value)
-
-
-def _print(rows: tuple[Setting, ...], form: Format) -> None:
-    if form == "json":
-        click.echo(output.document({"settings": rows}))
-    elif form == "name":
-        click.echo("\n".join(f"{row.program}.{row.setting}={row.value}" for row in rows))
-    elif rows:
-        click.echo(output.table(_COLUMNS, rows, wide=True).plain)

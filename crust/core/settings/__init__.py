@@ -3,8 +3,7 @@
     fields             the kinds of values, and how a refusal words them
     program            what every daemon has
     proxy, shim,
-    driver             one program each; a model refuses what its program could not run with
-    cluster, rbd       tables of the driver that have rules of their own
+    driver, kata       one program each; a model refuses what its program could not run with
     loading            merges the sources and checks the result
 
 Unknown keys are refused. Only the module that composes a program sees its settings object: constructors get the two
