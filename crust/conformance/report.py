@@ -29,6 +29,7 @@ _MEANING: tuple[tuple[Outcome, str], ...] = (
     ("note", "differs from practice that CSI leaves open"),
 )
 _INDENT = " " * 15
+_SHOWN_AS = {"why": "but"}
 
 
 class Report:
@@ -75,18 +76,10 @@ class Report:
             self._line(f"  {each.case.number} {each.case.rule}")
 
     def _finding(self, finding: Finding) -> None:
-        self._named("clause", str(finding.clause))
-        self._named("sent", finding.exchange.sent)
-        self._named("got", finding.exchange.got)
-        self._named("but", finding.why)
-
-    def _named(self, name: str, text: str) -> None:
-        if not text:
-            return
-        first, *others = text.splitlines()
-        self._line(f"{_INDENT}{name:<7}{first}")
-        for other in others:
-            self._line(f"{_INDENT}{'':<7}{other}")
+        for key, text in _facts(finding).items():
+            for number, line in enumerate(text.splitlines()):
+                name = "" if number else _SHOWN_AS.get(key, key)
+                self._line(f"{_INDENT}{name:<7}{line}")
 
     def _line(self, text: str) -> None:
         if not self._quiet:
@@ -153,21 +146,22 @@ def _described(result: Result) -> dict[str, Any]:
         "outcome": result.outcome,
         "skipped": result.skipped,
         "seconds": round(result.seconds, 3),
-        "findings": [
-            {
-                "clause": str(finding.clause),
-                "sent": finding.exchange.sent,
-                "got": finding.exchange.got,
-                "why": finding.why,
-            }
-            for finding in result.findings
-        ],
+        "findings": [_facts(finding) for finding in result.findings],
+    }
+
+
+def _facts(finding: Finding) -> dict[str, str]:
+    return {
+        "clause": str(finding.clause),
+        "sent": finding.exchange.sent,
+        "got": finding.exchange.got,
+        "why": finding.why,
     }
 
 
 def _text(finding: Finding) -> str:
-    sent = f"sent: {finding.exchange.sent}\ngot: {finding.exchange.got}\n"
-    return _xml(f"{finding.clause}\n{sent if finding.exchange.sent else ''}but: {finding.why}")
+    facts = _facts(finding).items()
+    return _xml("\n".join(f"{_SHOWN_AS.get(key, key)}: {text}" for key, text in facts if text))
 
 
 def _xml(text: str) -> str:
