@@ -43,10 +43,10 @@ from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
 from crust.core import errors, metrics, volumes
 from crust.core.operations import KeyedOperations
+from crust.core.settings import OWN_DRIVER
 from crust.core.settings.driver import (
     DEFAULT_MAX_VOLUMES,
     DEFAULT_POOL_LOW_PERCENT,
-    OWN_DRIVER,
 )
 from crust.host.cgroups import throttling
 from crust.host.files.locks import ToolLocks

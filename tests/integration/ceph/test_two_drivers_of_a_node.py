@@ -15,8 +15,7 @@ import grpc.aio
 import pytest
 
 from crust.core import volumes
-from crust.core.settings import loading
-from crust.core.settings import OWN_DRIVER
+from crust.core.settings import OWN_DRIVER, loading
 from crust.handoff import store
 from crust.node import node_process
 from crust.node.settings import NodeSettings
